@@ -1,8 +1,8 @@
 //! Memory that captured graphs keep in place.
 //!
-//! A graph uses the captured addresses at each launch, long after the calls. An owner of memory that could be reused
-//! by then implements [`GraphMemory`] and [registers](register) it. Groups and communicators report the ranges of
-//! their captured operations to all owners; crates above this one report theirs with [`note`].
+//! A graph uses the captured addresses at each launch, long after the calls. An owner that could reuse its memory by
+//! then implements [`GraphMemory`] and [registers](register) itself. Groups and communicators report the ranges of
+//! their captured operations to all owners; crates that depend on this one report their ranges with [`note`].
 //!
 //! If no stream captures, or no owner is registered, no owner is called and no lock is taken.
 
@@ -16,10 +16,10 @@ use cuda_driver::{DevicePtr, Stream, graph::CaptureStatus};
 /// An owner of memory that may have to stay in place for a captured graph.
 pub trait GraphMemory: Send + Sync {
     /// Called when `stream` captures work that uses `bytes` bytes at `address`. The memory may belong to another
-    /// owner. The caller keeps the memory until this returns.
+    /// owner. The caller keeps the memory allocated until this method returns.
     ///
     /// # Errors
-    /// The driver's error when it is queried about the capture. Nothing is kept then.
+    /// The driver's error if a query about the capture fails. The memory is not kept in place then.
     fn used_by_graph(&self, address: DevicePtr, bytes: u64, stream: &Stream) -> cuda_driver::Result<()>;
 }
 
@@ -27,7 +27,8 @@ static OWNERS: RwLock<Vec<Weak<dyn GraphMemory>>> = RwLock::new(Vec::new());
 /// False until the first owner is registered. Lets [`note`] return early.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Registers `owner` for memory that graphs use, until it is dropped.
+/// Registers `owner`. Its [`used_by_graph`](GraphMemory::used_by_graph) is called for captured work until the owner
+/// is dropped.
 pub fn register(owner: Weak<dyn GraphMemory>) {
     let mut owners = OWNERS.write().unwrap_or_else(PoisonError::into_inner);
     owners.retain(|owner| owner.strong_count() > 0);
@@ -35,7 +36,7 @@ pub fn register(owner: Weak<dyn GraphMemory>) {
     ANY.store(true, Ordering::Release);
 }
 
-/// If `stream` captures, tells the owners that its next work uses these ranges.
+/// If `stream` is being captured, notifies all owners that the stream's next work uses these ranges.
 ///
 /// # Errors
 /// As for [`Stream::capture_status`], and those of an owner.
@@ -46,7 +47,7 @@ pub fn note(stream: &Stream, ranges: impl IntoIterator<Item = (DevicePtr, u64)>)
     }
 }
 
-/// Does the work of [`note`] for a stream that is known to capture.
+/// Like [`note`], for a stream that is known to be captured.
 #[cold]
 pub(crate) fn note_captured(
     stream: &Stream,

@@ -1,7 +1,7 @@
 //! NCCL process groups: stores, communicators, collectives, registration of cached memory.
 //!
-//! Use it for the ranks of a job that find each other, agree, and communicate. It does not allocate memory that all
-//! ranks place alike (symm-mem builds that on this crate), and it has no kernels.
+//! Use this crate to let the ranks of a job find each other, agree, and communicate. It does not allocate symmetric
+//! memory, for which there is symm-mem on top of this crate. It has no kernels.
 //!
 //! | module | subject |
 //! |---|---|
@@ -17,8 +17,8 @@
 //!
 //! Each module can be used without the modules listed after it.
 //!
-//! Invariants: every wait has a deadline, and its error names the awaited event. Decisions on how ranks call NCCL
-//! follow from records that all ranks have. No memory that NCCL may still write to is freed. `Drop` calls no
+//! Invariants: every wait has a deadline, and the error of a wait names the awaited event. Ranks decide from data
+//! that all of them have which NCCL calls they make. No memory that NCCL may still write to is freed. `Drop` calls no
 //! collective and does not panic.
 
 mod boxed_result;

@@ -1,8 +1,7 @@
 //! A map of this process's memory by address: the segments of followed allocators, and the driver's answers about
 //! other memory.
 //!
-//! A lookup takes a lock, so not every call makes one. Groups cache the results, and drop them when the [generation]
-//! changes.
+//! A lookup takes a lock. Groups therefore cache the results of lookups, and drop them when the [generation] changes.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +19,10 @@ use crate::sync::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unregistrable {
-    /// Its pool remaps pages, so that a range may be other memory later.
+    /// The segment's pool remaps pages, so an address range may refer to other memory later.
     #[error("its pool is re-mappable: only memory that stays where it is can be registered")]
     Remappable,
-    /// It cannot be exported to other processes.
+    /// The segment's memory cannot be exported to other processes.
     #[error(
         "its pool's memory cannot be exported, as other ranks need it: take VirtualMemorySource with \
          Sharing::by_descriptor()"
@@ -31,7 +30,7 @@ pub enum Unregistrable {
     NotExportable,
 }
 
-/// The reason why a group's operations refuse a buffer. They take memory of the group's device.
+/// The reason why an operation of a group refuses a buffer. Buffers must be memory of the group's device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BufferError {
@@ -45,7 +44,7 @@ pub enum BufferError {
         address: u64,
     },
     /// Host memory. NCCL could access page-locked host memory at the speed of the bus, but groups refuse it because
-    /// it is usually a mistake. [`Communicator`](crate::comm::Communicator) does not check.
+    /// it is usually a mistake. [`Communicator`](crate::comm::Communicator) does not check this.
     #[error("{address:#x} is memory of the host: copy it to the device first")]
     Host {
         /// The address.
@@ -66,13 +65,13 @@ pub enum BufferError {
     Short {
         /// Start address of the buffer.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the buffer in bytes.
         bytes: u64,
-        /// Number of bytes available.
+        /// Number of bytes from `address` to the end of the memory.
         found: u64,
     },
-    /// The memory consists of several pieces, and a graph is being captured. During a capture NCCL registers buffers
-    /// by itself, and below 2.29 it assumes that a buffer is one piece.
+    /// The buffer spans several physical allocations, and a graph is being captured. During a capture NCCL registers
+    /// buffers by itself. Below 2.29, NCCL assumes that each buffer lies in one physical allocation.
     #[error(
         "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found}, and NCCL \
          below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
@@ -80,9 +79,9 @@ pub enum BufferError {
     SpansHandles {
         /// Start address of the buffer.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the buffer in bytes.
         bytes: u64,
-        /// Number of its bytes in the first piece.
+        /// Number of bytes of the buffer that lie in the first physical allocation.
         found: u64,
     },
     /// The driver query failed.
@@ -104,28 +103,29 @@ pub(crate) struct Extent {
     pub(crate) end: u64,
     /// The device's ordinal.
     pub(crate) device: u32,
-    /// The registrar that follows the allocator.
+    /// Serial number of the registrar that follows the allocator.
     pub(crate) registrar: u64,
     pub(crate) refusal: Option<Unregistrable>,
 }
 
-/// The range of memory of one kind around an address.
+/// A range of memory around an address. All bytes have the same device and the same registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// The registrar that follows its allocator, and the reason if it is not registered. `None` for other memory.
+    /// For memory of a followed allocator: the serial number of the registrar, and the reason if the memory is not
+    /// registered. `None` for other memory.
     pub(crate) segment: Option<(u64, Option<Unregistrable>)>,
 }
 
 #[derive(Default)]
 struct Map {
     segments: BTreeMap<u64, Extent>,
-    /// The driver's answers for other memory: by start address, the end and the device.
+    /// The driver's answers for other memory: the end address and the device of each range, by start address.
     others: BTreeMap<u64, (u64, u32)>,
 }
 
-/// A window plan that several ranks share, as a group of this process knows it.
+/// Identifies a window plan that several ranks share, within a group of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PlanKey {
     /// Hash of the plan's whole identity. The same on all ranks.
@@ -139,9 +139,9 @@ pub(crate) struct PlanKey {
 pub(crate) struct WindowOffset {
     /// The plan's digest.
     plan: u64,
-    /// From the top: one bit that is set; 7 bits with one more than the plan's number in the group (0 from 127 on);
-    /// 16 bits with the segment's number; 40 bits with the offset. 0 for a buffer that lies in no plan, or whose
-    /// segment or offset does not fit.
+    /// Bit fields, from the highest bit: 1 bit that is always set; 7 bits: the plan's number in the group plus one (0
+    /// if the sum exceeds 127); 16 bits: the segment's number; 40 bits: the byte offset in the segment. The whole
+    /// code is 0 for a buffer that lies in no plan, or whose segment or offset does not fit.
     code: u64,
 }
 
@@ -160,7 +160,8 @@ impl WindowOffset {
         Self::from_parts(plan.digest, 1 << 63 | number | (segment as u64) << Self::OFFSET | offset)
     }
 
-    /// Makes it from the flight recorder's code, which is no longer compared.
+    /// Makes an offset from a code in the flight recorder, with 0 as the plan's digest. Such an offset can be
+    /// described, but not compared.
     pub(crate) const fn from_code(code: u64) -> Self {
         Self::from_parts(0, code)
     }
@@ -177,13 +178,14 @@ impl WindowOffset {
         self.plan
     }
 
-    /// Returns the position in its plan as one word that is the same on all ranks; 0 for none.
+    /// Returns the code without the plan's number, which may differ between ranks. The result is the same on all
+    /// ranks, and 0 for a buffer that lies in no plan.
     #[inline(always)]
     pub(crate) const fn in_plan(self) -> u64 {
         self.code & !(Self::PLAN << Self::PLAN_SHIFT)
     }
 
-    /// Returns itself if `wanted`, otherwise an empty value.
+    /// Returns `self` if `wanted`, otherwise an empty value.
     #[inline(always)]
     pub(crate) const fn only(self, wanted: bool) -> Self {
         if wanted { self } else { Self::from_code(0) }
@@ -194,7 +196,8 @@ impl WindowOffset {
         if self.code == 0 { self } else { Self::from_parts(self.plan, self.code + bytes) }
     }
 
-    /// Returns the place in words, with the plan's name in the group's `names`.
+    /// Describes the position in words. `names` are the names of the group's plans. `None` for a buffer that lies in
+    /// no plan.
     pub(crate) fn describe(self, names: &PlanNames) -> Option<NamedPlace> {
         if self.code == 0 {
             return None;
@@ -239,7 +242,8 @@ const OTHERS: usize = 4096;
 static MAP: RwLock<Map> = RwLock::new(Map { segments: BTreeMap::new(), others: BTreeMap::new() });
 
 global! {
-    /// Changes whenever a segment is added or removed; never 0.
+    /// Changes whenever cached lookups become stale, for example because a segment or a window was added or removed.
+    /// Never 0.
     static GENERATION: AtomicU64 = AtomicU64::new(1);
 }
 
@@ -251,8 +255,8 @@ fn write() -> RwLockWriteGuard<'static, Map> {
     MAP.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the number of the last change. Results of lookups under another number are stale. A thread that reads the
-/// number before a lookup sees all earlier changes.
+/// Returns the number of the map's current generation. Results of lookups under another number are stale. A lookup
+/// after this call sees all changes up to the returned generation.
 #[inline]
 pub(crate) fn generation() -> u64 {
     GENERATION.load(Ordering::Acquire)
@@ -279,8 +283,8 @@ pub(crate) fn go(start: u64) {
     renew();
 }
 
-/// Returns the memory around `bytes` bytes at `ptr`, all of which must be memory of the context's device. The driver
-/// is queried once for each allocation outside the followed allocators.
+/// Returns the range that contains the `bytes` bytes at `ptr`. All of them must be memory of the context's device.
+/// The driver is queried once for each allocation outside the followed allocators.
 pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Place, BufferError> {
     let wanted = context.device().ordinal();
     let end = ptr.0.saturating_add(bytes);

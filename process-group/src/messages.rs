@@ -1,4 +1,4 @@
-//! The protocol of the messages and agreements of the ranks of a job.
+//! The wire protocol of the messages and agreements between the ranks of a job.
 
 use bootstrap::wire::Protocol;
 

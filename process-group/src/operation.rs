@@ -33,11 +33,11 @@ pub enum Operation {
     Send,
     /// Receive from one member.
     Recv,
-    /// The end of an all-gather of shares of any length, which consists of broadcasts.
+    /// Marks the end of the broadcasts that make up an all-gather of shares of any length.
     AllGatherList,
-    /// The end of a reduce-scatter of shares of any length, which consists of reductions.
+    /// Marks the end of the reductions that make up a reduce-scatter of shares of any length.
     ReduceScatterList,
-    /// The end of a batch.
+    /// Marks the end of a batch.
     Batch,
     /// Write into one member's window.
     PutSignal,
@@ -71,7 +71,7 @@ impl Operation {
         Self::WaitSignals,
     ];
 
-    /// Returns the name of its method.
+    /// Returns the name of the method that performs the operation.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -97,9 +97,9 @@ impl Operation {
         }
     }
 
-    /// Returns the name that PyTorch's analyser uses. An operation whose members have buffers of different
-    /// lengths is reported as all-to-all, because for that the analyser compares the total sent with the
-    /// total received.
+    /// Returns the name that PyTorch's flight recorder analyser uses. An operation whose members have buffers of
+    /// different lengths is reported as all-to-all, because for all-to-all the analyser compares the total sent with
+    /// the total received.
     #[must_use]
     pub const fn torch_name(self) -> &'static str {
         match self {
@@ -113,24 +113,26 @@ impl Operation {
         }
     }
 
-    /// Returns true if it is between two members. Such calls are counted separately, or not at all.
+    /// Returns true if the operation takes place between two members. Such calls are counted separately from
+    /// collectives. [One-sided](Self::is_one_sided) calls are not counted.
     #[must_use]
     pub const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv | Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
-    /// Returns true if it has no matching call on the other member. Such calls are not counted.
+    /// Returns true if the operation needs no matching call on the other member. Such calls are not counted.
     #[must_use]
     pub const fn is_one_sided(self) -> bool {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
 
-    /// Returns true if it consists of messages, of which the members need not have equally many.
+    /// Returns true if the operation consists of messages, whose number may differ between the members.
     pub(crate) const fn is_list_of_messages(self) -> bool {
         matches!(self, Self::AllToAllList | Self::GatherList | Self::ScatterList)
     }
 
-    /// Returns true if it only marks the end of a batch, whose calls are recorded before it.
+    /// Returns true if a record of this operation only marks the end of a batch. The calls of the batch have records
+    /// of their own, before the mark.
     #[must_use]
     pub const fn is_end(self) -> bool {
         matches!(self, Self::AllGatherList | Self::ReduceScatterList | Self::Batch)

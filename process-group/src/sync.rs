@@ -1,9 +1,9 @@
 //! Locks and atomics: those of the standard library, or those of a checker that chooses the order in which threads
-//! run (`--cfg loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders of larger ones).
+//! run (`--cfg loom`: every order of small models, up to a bound; `--cfg shuttle`: many orders of larger models).
 //! `cargo xtask interleave` runs the crate's models (its modules named `interleavings`) with each checker.
 //!
-//! References are always counted by the standard library's `Arc`, and `OnceLock` is always the standard library's. A
-//! checker switches threads only at its own types.
+//! `Arc` and `OnceLock` are always those of the standard library. A checker switches threads only at operations of
+//! its own types, so it does not switch there.
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
@@ -15,7 +15,7 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(all(test, any(loom, shuttle))))]
 pub(crate) use bootstrap::runtime::Event;
 
-/// A condition variable of the checker, with the interface of the runtime's.
+/// A condition variable of the checker, with the interface of `bootstrap::runtime::Event`.
 #[cfg(all(test, any(loom, shuttle)))]
 pub(crate) struct Event {
     #[cfg(loom)]
@@ -52,7 +52,7 @@ impl Event {
     }
 }
 
-/// A static that threads share. A checker creates it anew for each order that it tries.
+/// Declares a static that threads share. A checker creates the static anew for each order of threads that it tries.
 #[cfg(not(all(test, any(loom, shuttle))))]
 macro_rules! global {
     ($(#[$what:meta])* static $name:ident: $of:ty = $value:expr;) => {

@@ -1,10 +1,12 @@
 //! Aborts communicators from any thread.
 //!
-//! From NCCL 2.22 on an abort has two halves. `ncclCommAbort` inside a group raises the abort flags, at which blocked
-//! calls and kernels give up. The end of the group frees the memory. Between the two halves this module waits until no
-//! thread is inside NCCL with one of the communicators. The flags of all communicators are raised before the first is
-//! freed, and one communicator is freed at a time. Before 2.22 `ncclCommAbort` frees at once, so every thread must have
-//! left NCCL first. A thread that is blocked for ever then cannot be helped, and the communicator is leaked.
+//! From NCCL 2.22 on, an abort has two steps. `ncclCommAbort`, called inside an NCCL group, sets the abort flags.
+//! Blocked calls and kernels see the flags and give up. `ncclGroupEnd` then frees the memory. Between the two steps
+//! this module waits until no thread is inside NCCL with the communicator. The flags of all communicators are set
+//! before the first communicator is freed, and one communicator is freed at a time.
+//!
+//! Before 2.22, `ncclCommAbort` frees at once, so every thread must have left NCCL first. If a thread stays blocked in
+//! NCCL, the communicator is leaked.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -23,13 +25,14 @@ use super::{
 };
 use crate::store::Deadline;
 
-/// Limit for calls that do not block to return when a communicator ends.
+/// How long aborts and deregistrations that run in the background wait. Also how long a destruction waits for
+/// non-blocking calls to leave NCCL.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Interval between checks for a handle that NCCL has yet to write.
+/// Interval at which [`made`] checks whether NCCL has written the handle.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Aborts a communicator from any thread, also while its owner is blocked inside NCCL.
+/// Aborts a communicator from any thread, even while the communicator's owner is blocked inside NCCL.
 #[derive(Debug, Clone)]
 pub struct AbortHandle {
     shared: Arc<Shared>,
@@ -40,63 +43,68 @@ impl AbortHandle {
         Self { shared }
     }
 
-    /// Calls `listener` when the communicator is aborted, by any thread; at once if it has ended already.
+    /// Calls `listener` on every abort of the communicator, by any thread. Calls `listener` at once if the communicator
+    /// is being destroyed or aborted, or has ended.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         self.shared.guard.tell(listener);
     }
 
-    /// Removes `listener`.
+    /// Stops calling `listener` on aborts.
     pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
         self.shared.guard.tell_no_more(listener);
     }
 
-    /// Returns true if both handles are of one communicator.
+    /// Returns true if both handles abort the same communicator.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// Returns true if the communicator is being destroyed or aborted, or is gone.
+    /// Returns true if the communicator is being destroyed or aborted, or has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.shared.guard.is_closed()
     }
 
-    /// Ends the waits for the destruction of a communicator whose `ncclCommDestroy` is blocked. That call frees the
-    /// communicator, so an abort is not possible then.
+    /// Notifies the abort listeners without an abort. A caller that waits for a blocked `ncclCommDestroy` then stops
+    /// waiting. An abort is not possible in that state, because `ncclCommDestroy` frees the communicator.
     pub(crate) fn interrupt(&self) {
         self.shared.guard.interrupt(Force::Aborted);
     }
 
-    /// Aborts the communicator. Blocked calls return with an error, further calls are refused, its work on the device
-    /// stops, and its memory is freed once no thread is inside NCCL. A caller that waits for a call on the service
-    /// thread gets its error at once. A second abort, or an abort during a destruction, only waits until no thread is
-    /// inside.
+    /// Aborts the communicator. Blocked calls return with an error, further calls are refused, and the communicator's
+    /// work on the device stops. The communicator's memory is freed once no thread is inside NCCL with the
+    /// communicator. A caller that waits for a call on the service thread returns with an error at once, even if that
+    /// call stays blocked. A second abort, or an abort during a destruction, only waits until no thread is inside NCCL
+    /// with the communicator.
     ///
-    /// Blocked calls return within milliseconds. Freeing takes longer: NCCL's service thread notices the flag when a
-    /// poll of 500 ms ends, and polls once more (`ncclProxyService` in 2.28.9). A communicator without connections is
-    /// therefore freed in 0.5 to 1 s, and only once the last rank of this process aborts it.
+    /// Blocked calls return within milliseconds. Freeing takes longer: NCCL's proxy service thread checks the flag only
+    /// when its 500 ms poll ends, and then polls once more (`ncclProxyService` in 2.28.9). A communicator without
+    /// connections is therefore freed in 0.5 to 1 s. If several ranks of the communicator are in this process, none is
+    /// freed before the last of them is aborted.
     ///
-    /// Every rank must abort. Captured graphs that use the communicator must be destroyed first, or freeing waits for
-    /// them.
+    /// Every rank must abort. Destroy captured graphs that use the communicator first: freeing waits until they are
+    /// destroyed.
     ///
     /// # Errors
-    /// - [`CommError::Leaked`] when a call did not return from NCCL by the deadline. Below 2.22 this happens to a
-    ///   communicator whose owner is blocked: that release has no safe way out.
-    /// - [`CommError::Adopted`] for a communicator that was [adopted](super::Communicator::adopt). NCCL is not called:
-    ///   further calls are refused and waits for the service thread end, but blocked calls and work on the device stay
-    ///   blocked.
+    /// - [`CommError::Leaked`] when a call did not return from NCCL by the deadline. Below 2.22 this happens if the
+    ///   communicator's owner is blocked in NCCL: these releases cannot unblock such a call.
+    /// - [`CommError::Adopted`] for a communicator that was [adopted](super::Communicator::adopt). NCCL is not called.
+    ///   Further calls are refused, and waits for calls on the service thread end, but calls and device work that are
+    ///   blocked in NCCL stay blocked.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self, deadline: Deadline) -> Result<()> {
         Self::abort_together(std::slice::from_ref(self), deadline).pop().unwrap_or(Ok(()))
     }
 
-    /// [`abort`](Self::abort) for several communicators of the process. All flags are raised before any communicator
-    /// is freed, so no communicator waits for another. Returns one result each, in the order given.
+    /// [`abort`](Self::abort) for several communicators of the process. The abort flags of all communicators are set
+    /// before any communicator is freed, so no communicator waits for another. Returns one result for each handle, in
+    /// the order of `handles`.
     pub fn abort_together(handles: &[Self], deadline: Deadline) -> Vec<Result<()>> {
         let shared: Vec<_> = handles.iter().map(|handle| handle.shared.clone()).collect();
         together(&shared, Force::Aborted, deadline)
     }
 
-    /// Returns the asynchronous error, if any; see [`Communicator::async_error`](super::Communicator::async_error).
+    /// Fails with the communicator's asynchronous error, if there is one; see
+    /// [`Communicator::async_error`](super::Communicator::async_error).
     ///
     /// # Errors
     /// Those of [`Communicator::async_error`](super::Communicator::async_error).
@@ -104,25 +112,25 @@ impl AbortHandle {
         self.shared.async_error()
     }
 
-    /// Returns the communicator's name in errors.
+    /// Returns the communicator's name as it appears in errors.
     #[must_use]
     pub fn communicator(&self) -> &str {
         self.shared.name()
     }
 }
 
-/// Returns the error of a communicator that the call `held` keeps from being freed, and records it in the guard as the
-/// reason.
+/// Returns the [`CommError::Leaked`] of a communicator that cannot be freed because the call `held` did not return.
+/// Records the same reason in the communicator's call guard.
 pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
     let why = format!("{held} did not return from NCCL {} in time", shared.nccl.release());
     shared.guard.set_ending(&format!("leaked: {why}"));
     CommError::Leaked { communicator: shared.name().into(), why }
 }
 
-/// Aborts communicators. Returns one result each.
+/// Aborts `communicators`. Returns one result for each communicator, in the given order.
 ///
-/// Each communicator has its own thread and its own NCCL group, so one that cannot be freed does not hold up the
-/// others.
+/// Each communicator has its own thread and its own NCCL group, so a communicator that cannot be freed does not delay
+/// the others.
 pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: Deadline) -> Vec<Result<()>> {
     if open_group::is_open() {
         return communicators.iter().map(|_| open_group::refuse_inside("ncclCommAbort")).collect();
@@ -135,7 +143,8 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
                 shared.guard.interrupt(force);
                 return Some(Err(refused));
             }
-            // A thread that finds the guard closed comes second and leaves the abort to the first.
+            // If the guard is closed already, another thread aborts or destroys the communicator. This thread only
+            // waits for it then.
             let idle = shared.guard.close_unmade(force.how());
             let first = !idle && shared.guard.close(force.how());
             shared.guard.interrupt(force);
@@ -152,7 +161,8 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
         .zip(raised)
         .map(|(shared, raised)| Some(raised?.map(|raised| raised.free(shared, deadline))))
         .collect();
-    // The threads give up at the deadline by themselves; any time beyond it is spent in NCCL's own freeing.
+    // The threads stop waiting at the deadline. After the deadline they can only be inside NCCL's own freeing, which
+    // gets 500 ms more.
     let grace = Deadline::after(deadline.remaining().saturating_add(Duration::from_millis(500)));
     let mut results = Vec::new();
     for (shared, freeing) in communicators.iter().zip(freeing) {
@@ -169,16 +179,18 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     results
 }
 
-/// A communicator whose abort flags are being raised. It has its own thread because its NCCL group may stay open.
+/// A communicator whose abort flags are being set, on a thread of its own. The thread is not shared because its NCCL
+/// group may stay open for ever.
 struct Raising {
     thread: Service,
     flags: Ticket<Result<Flags>>,
 }
 
-/// Result of raising the flags. `None` if that has to wait for the handle, or for callers to leave NCCL.
+/// Result of setting the abort flags. `None` if they could not be set yet: NCCL has not written the handle, or the
+/// release is below 2.22 and threads have to leave NCCL first.
 type Flags = Option<Result<()>>;
 
-/// A communicator whose abort flags are raised.
+/// A communicator for which the first step of the abort, setting the flags, has been tried.
 struct Raised {
     thread: Service,
     flags: Flags,
@@ -217,7 +229,7 @@ impl Raised {
     }
 }
 
-/// Frees a communicator whose guard is closed, on the thread that raised its flags.
+/// Frees a communicator whose call guard is closed. Runs on the thread that set the abort flags.
 fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
     let (nccl, name) = (&shared.nccl, shared.name());
     if !nccl.aborts_in_groups() {
@@ -226,18 +238,18 @@ fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
         return raise(shared, shared.raw());
     }
     let raised = flags.unwrap_or_else(|| raise(shared, made(shared, deadline)));
-    // `ncclGroupEnd` frees the communicator. It must not be called while a thread is inside; the group then stays
-    // open, on a thread that makes no further call.
+    // `ncclGroupEnd` frees the communicator, so it must not be called while another thread is inside NCCL with the
+    // communicator. If `empty` fails, the group stays open on this thread, which makes no further call.
     empty(shared, deadline)?;
     let _turn = FREEING.take(deadline);
-    // SAFETY: no thread is inside, and the guard is closed.
+    // SAFETY: no other thread is inside NCCL with the communicator, and the closed guard admits none.
     let ended = unsafe { call!(nccl, name, ncclGroupEnd()) };
     raised.and(ended).inspect_err(|_| keep(shared))
 }
 
-/// Waits for NCCL's handle, also while another thread is making the communicator. NCCL writes the handle some time
-/// before the making call returns (it waits for other ranks there) and does not report the write, so this polls.
-/// Returns null if the handle was not written by the deadline.
+/// Waits until NCCL has written the communicator's handle, and returns the handle. Another thread may be in the call
+/// that makes the communicator. That call writes the handle without notice and then waits for other ranks, so this
+/// function polls. Returns null if no handle was written by the deadline, or by a call that has returned.
 fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
     loop {
         let handle = shared.raw();
@@ -246,13 +258,13 @@ fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
         }
         let look = Deadline::after(LOOK.min(deadline.remaining()));
         if shared.guard.wait_empty(look).is_ok() {
-            // A call that has returned writes no more.
+            // No call is inside NCCL any more, so no handle will be written later.
             return shared.raw();
         }
     }
 }
 
-/// Waits until no thread is inside, or leaks the communicator.
+/// Waits until no thread is inside NCCL with the communicator. Leaks the communicator if the deadline passes.
 fn empty(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
     shared.guard.wait_empty(deadline).map_err(|held| {
         keep(shared);
@@ -260,21 +272,22 @@ fn empty(shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
     })
 }
 
-/// Calls `ncclCommAbort`. Does nothing if NCCL has not begun to build the communicator.
+/// Calls `ncclCommAbort`. Does nothing if `handle` is null, because NCCL has not begun to build the communicator then.
 fn raise(shared: &Shared, handle: ncclComm_t) -> Result<()> {
     if handle.is_null() {
         return Ok(());
     }
-    // SAFETY: the guard is closed, and closes for one abort or destruction only, so the handle is alive. The function
-    // may be called while other threads are inside.
+    // SAFETY: the guard closes for one abort or destruction only, so nothing else has freed the handle. From 2.22 on,
+    // `ncclCommAbort` may be called while other threads are inside NCCL; below 2.22, no other thread is inside.
     let abort = || unsafe { call!(&shared.nccl, shared.name(), ncclCommAbort(handle)) };
     shared.context.with_current(abort)?
 }
 
-/// Memory that NCCL may still write to. The static keeps it reachable, so leak checkers do not report it.
+/// Leaked communicators, to whose memory NCCL may still write. The static keeps this memory reachable, so leak checkers
+/// do not report it.
 static KEPT: Mutex<Vec<Arc<Shared>>> = Mutex::new(Vec::new());
 
-/// Keeps everything that NCCL may still write to for the rest of the process.
+/// Leaks a communicator: keeps the memory that NCCL may still write to until the process ends.
 pub(super) fn keep(shared: &Arc<Shared>) {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(shared.clone());
 }

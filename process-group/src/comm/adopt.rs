@@ -21,55 +21,60 @@ use super::{
 use crate::store::Deadline;
 
 impl Communicator {
-    /// Wraps a communicator that somebody else made and will destroy, for example PyTorch or cudarc. Local: makes no
+    /// Wraps a communicator that another library, for example PyTorch or cudarc, made and will destroy. Local: makes no
     /// collective call.
     ///
-    /// `raw` is this rank's handle, `rank`, `size` and `context` are its rank, its number of ranks and its device. They
-    /// are compared with NCCL's answers. Of `config`, the name and the
-    /// [facts that decide on windows](Config::window_facts) are used, and no other setting.
+    /// `raw` is this rank's NCCL handle. `rank`, `size` and `context` are the rank, the number of ranks and the device
+    /// context of the communicator. The rank, the size and the device are compared with NCCL's answers. Of `config`,
+    /// only the name and the [facts that decide on windows](Config::window_facts) are used.
     ///
-    /// The value has the operations, windows and registrations of any communicator, and
-    /// [`Builder::build_with`](crate::group::Builder::build_with) makes a process group of it. It never finalizes,
-    /// destroys or aborts the communicator:
+    /// The returned value supports the same operations, windows and registrations as any other communicator, and
+    /// [`Builder::build_with`](crate::group::Builder::build_with) makes a process group of it. This crate never
+    /// finalizes, destroys or aborts the adopted communicator:
     /// - [`destroy`](Self::destroy), [`shrink`](Self::shrink), [`revoke`](Self::revoke) and aborts return
-    ///   [`CommError::Adopted`]. An abort also ends the waits of this rank and makes every further call fail, but
-    ///   kernels and threads that are blocked in NCCL stay blocked until the owner helps them. `ncclCommRevoke` does
-    ///   that without freeing the communicator.
-    /// - [`release`](Self::release), or dropping the value, ends its use. Windows and registrations that were made
-    ///   through it are deregistered, and the reference to `owner` is dropped after that, on a thread of this crate.
-    ///   If any are left, the release first waits until the device is idle and no stream of it captures. If that takes
-    ///   too long, [`CommError::Leaked`] is reported, and the release goes on in the background. If a deregistration
-    ///   fails, `owner` is kept for the rest of the process.
+    ///   [`CommError::Adopted`]. An abort also ends the waits of this rank and makes every further call fail. Kernels
+    ///   and threads that are blocked in NCCL stay blocked until the owner unblocks them. The owner can do so with
+    ///   `ncclCommRevoke`, which does not free the communicator.
+    /// - [`release`](Self::release), or dropping the value, ends this crate's use of the communicator. A thread of this
+    ///   crate deregisters the windows and registrations that were made through the value, and then drops the reference
+    ///   to `owner`. If there are windows or registrations to deregister, the thread first waits until the device is
+    ///   idle and no stream of the device is being captured. If that takes too long, [`CommError::Leaked`] is reported,
+    ///   and the release continues in the background. If a deregistration fails, `owner` is kept for the rest of the
+    ///   process.
     ///
-    /// Where an error asks for an abort of the communicator, release it instead, and have its owner abort it.
+    /// Where an error asks for an abort of the communicator, release the value instead, and have the owner abort.
     ///
-    /// Communicators that are [split](Self::split) off are not adopted: they are this crate's own.
+    /// Communicators that are [split](Self::split) off from an adopted communicator are not adopted. This crate made
+    /// them, and this crate destroys them.
     ///
-    /// The example `adopt` all-reduces over a communicator that was made by calls of NCCL alone.
+    /// The example `adopt` all-reduces over a communicator that the program made by calling NCCL directly.
     ///
     /// # Errors
-    /// - [`CommError::AdoptionMismatch`] if NCCL gives another rank, size or device;
-    /// - [`CommError::Nccl`], also with an asynchronous error of the communicator; [`CommError::Missing`];
+    /// - [`CommError::AdoptionMismatch`] if NCCL reports another rank, size or device than the caller;
+    /// - [`CommError::Nccl`] if NCCL failed, or if the communicator has an asynchronous error; [`CommError::Missing`];
     /// - [`CommError::Setting`] and [`CommError::Config`] for settings that the release does not accept;
     /// - [`CommError::InsideGroup`], [`CommError::Thread`].
     ///
     /// After an error, the reference to `owner` is dropped.
     ///
     /// # Safety
-    /// - `raw` is a communicator of the library `nccl`. It is completely made, and it is a blocking one.
-    /// - The communicator stays alive as long as the reference to `owner` is held: nobody finalizes, destroys or aborts
-    ///   it before.
-    /// - Meanwhile nobody else is inside NCCL with it while a call of this value, or of a group over it, is, and nobody
-    ///   else holds queued work of it in an NCCL group. No call of this value is made inside an NCCL group that another
-    ///   library has opened on the thread. Only queries of asynchronous errors may run at any time; a process group makes
-    ///   them on threads of its own.
+    /// - `raw` is a communicator of the library `nccl`. The communicator was made in blocking mode, and its creation
+    ///   has completed.
+    /// - The communicator stays alive as long as the reference to `owner` is held: until that reference is dropped,
+    ///   nobody finalizes, destroys or aborts the communicator.
+    /// - While this value, or a process group over this value, makes an NCCL call with the communicator, no other code
+    ///   is inside NCCL with the communicator. Queries of asynchronous errors are exempt and may run at any time; a
+    ///   process group makes them on threads of its own.
+    /// - As long as this value is in use, no other code has queued work of the communicator in an NCCL group. No method
+    ///   of this value is called inside an NCCL group that another library has opened on the thread.
     /// - Nobody else deregisters the windows and registrations that were made through this value.
-    /// - It is adopted at most once at a time.
+    /// - At most one value at a time adopts the communicator.
     /// - When this value is released or dropped, no work of another rank uses this rank's windows any more, and no
-    ///   graph that uses them is launched again. Dropping a group drops this value; the group's
+    ///   graph that uses these windows is launched again. Dropping a process group drops this value. The group's
     ///   [`destroy`](crate::ProcessGroup::destroy) waits for the members' work.
-    /// - Memory that was registered with [`register`](Self::register) stays allocated until its registration was
-    ///   dropped before this value, or else until the reference to `owner` is dropped.
+    /// - Memory that was registered with [`register`](Self::register) stays allocated until its registration is
+    ///   dropped. If this value is dropped before the registration, the memory stays allocated until the reference to
+    ///   `owner` is dropped.
     pub unsafe fn adopt(
         nccl: &Nccl,
         context: &Context,
@@ -87,7 +92,7 @@ impl Communicator {
         shared.guard.open();
         shared.async_error()?;
         let service = Service::start(shared.name())?;
-        // Set once: the state is new.
+        // `shared` is new, so neither field was set before.
         let _ = shared.making.set(Making::ADOPTED);
         let _ = shared.owner.set(Mutex::new(Some(owner)));
         Ok(Self { shared, service, config })
@@ -99,15 +104,16 @@ impl Communicator {
         self.shared.is_adopted()
     }
 
-    /// Ends the use of the communicator. One that was [adopted](Self::adopt) is left to its owner: what was registered
-    /// through it is deregistered, and then the reference to its owner is dropped. That is not collective. Any other
-    /// communicator is [destroyed](Self::destroy).
+    /// Ends the use of the communicator. A communicator that was [adopted](Self::adopt) is left to its owner: the
+    /// windows and registrations that were made through this value are deregistered, and then the reference to the
+    /// owner is dropped. This release is not collective. A communicator that was not adopted is
+    /// [destroyed](Self::destroy).
     ///
     /// # Errors
     /// - [`CommError::Leaked`] if a call did not return from NCCL, or the device did not become idle, by the deadline.
     ///   The release then goes on in the background;
-    /// - [`CommError::Nccl`] and [`CommError::Driver`] if something could not be deregistered. The owner is kept for
-    ///   the rest of the process;
+    /// - [`CommError::Nccl`] and [`CommError::Driver`] if a window or registration could not be deregistered. The
+    ///   reference to the owner is kept for the rest of the process;
     /// - those of [`destroy`](Self::destroy), for a communicator that is not adopted.
     pub fn release(self, deadline: Deadline) -> Result<()> {
         if !self.is_adopted() {
@@ -118,12 +124,12 @@ impl Communicator {
     }
 }
 
-/// Compares the rank, the size and the device with NCCL's answers.
+/// Checks that NCCL reports the rank, the size and the device that the caller of `adopt` gave.
 fn compare(shared: &Shared) -> Result<()> {
     let (nccl, name, raw) = (&shared.nccl, shared.name(), shared.raw());
     let (mut rank, mut size, mut device): (c_int, c_int, c_int) = (0, 0, 0);
-    // SAFETY: the communicator is alive by the contract of `adopt`; writes three integers, to locals that outlive the
-    // calls.
+    // SAFETY: the communicator is alive by the contract of `adopt`. NCCL writes three integers, each to a local that
+    // outlives the calls.
     unsafe {
         call!(nccl, name, ncclCommUserRank(raw, &mut rank))?;
         call!(nccl, name, ncclCommCount(raw, &mut size))?;

@@ -1,32 +1,34 @@
-//! Checks of a collective's arguments that one rank can make alone, before launch.
+//! Checks the arguments of an operation before its launch, as far as one rank can without the others.
 //!
-//! The checks see addresses, counts, types and ranks, and never memory. The caller guarantees that a buffer is as
-//! long as stated and lives long enough. The overlap rules are those of NCCL's documentation of in-place operations.
+//! The checks see addresses, counts, types and ranks. They never read memory: the caller guarantees that a buffer is as
+//! long as stated and stays valid during the operation. The overlap rules are those of NCCL's documentation of in-place
+//! operations.
 
 use nccl_sys::Version;
 
 use super::{DataType, ReduceOp};
 use crate::{BoxedResult, cold_err};
 
-/// Arguments that no communicator accepts.
+/// Why the arguments of a call were refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgumentError {
-    /// The buffer's size in bytes overflows.
+    /// A buffer's size exceeds `isize::MAX` bytes, or the buffer's end exceeds the address space.
     #[error(
         "{call}: {elements} elements of {dtype} for each of {ranks} ranks are more bytes than there are addresses"
     )]
     TooLarge {
         /// The operation.
         call: &'static str,
-        /// Elements for one rank.
+        /// Number of elements for one rank.
         elements: usize,
-        /// Their type.
+        /// Type of the elements.
         dtype: DataType,
-        /// Number of ranks whose elements lie in the buffer.
+        /// Number of ranks whose elements the buffer holds.
         ranks: usize,
     },
-    /// [`PreMulSumAt`](super::ReduceOp::PreMulSumAt) in an operation on slices.
+    /// [`PreMulSumAt`](super::ReduceOp::PreMulSumAt) was passed to an operation on slices, which cannot check the
+    /// factor's address.
     #[error(
         "PreMulSumAt reads its factor at an address that nothing checks; call the operation through `raw()`"
     )]
@@ -38,7 +40,7 @@ pub enum ArgumentError {
         call: &'static str,
         /// `send`, `receive` or `factor`.
         buffer: &'static str,
-        /// Bytes that the operation uses in the buffer.
+        /// Number of bytes that the operation uses in the buffer.
         bytes: usize,
     },
     /// A buffer is not aligned to its element type.
@@ -50,7 +52,7 @@ pub enum ArgumentError {
         buffer: &'static str,
         /// Start address of the buffer.
         address: u64,
-        /// The type of its elements.
+        /// Type of the buffer's elements.
         dtype: DataType,
     },
     /// The buffers overlap in a way that the operation does not allow.
@@ -62,28 +64,28 @@ pub enum ArgumentError {
         call: &'static str,
         /// Start address of the send buffer.
         send: u64,
-        /// Its length in bytes.
+        /// Length of the send buffer in bytes.
         send_bytes: usize,
         /// Start address of the receive buffer.
         receive: u64,
-        /// Its length in bytes.
+        /// Length of the receive buffer in bytes.
         receive_bytes: usize,
         /// The placement that the operation allows.
         allowed: &'static str,
     },
-    /// A rank that is not in the communicator.
+    /// A rank argument that is not a rank of the communicator.
     #[error("{call}: {role} {rank} is not a rank of a communicator of {size} (0 to {})", .size - 1)]
     NoSuchRank {
         /// The operation.
         call: &'static str,
-        /// `root` or `peer`.
+        /// Role of the rank in the call: `rank`, `root` or `peer`.
         role: &'static str,
-        /// The rank given.
+        /// The refused rank.
         rank: usize,
         /// Number of ranks in the communicator.
         size: usize,
     },
-    /// A list of ranks that cannot be excluded.
+    /// The ranks cannot be excluded from a shrunk communicator.
     #[error(
         "{call}: a communicator of {size} cannot go on on rank {rank} without the ranks {excluded:?}: {problem}"
     )]
@@ -96,11 +98,11 @@ pub enum ArgumentError {
         size: usize,
         /// The ranks to exclude.
         excluded: Vec<usize>,
-        /// The reason why they cannot be excluded.
+        /// The reason why these ranks cannot be excluded.
         problem: &'static str,
     },
-    /// A message of a rank to itself. Unless the send and the receive are in one group, the first waits for the
-    /// second for ever.
+    /// A rank called `send` or `recv` with itself as the peer, outside a group. The send would wait for ever for the
+    /// receive, or the receive for the send.
     #[error(
         "{call}: rank {rank} is this rank itself; a message to oneself needs its send and its receive in one group"
     )]
@@ -110,19 +112,19 @@ pub enum ArgumentError {
         /// This rank.
         rank: usize,
     },
-    /// The loaded library cannot reduce the type.
+    /// The loaded NCCL release cannot reduce elements of this type.
     #[error("{call}: reductions of {dtype} need NCCL {since}, but {release} is loaded")]
     TypeTooNew {
         /// The operation.
         call: &'static str,
-        /// The type.
+        /// The element type.
         dtype: DataType,
-        /// The first release that reduces it.
+        /// The first NCCL release that reduces the type.
         since: Version,
-        /// The release that is loaded.
+        /// The loaded NCCL release.
         release: Version,
     },
-    /// A reduction that is not defined for the type.
+    /// The reduction is not defined for the element type.
     #[error(
         "{call}: elements of {dtype} cannot be reduced by {op}; average takes every type but bool, premultiplied sums \
          take f16, bf16, f32 and f64"
@@ -130,7 +132,7 @@ pub enum ArgumentError {
     Reduction {
         /// The operation.
         call: &'static str,
-        /// The type.
+        /// The element type.
         dtype: DataType,
         /// The reduction.
         op: ReduceOp,
@@ -142,48 +144,49 @@ pub enum ArgumentError {
     ListOverlap {
         /// The operation.
         call: &'static str,
-        /// Which buffer, by its position in its list.
+        /// Name of the first buffer, with its position in its list.
         first: String,
         /// Start address of the first buffer.
         first_address: u64,
-        /// Its length in bytes.
+        /// Length of the first buffer in bytes.
         first_bytes: usize,
-        /// The other buffer, by its position in its list.
+        /// Name of the second buffer, with its position in its list.
         second: String,
         /// Start address of the second buffer.
         second_address: u64,
-        /// Its length in bytes.
+        /// Length of the second buffer in bytes.
         second_bytes: usize,
     },
-    /// A one-sided operation on a communicator that is not prepared for them.
+    /// A one-sided operation was called before [`prepare_one_sided`](super::Communicator::prepare_one_sided).
     #[error("{call}: one-sided operations were not prepared; all ranks call prepare_one_sided first")]
     NotPrepared {
         /// The operation.
         call: &'static str,
     },
-    /// A buffer of a one-sided operation that does not lie in one window.
+    /// A buffer of a one-sided operation does not lie in one window.
     #[error(
         "{call}: the {buffer} buffer [{address:#x}, +{bytes}) does not lie in one symmetric window of this communicator"
     )]
     OutsideWindows {
         /// The operation.
         call: &'static str,
-        /// `send`, or `receive` for this rank's own address of the written range in the window.
+        /// `send` for the local source of a put. `receive` for the destination: a put writes the peer's copy of it, but
+        /// the address refers to this rank's copy.
         buffer: &'static str,
         /// Start address of the buffer.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the buffer in bytes.
         bytes: usize,
     },
-    /// A number of signals that cannot be waited for.
+    /// The number of signals to wait for is 0 or above `i32::MAX`.
     #[error("{call}: {count} signals cannot be waited for at once (1 to {})", i32::MAX)]
     Signals {
         /// The operation.
         call: &'static str,
-        /// The number given.
+        /// The refused number of signals.
         count: usize,
     },
-    /// Memory to register that is registered already.
+    /// The memory to register overlaps memory that is registered already.
     #[error(
         "{call}: {bytes} bytes at {address:#x} overlap {known_bytes} bytes at {known:#x}, which are registered with the \
          communicator already"
@@ -193,14 +196,14 @@ pub enum ArgumentError {
         call: &'static str,
         /// Start address of the new range.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the new range in bytes.
         bytes: usize,
         /// Start address of the registered range.
         known: u64,
-        /// Its length in bytes.
+        /// Length of the registered range in bytes.
         known_bytes: usize,
     },
-    /// Memory to deregister that is not registered.
+    /// The memory to deregister is not registered.
     #[error("{call}: nothing that starts at {address:#x} is registered with the communicator")]
     NotRegistered {
         /// The call.
@@ -208,7 +211,7 @@ pub enum ArgumentError {
         /// Start address of the memory.
         address: u64,
     },
-    /// A stream of another device than the communicator's.
+    /// The stream belongs to another device than the communicator.
     #[error(
         "{call}: the stream is of device {stream}, but the communicator's memory is on device {communicator}"
     )]
@@ -222,7 +225,7 @@ pub enum ArgumentError {
     },
 }
 
-/// The facts of a communicator that argument checks need.
+/// Rank, size and NCCL release of a communicator, for argument checks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) rank: usize,
@@ -230,25 +233,26 @@ pub(crate) struct Place {
     pub(crate) release: Version,
 }
 
-/// A buffer of a call: its address, and the number of ranks whose shares it holds.
+/// A buffer of a call: its address, and the number of ranks whose elements the buffer holds. With 0 shares, the call
+/// does not use the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) address: u64,
     pub(crate) shares: usize,
 }
 
-/// The overlap that an operation allows between its two buffers.
+/// How the send and the receive buffer of an operation may overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum InPlace {
-    /// Same address, or no overlap.
+    /// The buffers have the same address, or do not overlap.
     Same,
-    /// The send buffer is this rank's share of the receive buffer, or there is no overlap.
+    /// The send buffer is this rank's share of the receive buffer, or the buffers do not overlap.
     ShareOfReceive,
-    /// The receive buffer is this rank's share of the send buffer, or there is no overlap.
+    /// The receive buffer is this rank's share of the send buffer, or the buffers do not overlap.
     ShareOfSend,
-    /// No overlap.
+    /// The buffers must not overlap.
     Never,
-    /// Any overlap.
+    /// The buffers may overlap in any way.
     Anywhere,
 }
 
@@ -268,7 +272,7 @@ impl InPlace {
 }
 
 impl Place {
-    /// Returns the ranks to exclude in ascending order, as NCCL takes them.
+    /// Checks the list of ranks to exclude. Returns the ranks in ascending order, as NCCL requires.
     pub(crate) fn excluded(&self, call: &'static str, excluded: &[usize]) -> Result<Vec<i32>, ArgumentError> {
         let mut sorted = excluded.to_vec();
         sorted.sort_unstable();
@@ -281,7 +285,7 @@ impl Place {
         } else if excluded.contains(&self.rank) {
             "this rank is among them"
         } else {
-            // All ranks are below the size, which NCCL holds in an `i32`.
+            // Every rank is below the communicator's size, which NCCL holds in an `i32`.
             return Ok(sorted.into_iter().map(|rank| rank as i32).collect());
         };
         let (rank, size, excluded) = (self.rank, self.size, excluded.to_vec());
@@ -306,7 +310,7 @@ impl Place {
             })
     }
 
-    /// Checks a reduction against the type and the loaded release.
+    /// Checks that the loaded release supports the reduction `op` for elements of `dtype`.
     #[inline(always)]
     pub(crate) fn reduction(
         &self,
@@ -342,7 +346,7 @@ impl Place {
         Err(cold_err(move || ArgumentError::NoSuchRank { call, role, rank, size }))
     }
 
-    /// Checks a number of signals to wait for.
+    /// Checks that the number of signals to wait for is in NCCL's range.
     pub(crate) fn signals(&self, call: &'static str, count: usize) -> BoxedResult<(), ArgumentError> {
         match i32::try_from(count) {
             Ok(1..) => Ok(()),
@@ -350,7 +354,7 @@ impl Place {
         }
     }
 
-    /// Checks one buffer and returns its length in bytes: 0 for a buffer without shares, which is not used.
+    /// Checks one buffer and returns the buffer's length in bytes. Returns 0 if the call does not use the buffer.
     #[inline(always)]
     pub(crate) fn buffer(
         &self,
@@ -367,7 +371,8 @@ impl Place {
         if span.address == 0 {
             return Err(cold_err(move || ArgumentError::Null { call, buffer, bytes }));
         }
-        // Every element size is a power of two. A division would take longer than the rest of this function.
+        // Every element size is a power of two, so a mask replaces a division, which would cost more than the rest of
+        // this function.
         let Span { address, shares } = span;
         if address & (dtype.size() as u64 - 1) != 0 {
             return Err(cold_err(move || ArgumentError::Misaligned { call, buffer, address, dtype }));
@@ -383,7 +388,7 @@ impl Place {
         Ok(bytes)
     }
 
-    /// Checks the two buffers of a collective.
+    /// Checks the two buffers of a collective, and that they overlap only as `in_place` allows.
     #[inline(always)]
     pub(crate) fn buffers(
         &self,
@@ -404,7 +409,8 @@ impl Place {
         }
         let (from, to) = (send.address, receive.address);
         let apart = from + send_bytes as u64 <= to || to + receive_bytes as u64 <= from;
-        // Within the buffer that holds a share of every rank, whose length was checked above.
+        // This offset lies in the buffer that holds a share of every rank. The length of that buffer was checked above,
+        // so the product does not overflow.
         let offset = || (self.rank * count * dtype.size()) as u64;
         let fits = match in_place {
             InPlace::Same => from == to,
@@ -433,7 +439,7 @@ mod tests {
     }
 
     proptest! {
-        /// Accepted buffers overlap only as the operation's in-place form allows.
+        /// Buffers are accepted if they do not overlap, or overlap as the operation's in-place form allows.
         #[test]
         fn accepted_buffers_are_apart_or_in_place(
             size in 1usize..5, rank in 0usize..5, count in 0usize..9, from in 1u64..40, to in 1u64..40,
@@ -470,7 +476,7 @@ mod tests {
             prop_assert_eq!(accepted, !overlap || meant);
         }
 
-        /// No count overflows the arithmetic.
+        /// Sizes that overflow are refused, and accepted sizes are computed exactly.
         #[test]
         fn huge_counts_are_refused_and_not_wrapped(
             count in any::<usize>(), shares in 1usize..10_000, address in any::<u64>(), dtype in dtype(),

@@ -1,4 +1,4 @@
-//! Shrinking and revoking: communicators of a subset of the ranks, and giving up enqueued work.
+//! Shrinking a communicator to a subset of its ranks, and revoking a communicator's enqueued work.
 
 use std::{
     ffi::c_int,
@@ -23,14 +23,14 @@ use super::{
 use crate::store::Deadline;
 
 impl Communicator {
-    /// Makes a communicator of this one's ranks without the `excluded`, in the same order. Collective over the
-    /// remaining ranks, which all give the same list. The excluded ranks do not call, and may be gone. This call does
-    /// not agree on the list: every survivor must already know the same list
+    /// Makes a new communicator of the ranks of this communicator without those in `excluded`. The remaining ranks keep
+    /// their order. Collective over the remaining ranks, which all pass the same list. The excluded ranks do not call,
+    /// and may have failed. This call does not agree on the list: every remaining rank must already know it
     /// ([`ProcessGroup::shrink`](crate::ProcessGroup::shrink) agrees on it).
     ///
-    /// No thread may be blocked inside NCCL with this communicator: the call waits for such threads until the
-    /// deadline. For work on the device see [`ShrinkMode`]. A communicator that is poisoned because NCCL reported an
-    /// error can be shrunk [after a failure](ShrinkMode::AfterFailure).
+    /// No thread may be blocked inside NCCL with this communicator: the call waits until the deadline for such threads
+    /// to return. [`ShrinkMode`] decides what happens to work on the device. A communicator that is poisoned because
+    /// NCCL reported an error can still be shrunk with [`ShrinkMode::AfterFailure`].
     ///
     /// # Errors
     /// - [`CommError::Adopted`](super::CommError::Adopted) for an [adopted](Self::adopt) communicator;
@@ -63,8 +63,8 @@ impl Communicator {
             let handle = Arc::<AtomicPtr<ncclComm>>::default();
             let mut settings = raw.raw();
             let begun = making::Begun::now(&parent.context);
-            // SAFETY: the parent is alive while this call is inside. The cell, the list and the settings outlive the
-            // call. The cell lives as long as the child.
+            // SAFETY: the call guard keeps the parent alive during the call. `handle`, `list` and `settings` outlive
+            // the call. The child owns `handle`, so the address stays valid as long as the child.
             let made = unsafe {
                 let (out, list) = (handle.as_ptr(), list.as_mut_ptr());
                 let flags = flags as c_int;
@@ -83,18 +83,18 @@ impl Communicator {
         .finish(deadline)
     }
 
-    /// Gives up the work that this rank has enqueued. Kernels that wait for other ranks end, and their results are
-    /// undefined. The communicator takes no further work, but can be split, shrunk, destroyed and aborted. Local: the
-    /// other ranks are not told, and every rank that is to continue revokes it too.
+    /// Gives up the work that this rank has enqueued. Kernels that wait for other ranks end with undefined results.
+    /// Afterwards this communicator takes no further work, but can be split, shrunk, destroyed and aborted. Local: NCCL
+    /// does not notify the other ranks, so every rank that is to continue must revoke its communicator too.
     ///
-    /// Waits until the deadline for threads that are inside NCCL with this communicator. If one is blocked there, use
-    /// an abort instead. NCCL 2.28.7.
+    /// Waits until the deadline for threads that are inside NCCL with this communicator. If a thread is blocked in
+    /// NCCL, abort instead. Needs NCCL 2.28.7.
     ///
     /// # Errors
     /// [`CommError::Missing`](super::CommError::Missing) below 2.28.7;
     /// [`CommError::Adopted`](super::CommError::Adopted) for an [adopted](Self::adopt) communicator;
-    /// [`CommError::Revoked`](super::CommError::Revoked) the second time; [`CommError::Nccl`](super::CommError::Nccl) and
-    /// [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded), which poison the communicator.
+    /// [`CommError::Revoked`](super::CommError::Revoked) on a second call; [`CommError::Nccl`](super::CommError::Nccl)
+    /// and [`CommError::DeadlineExceeded`](super::CommError::DeadlineExceeded), which poison the communicator.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommRevoke";
@@ -103,9 +103,10 @@ impl Communicator {
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();
         self.begin(CALL, waiting_for, |shared| {
-            // Before the call: NCCL refuses calls that arrive in between, and the guard gives the reason.
+            // Set before the call: NCCL would refuse work that arrives during the call, and the guard gives a clearer
+            // reason.
             shared.guard.revoke();
-            // SAFETY: the communicator is alive while this call is inside.
+            // SAFETY: the call guard keeps the communicator alive during the call.
             unsafe {
                 call!(&shared.nccl, shared.name(), ncclCommRevoke(shared.raw(), NCCL_REVOKE_DEFAULT as c_int))
             }
@@ -114,12 +115,12 @@ impl Communicator {
     }
 }
 
-/// Returns the communicator that `call` made from `parent` and wrote to `handle`. Runs on the service thread of the
-/// parent, inside its guard.
+/// Returns the communicator that `call` made from `parent` and wrote to `handle`. Runs on the parent's service thread,
+/// while the call holds the parent's guard.
 ///
-/// NCCL also writes a child whose making failed (`ncclCommInitRankFunc`, 2.18 to 2.30); it has to be aborted. A child
-/// that was made while an abort of its parent raised the flags of both looks valid, but does nothing. Neither is
-/// returned: the parent [keeps](Shared::keep_child) them.
+/// Two kinds of children are not returned but [kept](Shared::keep_child) by the parent. NCCL 2.18 to 2.30 also writes
+/// the handle of a child whose creation failed (`ncclCommInitRankFunc`); such a child has to be aborted. A child that
+/// was made while an abort of the parent set the abort flags of both looks valid, but does nothing.
 pub(super) fn child(
     parent: &Shared,
     call: &'static str,
@@ -134,17 +135,17 @@ pub(super) fn child(
         return Err(unwritten(parent.nccl.api(), call, parent.name(), "communicator"));
     }
     let place = made.and_then(|()| place(parent, comm));
-    // A failed child may have no rank and size of its own. Only its name uses them.
+    // A failed child may not know its rank and size. They only appear in its name, so the parent's are used instead.
     let (rank, size) = *place.as_ref().unwrap_or(&(parent.place.rank, parent.place.size));
     let setup = MemberSetup { nccl: &parent.nccl, context: &parent.context, rank };
     let shared = Shared::new(&setup, size, &config, raw, handle);
     shared.guard.open();
-    // If the guard closes after this check, the flags are raised later too, and the child's flag is no longer linked
-    // to its parent's.
+    // If the parent's guard closes after this check, the parent's abort flags are set even later. The child's flag is
+    // not linked to the parent's any more then, so the child stays usable.
     let whole = place.and_then(|_| parent.guard.check_not_closed(call));
     match whole.and_then(|()| Service::start(shared.name())) {
         Ok(service) => {
-            // Set once: a communicator is made once.
+            // Never set before: a communicator is made once.
             let _ = shared.making.set(making);
             Ok(Communicator { shared, service, config })
         }
@@ -158,7 +159,7 @@ pub(super) fn child(
 /// Returns the rank and the size of a child that was just made from `parent`.
 fn place(parent: &Shared, child: ncclComm_t) -> Result<(usize, usize)> {
     let (mut rank, mut size) = (0, 0);
-    // SAFETY: the communicator was just made; writes two integers, to locals that outlive the calls.
+    // SAFETY: `child` was just made. NCCL writes two integers, each to a local that outlives the calls.
     unsafe {
         call!(&parent.nccl, parent.name(), ncclCommUserRank(child, &mut rank))?;
         call!(&parent.nccl, parent.name(), ncclCommCount(child, &mut size))?;

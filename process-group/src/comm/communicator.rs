@@ -1,4 +1,4 @@
-//! Communicators: creation, and the calls that every rank makes together.
+//! Communicators: creation, splitting, and queries.
 
 use std::{
     fmt,
@@ -26,14 +26,14 @@ use crate::store::Deadline;
 
 /// One rank's handle to a communicator.
 ///
-/// Enqueueing calls run on the caller's thread, one at a time, and return when the work is enqueued. Calls that every
-/// rank makes together (creation, splitting, windows, destruction) run on the communicator's service thread, and the
-/// caller waits for them until a deadline. Past the deadline the communicator is poisoned: every further call is
-/// refused, and it must be aborted on every rank.
+/// Calls that enqueue work run on the caller's thread, one at a time, and return once the work is enqueued. Calls that
+/// all ranks make together (creation, splitting, windows, destruction) run on the communicator's service thread, and
+/// the caller waits for them until a deadline. If the deadline passes, the communicator is poisoned: it refuses further
+/// work, and must be aborted on every rank.
 ///
-/// It ends by [`destroy`](Self::destroy), which all ranks call together, or by [`abort`](Self::abort). A communicator
-/// that is only dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped). One that was
-/// [adopted](Self::adopt) from another library is only released.
+/// End a communicator with [`destroy`](Self::destroy), which all ranks call together, or with [`abort`](Self::abort). A
+/// communicator that is only dropped is aborted in the background; see [`wait_for_dropped`](super::wait_for_dropped). A
+/// communicator that was [adopted](Self::adopt) from another library is only released.
 ///
 /// ```no_run
 /// # use process_group::{comm::{Communicator, Config, DataType, Nccl, ReduceOp}, store::Deadline};
@@ -42,12 +42,12 @@ use crate::store::Deadline;
 /// let context = cuda_driver::Driver::load()?.device(0)?.retain_primary()?;
 /// let nccl = Nccl::load()?;
 /// let soon = || Deadline::after(Duration::from_secs(30));
-/// // One rank makes the id, and gives it to the others.
+/// // One rank makes the id and passes it to the others.
 /// let id = nccl.unique_id()?;
 /// let communicator = Communicator::init(&nccl, &context, &id, 0, 1, &Config::new(), soon())?;
 /// let stream = cuda_driver::Stream::new(&context, cuda_driver::StreamFlags::NON_BLOCKING)?;
 /// let buffer = cuda_driver::memory::DeviceMemory::new(&context, 1 << 20)?;
-/// // SAFETY: the buffer holds as many elements and outlives the work.
+/// // SAFETY: the buffer holds 1 << 18 elements of 4 bytes and outlives the work.
 /// unsafe { communicator.all_reduce(buffer.ptr(), buffer.ptr(), 1 << 18, DataType::F32, ReduceOp::Sum, &stream)? };
 /// stream.synchronize()?;
 /// communicator.destroy(soon())?;
@@ -60,16 +60,16 @@ pub struct Communicator {
     pub(super) config: Config,
 }
 
-/// Name in errors of the call that makes a communicator.
+/// Name of the creating call, as it appears in errors.
 const INIT: &str = "ncclCommInitRank";
 
 impl Communicator {
     /// Joins a new communicator of `size` ranks as `rank`. Collective: returns when all ranks of `id` have joined.
     ///
     /// # Errors
-    /// - [`CommError::DeadlineExceeded`]: a rank did not join. NCCL does not say which (a process group does);
-    /// - [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Config`], [`CommError::Argument`] for a rank
-    ///   that is not below `size`.
+    /// - [`CommError::DeadlineExceeded`]: a rank did not join. NCCL does not report which rank (a process group does);
+    /// - [`CommError::Argument`] for a rank that is not below `size`; [`CommError::Nccl`], [`CommError::Driver`],
+    ///   [`CommError::Config`].
     #[doc(alias = "ncclCommInitRankConfig")]
     #[doc(alias = "ncclCommInitRank")]
     pub fn init(
@@ -86,7 +86,8 @@ impl Communicator {
         Ok(communicator)
     }
 
-    /// Returns a communicator that has still to [join](Self::join) the others. Makes no NCCL call. It can be aborted.
+    /// Returns a communicator that has not [joined](Self::join) the other ranks yet. Makes no NCCL call. The
+    /// communicator can be aborted.
     pub(crate) fn prepare(setup: &MemberSetup<'_>, size: usize, config: &Config) -> Result<Self> {
         let raw = settings(INIT, setup.nccl, config)?;
         let place = Place { rank: setup.rank, size, release: setup.nccl.release() };
@@ -97,11 +98,12 @@ impl Communicator {
         Ok(Self { shared, service, config })
     }
 
-    /// Joins the other ranks, all with the same `id`. Collective. `go_on` is called from time to time; an error from
-    /// it ends the wait. After a failure the communicator can only be aborted or dropped.
+    /// Joins the other ranks. Collective: every rank passes the same `id`. `go_on` is called from time to time during
+    /// the wait; if it returns an error, the wait ends. After a failure the communicator can only be aborted or
+    /// dropped.
     ///
     /// # Errors
-    /// As for [`init`](Self::init), and those of `go_on`.
+    /// Those of [`init`](Self::init), and the errors of `go_on`.
     pub(crate) fn join<E: From<CommError> + fmt::Display>(
         &self,
         id: &UniqueId,
@@ -127,35 +129,35 @@ impl Communicator {
             let (size, rank) = (number(size)?, number(rank)?);
             if nccl.has(Feature::CONFIG) {
                 let mut settings = shared.config.raw();
-                // SAFETY: the cell lives in `shared`, which lives as long as the communicator; the settings
-                // outlive the call, and the strings they point to lie in `shared`; the context is current.
+                // SAFETY: `out` points to the handle in `shared`, which lives as long as the communicator. `settings`
+                // outlives the call. The strings that `settings` points to are in `shared`. The context is current.
                 unsafe {
                     call!(nccl, name, ncclCommInitRankConfig(out, size, id.raw(), rank, &mut settings))
                 }?;
             } else {
-                // SAFETY: as above.
+                // SAFETY: `out` points to the handle in `shared`, as above. The context is current.
                 unsafe { call!(nccl, name, ncclCommInitRank(out, size, id.raw(), rank)) }?;
             }
             if shared.raw().is_null() {
                 return Err(unwritten(nccl.api(), call, name, "communicator"));
             }
-            // Set once: a communicator is made once.
+            // Never set before: a communicator is made once.
             let _ = shared.making.set(begun.done(&shared.context, Origin::UniqueId));
             Ok(())
         };
         Serving::begin(&self.shared, &self.service, (call, Kind::Making), waiting_for, move |shared| {
-            // After any failure, NCCL may have begun to build a communicator.
+            // Poisoned on failure: NCCL may have begun to build a communicator, which then has to be aborted.
             join(shared).inspect_err(|error| shared.guard.poison(&error.to_string()))?;
             shared.guard.open();
             Ok(())
         })
     }
 
-    /// [`init`](Self::init) for a thread that drives several ranks, each with its own device. The ranks join in
-    /// parallel.
+    /// Like [`init`](Self::init), for one thread that drives several ranks, each on its own device. `ranks` lists each
+    /// rank with its device's context. The ranks join in parallel.
     ///
     /// # Errors
-    /// As for [`init`](Self::init); the ranks that had joined are aborted.
+    /// Those of [`init`](Self::init). The communicators of the ranks that did join are then aborted.
     #[doc(alias = "ncclCommInitAll")]
     pub fn init_together(
         nccl: &Nccl,
@@ -169,15 +171,16 @@ impl Communicator {
             Self::prepare(&MemberSetup { nccl, context, rank: *rank }, size, config)
         };
         let prepared = ranks.iter().map(prepare).collect::<Result<Vec<_>>>()?;
-        // Every rank begins to join before the first wait, and every join is awaited before an error returns.
+        // All joins are begun before the first one is awaited, and all are awaited before an error is returned.
         let joining: Vec<_> = prepared.iter().map(|rank| rank.begin_join(id)).collect();
         let joined: Vec<_> = joining.into_iter().map(|rank| rank.finish(deadline)).collect();
         joined.into_iter().collect::<Result<()>>()?;
         Ok(prepared)
     }
 
-    /// Splits off a communicator of the ranks that give the same `color`, ordered by `key` and then by rank. A rank
-    /// that gives `None` gets none. Collective over this communicator, which must have no outstanding work.
+    /// Splits this communicator. The ranks that pass the same `color` get a new communicator together, in which they
+    /// are ordered by `key` and then by rank. A rank that passes `None` gets no communicator. Collective over this
+    /// communicator, which must have no outstanding work.
     ///
     /// # Errors
     /// [`CommError::Missing`] below 2.18; [`CommError::DeadlineExceeded`] and [`CommError::Nccl`], which poison
@@ -193,10 +196,11 @@ impl Communicator {
         self.split_while(color, key, config, deadline, || Ok(()))
     }
 
-    /// [`split`](Self::split) that also ends when `go_on`, called from time to time, returns an error.
+    /// Like [`split`](Self::split), but calls `go_on` from time to time during the wait. If `go_on` returns an error,
+    /// the wait ends.
     ///
     /// # Errors
-    /// As for [`split`](Self::split), and those of `go_on`.
+    /// Those of [`split`](Self::split), and the errors of `go_on`.
     pub(crate) fn split_while<E: From<CommError> + fmt::Display>(
         &self,
         color: Option<u32>,
@@ -223,8 +227,8 @@ impl Communicator {
                 let handle = Arc::<AtomicPtr<ncclComm>>::default();
                 let begun = making::Begun::now(&parent.context);
                 let mut settings = raw.raw();
-                // SAFETY: the parent is alive while this call is inside. The cell and the settings outlive the call.
-                // The cell lives as long as the child.
+                // SAFETY: the call guard keeps the parent alive during the call. `handle` and `settings` outlive the
+                // call. The child owns `handle`, so the address stays valid as long as the child.
                 let made = unsafe {
                     call!(
                         &parent.nccl,
@@ -241,7 +245,7 @@ impl Communicator {
         split.finish_while(deadline, go_on)
     }
 
-    /// This rank, below [`size`](Self::size).
+    /// Returns this rank, which is below [`size`](Self::size).
     #[must_use]
     #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
@@ -255,32 +259,32 @@ impl Communicator {
         self.shared.place.size
     }
 
-    /// Returns the context of this rank's device.
+    /// Returns the CUDA context of this rank's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.shared.context
     }
 
-    /// Returns the NCCL library.
+    /// Returns the NCCL library that this communicator uses.
     #[must_use]
     pub fn nccl(&self) -> &Nccl {
         &self.shared.nccl
     }
 
-    /// Returns the settings that it was made with.
+    /// Returns the settings that this communicator was made with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns its name in errors: the name, the rank and the size.
+    /// Returns the text that names this communicator in errors: its configured name, this rank and the size.
     #[must_use]
     pub fn name(&self) -> &str {
         self.shared.name()
     }
 
-    /// Returns NCCL's handle, for calls that this crate lacks. It is valid until the communicator ends. One thread at
-    /// a time may use it, and not during any method of this value. Null for the communicator of a
+    /// Returns NCCL's handle, for calls that this crate lacks. The handle is valid until the communicator ends. Only
+    /// one thread at a time may use it, and not while a method of this value runs. Null for the communicator of a
     /// [lazy](crate::group::Builder::lazy) group that is not connected.
     #[must_use]
     pub fn raw(&self) -> ncclComm_t {
@@ -293,7 +297,8 @@ impl Communicator {
         AbortHandle::new(self.shared.clone())
     }
 
-    /// Returns how the communicator was made and at which cost; `None` until NCCL has made it.
+    /// Returns the communicator's origin, and the time and memory that its creation took. `None` until NCCL has made
+    /// the communicator.
     #[must_use]
     pub fn making(&self) -> Option<Making> {
         self.shared.making.get().copied()
@@ -302,13 +307,13 @@ impl Communicator {
     /// Checks that the communicator can still be used.
     ///
     /// # Errors
-    /// [`CommError::Poisoned`], [`CommError::Closed`] or [`CommError::Unmade`].
+    /// [`CommError::Poisoned`], [`CommError::Closed`], [`CommError::Unmade`] or [`CommError::Suspended`].
     pub fn check(&self) -> Result<()> {
         self.shared.guard.check("check")
     }
 
     /// Checks for an asynchronous error of NCCL's threads or of the device. May be called while another thread is
-    /// blocked in a call.
+    /// blocked inside NCCL with this communicator.
     ///
     /// # Errors
     /// [`CommError::Nccl`] with the asynchronous error, which poisons the communicator; [`CommError::Closed`].
@@ -317,12 +322,12 @@ impl Communicator {
         self.shared.async_error()
     }
 
-    /// Sets the facts that decide on windows.
+    /// Sets the facts that decide whether windows are supported.
     pub(crate) fn set_window_facts(&mut self, facts: WindowFacts) {
         self.config.window_facts = facts;
     }
 
-    /// Refuses everything but an abort from now on.
+    /// Poisons this communicator: it can only be aborted, or shrunk after a failure. `reason` appears in later errors.
     pub(crate) fn give_up(&self, reason: &str) {
         self.shared.guard.poison(reason);
     }
@@ -335,7 +340,7 @@ impl Communicator {
         &self.shared.place
     }
 
-    /// Starts `job` on the service thread, inside NCCL.
+    /// Starts the management call `job` on the service thread. The thread holds the call guard while `job` runs.
     pub(crate) fn begin<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -345,7 +350,8 @@ impl Communicator {
         Serving::begin(&self.shared, &self.service, (call, Kind::Collective), waiting_for, job)
     }
 
-    /// Runs `job` on the service thread, inside NCCL, and waits for it.
+    /// Runs the management call `job` on the service thread, and waits until the call returns. The thread holds the
+    /// call guard while `job` runs.
     pub(crate) fn serve<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -369,8 +375,8 @@ impl Drop for Communicator {
     }
 }
 
-/// Returns the NCCL settings with which `call` makes a communicator, or the reason why this rank cannot make one now.
-/// Called before this rank meets the others, because they would wait for a rank that fails later.
+/// Returns the NCCL settings with which `call` makes a communicator. Fails if this rank cannot make one with `config`
+/// now. Called before this rank meets the other ranks, because they would wait for a rank that fails later.
 pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<nccl_sys::Config> {
     open_group::refuse_inside(call)?;
     let lowered = config.lower(nccl)?;

@@ -6,33 +6,33 @@ pub use nccl_sys::{ConfigBuilder, CtaPolicy, GraphUsage};
 
 use super::{Nccl, Result, WindowFacts};
 
-/// Settings of a communicator. NCCL chooses settings that are not set. Its environment variables override both.
+/// Settings of a communicator. NCCL chooses the values of settings that are not set. NCCL's environment variables
+/// override all settings.
 ///
-/// Communicators are blocking: a non-blocking one costs 25 to 30 µs more per call, and the service thread keeps
-/// deadlines instead. A release that does not know a setting ignores it silently; [`ignored_by`](Self::ignored_by)
-/// lists such settings.
+/// Communicators are always blocking, because a non-blocking communicator costs 25 to 30 µs more per call. Deadlines of
+/// blocking calls are kept by the service thread. An NCCL release silently ignores settings that it does not know;
+/// [`ignored_by`](Self::ignored_by) lists them.
 ///
-/// From 2.31 NCCL also takes some of these settings per call (`ncclAllReduceConfig` and similar, raw in `nccl-sys`).
-/// They are not used here: all ranks must give a call the same settings, and NCCL does not compare them. A
-/// communicator that is [split](super::Communicator::split) off with other settings, agreed once, has the same
-/// effect.
+/// From 2.31 on, NCCL also takes some of these settings per call (`ncclAllReduceConfig` and similar, raw in
+/// `nccl-sys`). This crate does not use these functions: all ranks must pass the same settings to a call, and NCCL does
+/// not check that they do. For the same effect, [split](super::Communicator::split) off a communicator with other
+/// settings, on which all ranks agree once.
 #[doc(alias = "ncclConfig_t")]
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Config {
     /// The name in NCCL's messages and in errors of this crate; NCCL 2.27.
     pub name: Option<String>,
-    /// Minimum and maximum number of thread blocks per launch, 1 to 64. Both are set, because NCCL refuses one alone.
-    /// NCCL 2.17.
+    /// Minimum and maximum number of thread blocks per launch, 1 to 64. NCCL refuses one without the other. NCCL 2.17.
     pub ctas: Option<(u32, u32)>,
     /// Thread blocks per cluster, 0 to 8; NCCL 2.17.
     pub cga_cluster_size: Option<u32>,
-    /// The network plug-in; NCCL 2.17.
+    /// Name of the network plug-in; NCCL 2.17.
     pub network: Option<String>,
     /// The policy for the number of thread blocks that NCCL uses; NCCL 2.27.
     pub cta_policy: Option<CtaPolicy>,
-    /// Facts about the ranks' hosts and devices that decide whether windows are supported. A process group fills them
-    /// in from its members' data. A caller that makes communicators directly sets them.
+    /// Facts about the ranks' hosts and devices that decide whether windows are supported. A process group derives them
+    /// from its members' data. A program that makes communicators directly sets this field.
     pub window_facts: WindowFacts,
     /// All other settings of NCCL; see [`Config::nccl`](Self::nccl()).
     pub nccl: ConfigBuilder,
@@ -67,8 +67,8 @@ impl Config {
         self
     }
 
-    /// Sets every setting of `ncclConfig_t` for which there is no field here, such as the traffic class. A field here
-    /// that is set has priority.
+    /// Sets the settings of `ncclConfig_t` for which this type has no field, such as the traffic class. If `settings`
+    /// and a field of this type set the same value, the field has priority.
     ///
     /// ```
     /// use process_group::comm::{Config, ConfigBuilder};
@@ -77,11 +77,12 @@ impl Config {
     /// # drop(config);
     /// ```
     ///
-    /// A communicator is not made with these values ([`CommError::Config`](super::CommError::Config)):
+    /// Making a communicator fails with [`CommError::Config`](super::CommError::Config) for these values:
     /// - `blocking` 0: this crate does not drive non-blocking communicators.
-    /// - `splitShare` and `shrinkShare` 1: NCCL would abort a communicator together with those made from it, which this
-    ///   crate ends one by one.
-    /// - `graphUsageMode` 0 and 1: wrong use is undefined behaviour, so [`graph_usage`](Self::graph_usage) is `unsafe`.
+    /// - `splitShare` and `shrinkShare` 1: NCCL would abort a parent together with its children, but this crate ends
+    ///   communicators one by one.
+    /// - `graphUsageMode` 0 and 1: if graphs are used otherwise than declared, behaviour is undefined, so
+    ///   [`graph_usage`](Self::graph_usage) is `unsafe`.
     /// - `graphStreamOrdering` 0: NCCL would not order its kernels in graphs.
     #[must_use]
     pub fn nccl(mut self, settings: ConfigBuilder) -> Self {
@@ -93,16 +94,16 @@ impl Config {
     /// graphs.
     ///
     /// # Safety
-    /// Graphs and launches use every communicator that is made with this configuration as declared. NCCL does not
-    /// order others, so they may overlap on the same buffers.
+    /// Every communicator that is made with this configuration is used in graphs and in launches only as `usage`
+    /// declares. NCCL does not order other uses, so they may run at the same time on the same buffers.
     #[must_use]
     pub unsafe fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);
         self
     }
 
-    /// Returns the settings that are set here but that the loaded release would ignore. For environment variables
-    /// that override the settings, see [`nccl_sys::overrides`].
+    /// Returns the settings that this configuration sets but the loaded release would ignore. For environment variables
+    /// that override settings, see [`nccl_sys::overrides`].
     ///
     /// # Errors
     /// [`CommError::Config`](super::CommError::Config) for a value that the release does not accept.
@@ -110,11 +111,11 @@ impl Config {
         Ok(self.lower(nccl)?.ignored().to_vec())
     }
 
-    /// Returns the settings as NCCL reads them. NCCL keeps the name's address, so the value must live as long as the
-    /// communicator.
+    /// Converts the settings to `nccl_sys::Config`. NCCL keeps the address of the name in the returned value, so that
+    /// value must live as long as the communicator.
     pub(crate) fn lower(&self, nccl: &Nccl) -> Result<nccl_sys::Config> {
         self.check()?;
-        // Blocking, independent of the release's default.
+        // Always set to blocking, whatever the default of the release.
         let mut builder = self.nccl.clone().blocking(true);
         if let Some(name) = &self.name {
             builder = builder.comm_name(name.as_str());
@@ -137,7 +138,7 @@ impl Config {
         Ok(builder.build_lenient(nccl.api())?)
     }
 
-    /// Refuses settings with which this crate cannot keep its promises.
+    /// Refuses settings that would break guarantees of this crate.
     fn check(&self) -> Result<()> {
         const UNSET: i32 = NCCL_CONFIG_UNDEF_INT;
         let raw = self.nccl.raw();
@@ -178,7 +179,7 @@ mod tests {
         let all = builder().traffic_class(3).nvls_ctas(8).ctas(1, 64).rma_contexts(2).split_share(false);
         let raw = lower(Config::new().nccl(all).ctas(2, 4)).unwrap();
         assert_eq!((raw.trafficClass, raw.nvlsCTAs, raw.numRmaCtx, raw.blocking), (3, 8, 2, 1));
-        // The field has priority.
+        // The field `ctas` has priority over the builder's value.
         assert_eq!((raw.minCTAs, raw.maxCTAs), (2, 4));
         let refused = [
             (builder().blocking(false), "blocking"),

@@ -1,4 +1,4 @@
-//! The end of a communicator: destruction by all ranks together, and an abort by its owner.
+//! Destroys a communicator together with all ranks, or aborts a communicator of this rank.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,29 +17,29 @@ use crate::store::Deadline;
 
 impl Communicator {
     /// Destroys the communicator once all enqueued work is done, or given up by a [revocation](Self::revoke).
-    /// Collective: every rank destroys it. Remaining windows and local registrations are released with it. Captured
-    /// graphs that use it must be destroyed first, or this call waits for them.
+    /// Collective: every rank must destroy the communicator. Windows and local registrations that remain are
+    /// deregistered. Destroy captured graphs that use the communicator first: this call waits until they are destroyed.
     ///
     /// # Errors
-    /// [`CommError::DeadlineExceeded`] if other ranks did not finish (the communicator is then aborted in the
+    /// [`CommError::DeadlineExceeded`] if other ranks did not finish in time (the communicator is then aborted in the
     /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`]
-    /// for a communicator that can only be aborted; [`CommError::Adopted`] for one that was [adopted](Self::adopt), which
-    /// is [released](Self::release) in the background.
+    /// for a communicator that can only be aborted; [`CommError::Adopted`] for a communicator that was
+    /// [adopted](Self::adopt) (the communicator is then [released](Self::release) in the background).
     #[doc(alias = "ncclCommDestroy")]
     #[doc(alias = "ncclCommFinalize")]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         Self::destroy_together(vec![self], deadline).pop().unwrap_or(Ok(()))
     }
 
-    /// [`destroy`](Self::destroy) for a thread that drives several ranks. Returns one result each, in the order
-    /// given.
+    /// Like [`destroy`](Self::destroy), for one thread that drives several ranks. Returns one result for each
+    /// communicator, in the given order.
     pub fn destroy_together(communicators: Vec<Self>, deadline: Deadline) -> Vec<Result<()>> {
         if open_group::is_open() {
             return communicators.iter().map(|_| open_group::refuse_inside("ncclCommDestroy")).collect();
         }
         let finalizing: Vec<_> = communicators
             .iter()
-            // A communicator that was never made, on any rank, needs no end.
+            // If NCCL has not begun to make the communicator, there is nothing to destroy.
             .map(|communicator| {
                 communicator.shared.refuse_adopted("ncclCommDestroy")?;
                 let made = !communicator.shared.guard.close_unmade("destroyed");
@@ -65,18 +65,19 @@ impl Communicator {
         let call = ("ncclCommFinalize", Kind::Suspended);
         self.shared.registry.retire();
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
-            // A revoked communicator has no work to finish, and NCCL refuses the call.
+            // A revoked communicator has no work to finish, and NCCL refuses to finalize it.
             if !shared.nccl.has(Feature::CONFIG) || shared.guard.is_revoked() {
                 return Ok(());
             }
-            // SAFETY: the communicator is alive while this call is inside.
+            // SAFETY: the call guard keeps the communicator alive during the call.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommFinalize(shared.raw())) }
         })
     }
 
     fn begin_destroy(&self) -> Result<Destroying> {
         const CALL: &str = "ncclCommDestroy";
-        /// Extra time for a waiting caller after an abort. A call that does not block is done by then.
+        /// How long a caller of `destroy` still waits after an abort. `ncclCommDestroy` returns within this time if it
+        /// is not blocked.
         const GRACE: Duration = Duration::from_millis(50);
         let (promise, ticket) = promise();
         let interruption = ticket.interruption(GRACE);
@@ -84,15 +85,16 @@ impl Communicator {
         let shared = self.shared.clone();
         self.service.keep(promise, move || {
             let end = || {
-                // Calls that observe the communicator or register memory do not block, so they return soon.
+                // Queries and local registrations may still be inside NCCL. They do not block, so they return soon.
                 let wait = Deadline::after(abort::PATIENCE);
                 shared.guard.wait_empty(wait).map_err(|held| abort::leaked(&shared, held))?;
                 let _entry = shared.guard.enter_closed(CALL);
                 shared.context.with_current(|| {
-                    // NCCL repeats a failed deregistration itself in `ncclCommDestroy`.
+                    // An error here is only reported: `ncclCommDestroy` repeats a deregistration that failed.
                     let _ = shared.deregister_all().inspect_err(reaper::report);
                     let _turn = FREEING.take(wait);
-                    // SAFETY: the guard is closed and no other thread is inside, so this is the last call.
+                    // SAFETY: the guard is closed and no other thread is inside NCCL with the communicator, so this is
+                    // the last call.
                     unsafe { call!(&shared.nccl, shared.name(), ncclCommDestroy(shared.raw())) }
                 })?
             };
@@ -115,9 +117,9 @@ impl Communicator {
         })
     }
 
-    /// Ends the communicator at once, whatever is enqueued or blocked. Every rank must abort it too.
+    /// Aborts the communicator at once, even if work is enqueued or calls are blocked. Every rank must abort.
     ///
-    /// It consumes the communicator, which has no use afterwards:
+    /// This method consumes the communicator, so it cannot be used afterwards:
     /// ```compile_fail,E0382
     /// # use process_group::{comm::{Communicator, Result}, store::Deadline};
     /// fn end(communicator: Communicator, deadline: Deadline) -> Result<()> {
@@ -127,9 +129,9 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`CommError::Leaked`] when a call of this process did not return from NCCL by the deadline. Nothing was freed
-    /// then. [`CommError::Adopted`] for a communicator that was [adopted](Self::adopt), which is
-    /// [released](Self::release) in the background.
+    /// [`CommError::Leaked`] if a call of this process did not return from NCCL by the deadline. The communicator's
+    /// memory is then not freed. [`CommError::Adopted`] for a communicator that was [adopted](Self::adopt) (the
+    /// communicator is then [released](Self::release) in the background).
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         self.abort_handle().abort(deadline)
@@ -139,6 +141,6 @@ impl Communicator {
 /// A communicator that is being destroyed.
 struct Destroying {
     ticket: Ticket<Result<()>>,
-    /// An abort ends the wait through this listener.
+    /// Ends the wait of `ticket` when the communicator is aborted. The call guard holds only a weak reference.
     _interruption: Arc<Listener>,
 }

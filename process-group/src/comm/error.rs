@@ -6,7 +6,7 @@ use nccl_sys::{Meaning, ncclResult_t};
 
 use super::{ArgumentError, WindowRequestError};
 
-/// The result of the calls of this module.
+/// Result of functions of this module.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
 /// Why a call of the NCCL layer failed.
@@ -25,51 +25,51 @@ pub enum CommError {
     #[error(transparent)]
     Driver(Box<cuda_driver::Error>),
 
-    /// An argument was refused before anything was launched.
+    /// An argument was refused before any work was enqueued.
     #[error(transparent)]
     Argument(#[from] ArgumentError),
 
-    /// A window request was refused before anything was registered.
+    /// A window request was refused before any window was registered.
     #[error(transparent)]
     WindowRequest(#[from] WindowRequestError),
 
     /// NCCL returned an error.
     #[error("{call} failed on {communicator} with {meaning}: {text}{}", remark(.last))]
     Nccl {
-        /// The function, by its symbol.
+        /// Name of the NCCL function.
         call: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// The code it returned.
+        /// The result code that NCCL returned.
         code: ncclResult_t,
-        /// The meaning of the code in the loaded release. Releases give different meanings to one number.
+        /// Meaning of the code in the loaded release. The same number can mean different errors in different releases.
         meaning: Meaning,
-        /// NCCL's text for the code.
+        /// NCCL's text for the code (`ncclGetErrorString`).
         text: String,
-        /// `ncclGetLastError` right after the call. NCCL keeps one text per process without a lock, so the text may
-        /// concern another communicator.
+        /// Text of `ncclGetLastError` right after the call. NCCL keeps only one such text per process, without a lock,
+        /// so the text may be about another communicator.
         last: Option<String>,
     },
 
-    /// NCCL returned success without writing its result: the library is not the one that it claims to be.
+    /// NCCL returned success without writing its result. The library is probably not the NCCL release that it reports.
     #[error(
         "{call} answered success on {communicator}, but gave no {what}; is {} really NCCL {release}?",
         .path.as_ref().map_or("the table that was handed over".into(), |path| path.display().to_string())
     )]
     Unwritten {
-        /// The function, by its symbol.
+        /// Name of the NCCL function.
         call: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// The missing result.
+        /// Name of the missing result.
         what: &'static str,
         /// The release that the library reports.
         release: nccl_sys::Version,
-        /// Its file, if it comes from one.
+        /// The library's file. `None` if the function table was supplied by the caller.
         path: Option<PathBuf>,
     },
 
-    /// A call took longer than its caller's deadline.
+    /// A call did not return by the caller's deadline.
     #[error(
         "{communicator}: waited {waited:.1?} for {waiting_for}. The communicator is unusable now: abort it, on every \
          rank, and make a new one"
@@ -77,7 +77,7 @@ pub enum CommError {
     DeadlineExceeded {
         /// The communicator's name.
         communicator: String,
-        /// The event that did not happen.
+        /// The awaited event, which did not happen.
         waiting_for: String,
         /// Duration of the wait.
         waited: Duration,
@@ -90,11 +90,12 @@ pub enum CommError {
         call: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// The earlier failure.
+        /// Description of the earlier failure.
         reason: String,
     },
 
-    /// NCCL has not been asked yet to make the communicator of a [lazy](crate::group::Builder::lazy) group.
+    /// The call needs a communicator that is not made yet: the communicator of a [lazy](crate::group::Builder::lazy)
+    /// group that is not connected.
     #[error("{call}: {communicator} is not made yet; connect its group first, on every member")]
     Unmade {
         /// The call that was refused.
@@ -103,7 +104,7 @@ pub enum CommError {
         communicator: String,
     },
 
-    /// The communicator was revoked.
+    /// The communicator was [revoked](super::Communicator::revoke), and takes no further work.
     #[error(
         "{call}: {communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work"
     )]
@@ -123,7 +124,7 @@ pub enum CommError {
         communicator: String,
     },
 
-    /// A communicator that is to be [resumed](super::Communicator::resume) is not suspended.
+    /// [`resume`](super::Communicator::resume) was called on a communicator that is not suspended.
     #[error("{call}: {communicator} is not suspended")]
     NotSuspended {
         /// The call that was refused.
@@ -132,7 +133,7 @@ pub enum CommError {
         communicator: String,
     },
 
-    /// The communicator was [adopted](super::Communicator::adopt), and only its owner may make the call.
+    /// The communicator was [adopted](super::Communicator::adopt), and the call is reserved for its owner.
     #[error(
         "{call}: {communicator} was adopted; only its owner may abort, revoke, suspend, grow, shrink or \
          destroy it. Release it, and leave that to the owner"
@@ -144,51 +145,52 @@ pub enum CommError {
         communicator: String,
     },
 
-    /// NCCL describes a communicator that was to be [adopted](super::Communicator::adopt) differently than the caller.
+    /// The caller of [`adopt`](super::Communicator::adopt) gave another rank, size or device than NCCL reports for the
+    /// communicator.
     #[error("{communicator} was not adopted: NCCL says that its {what} is {found}, expected {expected}")]
     AdoptionMismatch {
         /// The communicator's name.
         communicator: String,
-        /// `rank`, `size` or `device`.
+        /// The value that differs: `rank`, `size` or `device`.
         what: &'static str,
         /// The value that the caller gave.
         expected: usize,
-        /// NCCL's value.
+        /// The value that NCCL reports.
         found: i32,
     },
 
-    /// The communicator was destroyed or aborted.
+    /// The communicator has ended.
     #[error("{call}: {communicator} is gone, {how}")]
     Closed {
         /// The call that was refused.
         call: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// The communicator's end: destroyed, aborted, dropped or leaked.
+        /// How the communicator ended: destroyed, aborted, dropped, released or leaked.
         how: String,
     },
 
-    /// Another call held the communicator beyond the caller's deadline.
+    /// Another call used the communicator until after the caller's deadline.
     #[error("{call}: {communicator} was busy with {busy_with} for {waited:.1?}")]
     Busy {
-        /// The call that did not get in.
+        /// The call that had to wait.
         call: &'static str,
         /// The communicator's name.
         communicator: String,
-        /// The call, or the open group, that held it.
+        /// The call, or the open group, that used the communicator.
         busy_with: &'static str,
         /// Duration of the wait.
         waited: Duration,
     },
 
-    /// The call would be queued in the NCCL group that is open on this thread, which is not allowed.
+    /// The calling thread has an open NCCL group, in which this call is not allowed.
     #[error("{call} was called inside an open group of this thread; finish the group first")]
     InsideGroup {
         /// The call that was refused.
         call: &'static str,
     },
 
-    /// Two threads with open groups need each other's communicators.
+    /// A thread with an open group needs a communicator that another thread's open group holds. Waiting could deadlock.
     #[error(
         "{call}: {communicator} belongs to the open group of another thread, and this thread's group holds other \
          communicators; waiting could last for ever. Finish one group first, or take the communicators in one order"
@@ -207,7 +209,7 @@ pub enum CommError {
     Leaked {
         /// The communicator's name.
         communicator: String,
-        /// Why it could not be freed.
+        /// The reason why the communicator could not be freed.
         why: String,
     },
 
@@ -221,11 +223,11 @@ pub enum CommError {
         communicator: String,
         /// Start address of the memory.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the memory in bytes.
         bytes: usize,
     },
 
-    /// A unique id has the wrong length.
+    /// The bytes of a unique id have the wrong length.
     #[error(
         "a unique id has 128 bytes, but {found} bytes were given; did another version of the program write it?"
     )]
@@ -234,14 +236,14 @@ pub enum CommError {
         found: usize,
     },
 
-    /// A communicator's configuration that the loaded release does not accept.
+    /// A field of `ncclConfig_t` has a value that NCCL or this crate refuses.
     #[error(transparent)]
     Config(#[from] nccl_sys::ConfigError),
 
-    /// A setting that NCCL would not accept.
+    /// An argument or feature outside `ncclConfig_t` is not usable, for example a split color above `i32::MAX`.
     #[error("communicator setting {setting}: {problem}")]
     Setting {
-        /// Which setting.
+        /// Name of the argument, variable or feature.
         setting: &'static str,
         /// Description of the problem.
         problem: String,
@@ -250,7 +252,7 @@ pub enum CommError {
     /// The operating system did not start a thread.
     #[error("could not start the service thread of {communicator}")]
     Thread {
-        /// The name of the communicator that needs the thread.
+        /// Name of the communicator that needs the thread.
         communicator: String,
         /// The operating system's error.
         source: io::Error,
@@ -298,7 +300,7 @@ impl From<cuda_driver::Error> for Box<CommError> {
 }
 
 impl CommError {
-    /// Returns NCCL's code if NCCL failed.
+    /// Returns NCCL's result code if this is an error that NCCL returned.
     #[must_use]
     pub fn code(&self) -> Option<ncclResult_t> {
         match self {
@@ -307,8 +309,8 @@ impl CommError {
         }
     }
 
-    /// Returns true if the error leaves the communicator in an unknown state. NCCL refuses bad arguments before it
-    /// does anything, so those errors do not.
+    /// Returns true if the error leaves the communicator in an unknown state. An argument that NCCL refuses does not,
+    /// because NCCL checks arguments first.
     pub(crate) fn poisons(&self) -> bool {
         match self {
             Self::Nccl { meaning, .. } => {

@@ -1,4 +1,4 @@
-//! NCCL groups: several calls that start together.
+//! NCCL groups: several calls whose work is launched together.
 
 use std::{cell::RefCell, marker::PhantomData, sync::Arc};
 
@@ -12,11 +12,12 @@ use super::{
 };
 
 thread_local! {
-    /// The communicators with queued work in the group.
+    /// The communicators with queued work in this thread's open group.
     static MEMBERS: RefCell<Vec<Arc<Shared>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Records that a communicator has work in this thread's open group. The caller is inside its guard.
+/// Records that `shared` has queued work in this thread's open group. The caller holds an entry of the communicator's
+/// call guard.
 #[cold]
 pub(crate) fn enrol(shared: &Arc<Shared>) {
     MEMBERS.with_borrow_mut(|members| {
@@ -27,11 +28,11 @@ pub(crate) fn enrol(shared: &Arc<Shared>) {
     });
 }
 
-/// An open group of this thread. Collectives and messages that the thread enqueues meanwhile, on any communicator,
-/// start together when the group is finished, so that none waits for another.
+/// An open NCCL group of this thread. Collectives, sends and receives that the thread enqueues while the group is open,
+/// on any communicator, are launched together when the group is finished. They therefore do not wait for one another.
 ///
-/// Calls that other ranks join (creation, splitting, windows) are refused meanwhile. A thread has one group at a
-/// time.
+/// Calls that all ranks make together (creation, splitting, windows) are refused while the group is open. A thread has
+/// at most one open group.
 ///
 /// ```no_run
 /// # use process_group::comm::{Communicator, DataType, Group};
@@ -39,7 +40,7 @@ pub(crate) fn enrol(shared: &Arc<Shared>) {
 /// #     stream: &cuda_driver::Stream) -> process_group::comm::Result<()> {
 /// let peer = communicator.rank() ^ 1;
 /// let group = Group::begin(communicator.nccl())?;
-/// // SAFETY: the buffers hold as many elements and outlive the work.
+/// // SAFETY: each buffer holds 1024 elements and outlives the work.
 /// unsafe {
 ///     communicator.send(from, 1024, DataType::F32, peer, stream)?;
 ///     communicator.recv(to, 1024, DataType::F32, peer, stream)?;
@@ -48,7 +49,7 @@ pub(crate) fn enrol(shared: &Arc<Shared>) {
 /// # }
 /// ```
 ///
-/// NCCL's group belongs to the thread, and so does this value:
+/// An NCCL group belongs to the thread that opened it, so this value cannot be sent to another thread:
 /// ```compile_fail,E0277
 /// fn elsewhere(group: process_group::comm::Group) {
 ///     std::thread::spawn(move || group.finish());
@@ -67,7 +68,8 @@ impl Group {
     /// Opens a group on this thread.
     ///
     /// # Errors
-    /// [`CommError::InsideGroup`](super::CommError::InsideGroup) if one is open already; [`CommError::Nccl`](super::CommError::Nccl).
+    /// [`CommError::InsideGroup`](super::CommError::InsideGroup) if this thread has an open group already;
+    /// [`CommError::Nccl`](super::CommError::Nccl).
     pub fn begin(nccl: &Nccl) -> Result<Self> {
         refuse_inside("ncclGroupStart")?;
         // SAFETY: the function has no arguments.
@@ -82,12 +84,12 @@ impl Group {
         is_open()
     }
 
-    /// Closes the group and launches the queued work. A group that is dropped instead is closed too, and its error
-    /// goes to the [drop error hook](super::set_drop_error_hook).
+    /// Closes the group and launches the queued work. Dropping the group does the same, but passes an error to the
+    /// [drop error hook](super::set_drop_error_hook).
     ///
     /// # Errors
-    /// [`CommError::Nccl`](super::CommError::Nccl): the queued work may have been launched in part. Every communicator in the group is
-    /// poisoned, unless NCCL refused the arguments.
+    /// [`CommError::Nccl`](super::CommError::Nccl). Some of the queued work may have been launched. Every communicator
+    /// with work in the group is poisoned, unless NCCL refused the arguments.
     #[doc(alias = "ncclGroupEnd")]
     pub fn finish(mut self) -> Result<()> {
         self.end()
@@ -99,13 +101,13 @@ impl Group {
         }
         open_group::set(false);
         let mut members = MEMBERS.take();
-        // All threads use one order, so that two groups cannot wait for each other's guards.
+        // All threads enter the guards in ascending order of serial number, so two groups cannot deadlock.
         members.sort_unstable_by_key(|member| member.serial);
         let entries: Result<Vec<_>> =
             members.iter().map(|member| member.guard.enter("ncclGroupEnd", Kind::GroupEnd, None)).collect();
         let names: Vec<_> = members.iter().map(|member| member.name()).collect();
-        // SAFETY: closes the group that `begin` opened on this thread; every communicator with queued work is
-        // alive, because an abort waits until the group has left its guard.
+        // SAFETY: `begin` opened this group on this thread. Every communicator with queued work is alive, because an
+        // abort does not free it before the group has left its guard.
         let ended = unsafe { call!(&self.nccl, &names.join(" and "), ncclGroupEnd()) };
         for member in &members {
             if let Err(error) = &ended

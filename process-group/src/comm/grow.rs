@@ -1,4 +1,4 @@
-//! Growing: a communicator of another's ranks and of new ranks behind them.
+//! Growing a communicator: makes a new one that contains the ranks of an existing communicator, followed by new ranks.
 
 use std::{ffi::c_int, fmt, ptr, sync::Arc};
 
@@ -26,14 +26,15 @@ impl Communicator {
         self.check()
     }
 
-    /// Makes the unique id for one growth of this communicator, on one of its ranks. All ranks must be about to
-    /// [grow](Self::grow_from) it, because NCCL makes no second id before the first is used.
+    /// Makes the unique id for one growth of this communicator. Called on one of its ranks. All ranks must then
+    /// [grow](Self::grow_from) the communicator, because NCCL makes no second id before the first is used.
     pub(crate) fn growth_id(&self, deadline: Deadline) -> Result<UniqueId> {
         const CALL: &str = "ncclCommGetUniqueId";
         let call = (CALL, Kind::Child);
         Serving::begin(&self.shared, &self.service, call, "the unique id of NCCL".into(), |shared| {
             let mut raw = ncclUniqueId { internal: [0; UniqueId::BYTES] };
-            // SAFETY: the communicator is alive while this call is inside; writes an id, to a local.
+            // SAFETY: the call guard keeps the communicator alive during the call. NCCL writes the id to the local
+            // `raw`.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommGetUniqueId(shared.raw(), &mut raw)) }?;
             if raw.internal.iter().all(|byte| *byte == 0) {
                 return Err(unwritten(shared.nccl.api(), CALL, shared.name(), "unique id"));
@@ -43,12 +44,14 @@ impl Communicator {
         .finish(deadline)
     }
 
-    /// Makes this prepared communicator of all ranks of `parent` and of new ranks behind them. Collective. The new
-    /// ranks have no parent, and give the id. The rank of the parent that made the id gives it too.
+    /// Initialises this prepared communicator with all ranks of `parent`, followed by the new ranks. Collective. New
+    /// ranks pass `parent: None` and the id. Ranks of the parent pass `parent`. The rank of the parent that made the id
+    /// also passes the id, the others pass `None`. `go_on` is called from time to time during the wait; if it returns
+    /// an error, the wait ends.
     ///
     /// # Errors
-    /// Those of NCCL and of `go_on`. This communicator can then only be aborted or dropped, and the parent only
-    /// aborted, because NCCL uses its connections.
+    /// Those of NCCL and of `go_on`. Afterwards this communicator can only be aborted or dropped. The parent can only
+    /// be aborted, because NCCL may have used its connections.
     pub(crate) fn grow_from<E: From<CommError> + fmt::Display>(
         &self,
         parent: Option<&Self>,
@@ -74,7 +77,8 @@ impl Communicator {
     }
 }
 
-/// Runs on the service thread of the new communicator, inside its guard.
+/// Calls `ncclCommGrow`. Runs on the service thread of the new communicator, while the call holds that communicator's
+/// guard.
 fn grow(
     shared: &Shared,
     parent: Option<&Arc<Shared>>,
@@ -89,19 +93,20 @@ fn grow(
             |_| ArgumentError::NoSuchRank { call: CALL, role: "rank", rank: n, size: i32::MAX as usize };
         c_int::try_from(n).map_err(no_rank)
     };
-    // The ranks of the parent keep their places.
+    // For NCCL, -1 means that the ranks of the parent keep their numbers.
     let place = if parent.is_some() { -1 } else { number(shared.place.rank)? };
     let size = number(size)?;
     let id = id.map(UniqueId::raw);
     let id = id.as_ref().map_or(ptr::null(), ptr::from_ref);
     let (out, mut settings) = (shared.out_parameter(), shared.config.raw());
-    // SAFETY: the parent is alive while this call is inside. The cell lives in `shared`, which lives as long as the
-    // communicator. The id and the settings outlive the call, and the strings of these lie in `shared`.
+    // SAFETY: the parent's call guard keeps the parent alive. `out` points to the handle in `shared`, which lives as
+    // long as the communicator. `id` and `settings` outlive the call. The strings that `settings` points to are in
+    // `shared`.
     unsafe { call!(&shared.nccl, shared.name(), ncclCommGrow(raw, size, id, place, out, &mut settings)) }?;
     if shared.raw().is_null() {
         return Err(unwritten(shared.nccl.api(), CALL, shared.name(), "communicator"));
     }
-    // Set once: a communicator is made once.
+    // Never set before: a communicator is made once.
     let _ = shared.making.set(begun.done(&shared.context, Origin::Grow));
     Ok(())
 }

@@ -5,31 +5,32 @@ use std::{fmt, time::Duration};
 use bootstrap::runtime::Instant;
 use cuda_driver::Context;
 
-/// Treatment of the communicator's work when it is [shrunk](super::Communicator::shrink).
+/// How [`shrink`](super::Communicator::shrink) treats the work that is enqueued on the old communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ShrinkMode {
-    /// Every rank's work is done. The communicator stays usable beside the new one.
+    /// The work of every rank is done before the call. The old communicator stays usable beside the new one.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Orderly,
-    /// The work is given up first, because it waits for a rank that is gone. The communicator can only be aborted
-    /// afterwards.
+    /// NCCL first gives up the work, because it waits for a rank that has failed. The old communicator can only be
+    /// aborted afterwards.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     AfterFailure,
 }
 
-/// The origin of a communicator.
+/// How a communicator was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// A unique id.
+    /// Made from a unique id.
     UniqueId,
-    /// Another communicator, by splitting.
+    /// Split off from another communicator.
     Split,
-    /// Another communicator, by leaving ranks out.
+    /// Made from another communicator by excluding ranks.
     Shrink(ShrinkMode),
-    /// Another communicator, with additional ranks.
+    /// Made from another communicator by adding ranks.
     Grow,
-    /// Somebody else made it ([`Communicator::adopt`](super::Communicator::adopt)); the cost is not known.
+    /// Made by another library ([`Communicator::adopt`](super::Communicator::adopt)). The cost of creation is not
+    /// known.
     Adopted,
 }
 
@@ -37,13 +38,14 @@ pub enum Origin {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Making {
-    /// The origin.
+    /// How the communicator was made.
     pub origin: Origin,
-    /// Duration of NCCL's call in µs, with the wait for the other ranks.
+    /// Duration of the NCCL call that made the communicator, in µs. Includes the wait for the other ranks. 0 for an
+    /// adopted communicator.
     pub nccl_us: f64,
-    /// Decrease of the device's free memory across the call, in bytes; negative for an increase. It includes the
-    /// memory that any process allocated or freed on the device meanwhile. `None` if the driver did not report free
-    /// memory.
+    /// Decrease of the device's free memory during the call, in bytes. Negative if free memory increased. Includes
+    /// memory that any process allocated or freed on the device during the call. `None` if the driver did not report
+    /// free memory, and for an adopted communicator.
     pub free_memory_difference: Option<i64>,
 }
 
@@ -70,7 +72,7 @@ impl fmt::Display for Making {
     }
 }
 
-/// The start of a communicator's creation.
+/// Time and free device memory at the start of a communicator's creation.
 pub(crate) struct Begun {
     began: Instant,
     free: Option<usize>,

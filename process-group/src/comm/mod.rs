@@ -1,25 +1,31 @@
 //! The safe NCCL layer: communicators, groups, windows, registration, abort.
 //!
-//! Use it for NCCL calls with checked arguments, deadlines and aborts, with or without a [process
-//! group](crate::group). It does not find the other ranks (a [store](crate::store) does), and it does not agree on
-//! windows before they are made (symm-mem does).
+//! Use this module for NCCL calls with checked arguments, deadlines and aborts, with or without a [process
+//! group](crate::group). This module does not find the other ranks: use a [store](crate::store) for that. It does not
+//! make ranks agree before windows are registered: the crate `symm-mem` does.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
-//! | `check` | argument checks that one rank makes alone before a launch |
-//! | `communicator`, `shared`, `service` | creation, splitting; the thread for calls that may block |
-//! | `children`, `grow`, `making` | shrinking, revoking; growing; the origin of each communicator |
+//! | `check` | argument checks before a launch, without the other ranks |
+//! | `communicator`, `shared`, `service` | creation and splitting; the thread that runs calls that may block |
+//! | `children`, `grow`, `making` | shrinking and revoking; growing; how each communicator was made |
 //! | `adopt` | communicators that another library made and will destroy |
-//! | `call_guard` | admission of calls to NCCL with a communicator |
-//! | `collective`, `one_sided`, `task`, `group` | operations |
-//! | `window`, `register`, `registry`, `memory`, `suspend` | registered memory, and the memory that NCCL holds itself |
-//! | `ending`, `abort`, `reaper`, `turn` | destruction, abort, the end after a drop, one thread at a time |
-//! | `call` | calls of NCCL's function table |
+//! | `call_guard` | decides which threads may call NCCL with a communicator, and when |
+//! | `collective`, `one_sided`, `task`, `group`, `open_group` | operations and NCCL groups |
+//! | `window`, `register`, `registry`, `registry_calls` | windows and registered memory |
+//! | `memory`, `suspend` | the memory that NCCL holds for a communicator |
+//! | `ending`, `abort`, `reaper` | destruction; abort; background abort of dropped communicators |
+//! | `turn` | frees one communicator at a time |
+//! | `call` | calls functions of NCCL's function table |
 //!
-//! Invariants: one thread at a time is inside NCCL with a communicator. No memory that NCCL may still write to is
-//! freed. Every wait has a deadline except an enqueue, which an [`AbortHandle`] unblocks. `Drop` calls no collective
-//! and does not panic. After an error that leaves a communicator in an unknown state, only an abort is admitted.
+//! Invariants:
+//! - One thread at a time is inside NCCL with a communicator; queries of asynchronous errors are exempt.
+//! - Memory that NCCL may still write to is never freed.
+//! - Every wait has a deadline, except an enqueue, which an [`AbortHandle`] unblocks.
+//! - `Drop` calls no collective and does not panic.
+//! - After an error that leaves a communicator in an unknown state, the communicator takes no further work. It can be
+//!   aborted, or [shrunk after a failure](ShrinkMode::AfterFailure).
 
 mod abort;
 mod adopt;

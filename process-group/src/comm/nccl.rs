@@ -16,17 +16,17 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Loads NCCL as `nccl_sys::Api::load` does: the file in `NCCL_SYS_LIBRARY`, a copy that the process has loaded
-    /// already, or the copy that the system's loader finds. For the copy of a Python environment, pass
-    /// `nccl_sys::Api::load_with_python` to [`Nccl::new`].
+    /// Loads NCCL as `nccl_sys::Api::load` does. Uses the file that `NCCL_SYS_LIBRARY` names, else a copy that the
+    /// process has loaded already, else the copy that the system's loader finds. To use the copy of a Python
+    /// environment, pass the result of `nccl_sys::Api::load_with_python` to [`Nccl::new`].
     ///
     /// # Errors
-    /// [`CommError::Load`](super::CommError::Load) with every path that was tried.
+    /// [`CommError::Load`](super::CommError::Load), which lists every path that was tried.
     pub fn load() -> Result<Self> {
         Ok(Self::new(Api::load()?))
     }
 
-    /// Wraps a function table that is loaded already.
+    /// Wraps a function table that the caller has loaded.
     #[must_use]
     pub fn new(api: Api) -> Self {
         Self { api }
@@ -38,14 +38,14 @@ impl Nccl {
         &self.api
     }
 
-    /// Returns the release.
+    /// Returns the release of the loaded library.
     #[must_use]
     #[doc(alias = "ncclGetVersion")]
     pub fn release(&self) -> Version {
         self.api.version()
     }
 
-    /// Returns the release as NCCL reports it: 22807 for 2.28.7.
+    /// Returns the release as the integer that `ncclGetVersion` reports, for example 22807 for 2.28.7.
     #[must_use]
     pub fn release_code(&self) -> u32 {
         nccl_sys::version_code(self.release()).unsigned_abs()
@@ -57,8 +57,8 @@ impl Nccl {
         self.api.has(feature)
     }
 
-    /// Makes a unique id by which the ranks of one new communicator find each other. One rank makes it, gives it to
-    /// all, and stays alive until all have joined.
+    /// Makes a unique id, by which the ranks of one new communicator find each other. One rank makes the id and passes
+    /// it to all ranks. The process of that rank must stay alive until all ranks have joined.
     ///
     /// # Errors
     /// [`CommError::Nccl`](super::CommError::Nccl), usually because no network interface can be used
@@ -67,7 +67,7 @@ impl Nccl {
     pub fn unique_id(&self) -> Result<UniqueId> {
         const OWNER: &str = "a new communicator";
         let mut raw = ncclUniqueId::default();
-        // SAFETY: writes one id, to a local that outlives the call.
+        // SAFETY: NCCL writes one id to `raw`, a local that outlives the call.
         unsafe { call!(self, OWNER, ncclGetUniqueId(&mut raw)) }?;
         if raw.internal.iter().all(|byte| *byte == 0) {
             return Err(unwritten(&self.api, "ncclGetUniqueId", OWNER, "unique id"));
@@ -75,8 +75,9 @@ impl Nccl {
         Ok(UniqueId::from_raw(raw))
     }
 
-    /// Returns true if an abort can be split in two: first the flags, then the memory once no thread is inside. From
-    /// 2.22 on, `ncclCommAbort` in a group raises the flags at once and frees at the group's end.
+    /// Returns true if an abort can be split in two steps: first set the abort flags, then free the memory once no
+    /// thread is inside NCCL with the communicator. From 2.22 on, `ncclCommAbort` inside a group sets the flags at
+    /// once, and the end of the group frees the memory.
     pub(crate) fn aborts_in_groups(&self) -> bool {
         self.release() >= Version::new(2, 22, 0)
     }

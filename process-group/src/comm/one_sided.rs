@@ -1,8 +1,9 @@
 //! One-sided operations: a rank writes into a window of a peer. The peer makes no matching call; it only waits for
 //! the signal.
 //!
-//! A window has the same layout on every rank. A location in a peer's window is therefore named by this rank's own
-//! address at the same offset. NCCL checks neither the end of a put nor the rank that a wait names; this module does.
+//! A window has the same layout on every rank. To name a location in a peer's window, a caller therefore passes the
+//! address at the same offset in this rank's own window. NCCL does not check that a put ends inside the window, nor
+//! that the rank passed to a wait exists. This crate checks both.
 
 use std::sync::atomic::Ordering;
 
@@ -19,17 +20,20 @@ use crate::store::Deadline;
 /// First driver with the functions that NCCL needs for one-sided operations.
 const DRIVER: sys::Version = sys::Version::new(12, 5, 0);
 
-/// The only signal, context and flags that exist. Releases that have more take them through other functions.
+/// The signal index, the context and the flags of every one-sided call. NCCL's functions accept no other value.
+/// Releases with more signals or contexts have other functions for them.
 pub(super) const ONLY: i32 = 0;
 
-/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. They occupy no thread block of the device: on
-/// one host copy engines do the work. Tested on the embedded device, and on two H200 with 2.30.7.
+/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. These operations occupy no thread block of
+/// the device: on one host, copy engines do the work. Tested on the embedded device of gpu-sim, and on two H200 with
+/// 2.30.7.
 impl Communicator {
     /// Checks that this communicator supports one-sided operations: it supports [windows](Self::windows_supported),
     /// and the release and this rank's driver have the functions needed.
     ///
     /// # Errors
-    /// [`CommError::Missing`] below 2.29; [`CommError::Setting`] with the reason.
+    /// [`CommError::Missing`] below 2.29; [`CommError::Setting`] with the reason, if windows are not supported or the
+    /// driver is older than CUDA 12.5.
     pub fn one_sided_supported(&self) -> Result<()> {
         let shared = self.shared();
         self.nccl().api().require(Feature::ONE_SIDED)?;
@@ -42,14 +46,14 @@ impl Communicator {
         Ok(())
     }
 
-    /// Prepares one-sided operations. Collective. NCCL's first one-sided operation of a rank waits until every rank
-    /// has made one. This call makes it, with a deadline, so that no later operation waits. Does nothing if it was
-    /// done before.
+    /// Prepares one-sided operations. Collective. In NCCL, the first one-sided operation of a rank waits until every
+    /// rank has made its first one. This call makes that first operation with a deadline, so that no later operation
+    /// waits. Does nothing if this rank has prepared one-sided operations before.
     ///
     /// # Errors
-    /// Those of [`one_sided_supported`](Self::one_sided_supported), before anything was done;
-    /// [`DeadlineExceeded`](CommError::DeadlineExceeded) when a rank did not come in time, and
-    /// [`Nccl`](CommError::Nccl): the communicator is then poisoned.
+    /// Those of [`one_sided_supported`](Self::one_sided_supported), which change nothing.
+    /// [`DeadlineExceeded`](CommError::DeadlineExceeded) if a rank did not make this call in time, and
+    /// [`Nccl`](CommError::Nccl): both poison the communicator.
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclSignal";
         super::open_group::refuse_inside(CALL)?;
@@ -61,10 +65,11 @@ impl Communicator {
         self.serve(CALL, waiting_for, deadline, |shared| {
             let stream = Stream::new(&shared.context, StreamFlags::NON_BLOCKING)?;
             let (nccl, name, comm, raw) = (&shared.nccl, shared.name(), shared.raw(), stream.raw().cast());
-            // A signal to itself, and a wait for it: afterwards all signal counts are as before.
+            // This rank signals itself and waits for that signal, so afterwards all signal counts are as before.
             let rank = shared.place.rank as i32;
             let mut own = ncclWaitSignalDesc_t { opCnt: 1, peer: rank, sigIdx: ONLY, ctx: ONLY };
-            // SAFETY: the communicator is alive while this call is inside. The descriptor is read during the call.
+            // SAFETY: the call guard keeps the communicator alive during the call. NCCL reads the descriptor before
+            // it returns.
             unsafe {
                 call!(nccl, name, ncclSignal(rank, ONLY, ONLY, ONLY.cast_unsigned(), comm, raw))?;
                 call!(nccl, name, ncclWaitSignal(1, &mut own, comm, raw))?;
@@ -75,21 +80,22 @@ impl Communicator {
         })
     }
 
-    /// Writes `count` elements from `local` to `peer`'s copy of `place` (the same window, the same offset), then
-    /// raises `peer`'s count of this rank's signals by one. Both addresses lie in [windows](super::Window) of this
-    /// communicator. After `peer` has [waited](Self::wait_signals) for the signal, it sees the data of this put and
-    /// of all earlier puts to it. When the put is done, `local` may be written again. Above 1 GiB the put consists of
+    /// Writes `count` elements from `local` into a window of `peer`, then raises `peer`'s count of this rank's
+    /// signals by one. `place` names the destination: it is the address at the same offset in this rank's own copy of
+    /// the window. Both addresses lie in [windows](super::Window) of this communicator. After `peer` has
+    /// [waited](Self::wait_signals) for the signal, `peer` sees the data of this put and of all earlier puts from
+    /// this rank to `peer`. When the put is done, `local` may be written again. Above 1 GiB the put consists of
     /// several copies and one signal.
     ///
     /// # Errors
-    /// See the head of the section on collectives; [`NotPrepared`](ArgumentError::NotPrepared),
-    /// [`OutsideWindows`](ArgumentError::OutsideWindows), and [`CommError::Missing`] in a captured stream below
-    /// 2.30.3.
+    /// Those of all collectives, such as [`all_reduce`](Self::all_reduce);
+    /// [`NotPrepared`](ArgumentError::NotPrepared), [`OutsideWindows`](ArgumentError::OutsideWindows), and
+    /// [`CommError::Missing`] in a captured stream below 2.30.3.
     ///
     /// # Safety
-    /// `local` holds `count` elements, which nothing writes until the put is done. The window is registered on `peer`
-    /// until then, with as many bytes as here. Nothing reads or writes `peer`'s copy of `place` until `peer` has
-    /// waited for the signal.
+    /// `local` holds `count` elements, and nothing writes to them until the put is done. Until then the window stays
+    /// registered on `peer`, with the same length as on this rank. Nothing reads or writes `peer`'s copy of `place`
+    /// until `peer` has waited for the signal.
     #[doc(alias = "ncclPutSignal")]
     pub unsafe fn put_signal(
         &self,
@@ -105,7 +111,7 @@ impl Communicator {
         unsafe { self.submit(&task, stream) }
     }
 
-    /// Raises `peer`'s count of this rank's signals by one, after all earlier puts to it.
+    /// Raises `peer`'s count of this rank's signals by one, after all earlier puts from this rank to `peer`.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
@@ -115,7 +121,7 @@ impl Communicator {
         unsafe { self.submit(&Task::signals(Primitive::Signal, 1, peer), stream) }
     }
 
-    /// Makes `stream` wait for `count` signals of `peer` beyond those that earlier waits consumed. A captured wait
+    /// Makes `stream` wait for `count` signals from `peer` beyond those that earlier waits consumed. A captured wait
     /// counts only captured signals, and other waits count only signals that are not captured.
     ///
     /// # Errors
@@ -143,7 +149,8 @@ impl Communicator {
         Ok(())
     }
 
-    /// Returns the window that a task writes into, if it does, and the offset in it in bytes.
+    /// Returns the window that a put writes into, and the byte offset in that window. `None` for a task that writes
+    /// no data.
     #[inline(always)]
     pub(super) fn window_of(&self, task: Task) -> Result<Option<(ncclWindow_t, usize)>> {
         match task.primitive {
@@ -154,7 +161,7 @@ impl Communicator {
         }
     }
 
-    /// Returns the window that a buffer of a task lies in, and the offset in it in bytes.
+    /// Returns the window that contains a buffer of a task, and the byte offset of the buffer in that window.
     fn window(
         &self,
         call: &'static str,

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use super::{CommError, Result};
 
 thread_local! {
-    /// Every call reads it.
+    /// True while this thread has an open NCCL group. Every call reads this value.
     static OPEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Records that this thread has, or no longer has, an open group.
+/// Records whether this thread has an open NCCL group.
 pub(super) fn set(open: bool) {
     OPEN.set(open);
 }
@@ -20,7 +20,7 @@ pub(crate) fn is_open() -> bool {
     OPEN.get()
 }
 
-/// Fails for a call that must not be queued in a group.
+/// Fails if this thread has an open NCCL group, because `call` must not be queued in a group.
 #[inline]
 pub(crate) fn refuse_inside(call: &'static str) -> Result<()> {
     if is_open() { Err(CommError::InsideGroup { call }) } else { Ok(()) }

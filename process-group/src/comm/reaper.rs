@@ -22,8 +22,9 @@ type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sends every failure of this process that no caller can receive to `hook`: a dropped communicator that could not be
-/// aborted, or a group that failed while it was dropped. The default hook writes one line to standard error.
+/// Sets the hook of this process for failures that no caller can receive: a dropped communicator could not be
+/// aborted, or a group failed while it was dropped. Replaces the previous hook. The default hook writes one line to
+/// standard error.
 ///
 /// The hook may run on any thread. A panic inside it is ignored.
 pub fn set_drop_error_hook(hook: impl Fn(&CommError) + Send + Sync + 'static) {
@@ -44,7 +45,7 @@ pub(crate) fn report(error: &CommError) {
 struct Queue {
     waiting: Vec<Arc<Shared>>,
     aborting: bool,
-    /// Aborts that run on other threads.
+    /// Number of aborts that run on threads other than the reaper thread.
     beside: usize,
     /// True once the reaper thread is started.
     started: bool,
@@ -96,8 +97,8 @@ fn reaper() -> &'static Reaper {
     &REAPER
 }
 
-/// The end of the reaper thread. The thread ends only with the seeded world that it runs in; the next world starts it
-/// anew.
+/// Resets the queue when the reaper thread ends. The thread ends only together with the seeded world (of
+/// `bootstrap::runtime`) in which it was spawned. The next world starts a new reaper thread.
 struct Ending;
 
 impl Drop for Ending {
@@ -110,8 +111,8 @@ impl Drop for Ending {
     }
 }
 
-/// Takes a communicator that was dropped. Aborts it in the background, or releases it if it was adopted. Does nothing
-/// for one that has ended.
+/// Aborts a dropped communicator in the background, or releases it if it was adopted. Does nothing if the
+/// communicator has ended, or was never made.
 pub(crate) fn take(shared: &Arc<Shared>) {
     if shared.guard.close_unmade("dropped")
         || matches!(shared.guard.check("drop"), Err(CommError::Closed { .. }))
@@ -147,7 +148,8 @@ pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
         let shared = shared.clone();
         thread.submit(move || {
             withdraw(&shared).inspect_err(|_| abort::keep(&shared))?;
-            // The owner may abort the communicator later, which raises the flags of these.
+            // The owner may abort the communicator later. NCCL then writes to the abort flags of these children, so
+            // their memory must stay valid.
             shared.take_children().iter().for_each(abort::keep);
             shared.let_go().iter().for_each(take);
             Ok(())
@@ -157,7 +159,7 @@ pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
 }
 
 impl Releasing {
-    /// Waits for the release, which goes on after the deadline.
+    /// Waits for the release until the deadline. The release itself continues after the deadline.
     pub(super) fn finish(self, deadline: Deadline) -> Result<()> {
         self.ticket?.wait(deadline).unwrap_or_else(|_| {
             let why =
@@ -167,7 +169,8 @@ impl Releasing {
     }
 }
 
-/// Deregisters everything that was registered through an adopted communicator whose guard is closed.
+/// Deregisters all ranges and windows that this crate registered with an adopted communicator. The communicator's
+/// guard must be closed.
 fn withdraw(shared: &Shared) -> Result<()> {
     const CALL: &str = "ncclCommWindowDeregister";
     const INTERVAL: Duration = Duration::from_millis(10);
@@ -177,7 +180,8 @@ fn withdraw(shared: &Shared) -> Result<()> {
         return Ok(());
     }
     let _entry = shared.guard.enter_closed(CALL);
-    // Nothing has ended the work that may use the memory. Waiting for it would invalidate a capture.
+    // Enqueued work may still use the memory, so the device is synchronized below. That would invalidate a capture,
+    // so wait first until no stream captures.
     while is_capturing(&shared.context)? {
         runtime::sleep(INTERVAL);
     }
@@ -192,8 +196,8 @@ fn withdraw(shared: &Shared) -> Result<()> {
             }
         });
         let deregister = |window| {
-            // SAFETY: no other thread is inside, and the communicator is alive until its owner is released. The handle
-            // is one that it gave, and is deregistered once.
+            // SAFETY: the closed guard admits no other thread, and `shared` keeps the communicator's owner alive.
+            // NCCL returned the handle for this communicator, and `take_handles` returns each handle once.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommWindowDeregister(shared.raw(), window)) }
         };
         let windows: Vec<_> = windows.into_iter().map(deregister).collect();
@@ -201,7 +205,8 @@ fn withdraw(shared: &Shared) -> Result<()> {
     })?
 }
 
-/// An abort on another thread. [`wait_for_dropped`] also waits until this is dropped.
+/// Marks an abort that runs on a thread other than the reaper thread. [`wait_for_dropped`] waits until this value is
+/// dropped.
 pub(crate) struct Beside(());
 
 impl Beside {
@@ -219,9 +224,10 @@ impl Drop for Beside {
     }
 }
 
-/// Waits until every communicator that was dropped without an end, or whose group has ended, is aborted (released, if
-/// it was [adopted](super::Communicator::adopt)), or reported as leaked. Call it before the process exits, or when no
-/// background work may remain. Returns `false` if the deadline passed first.
+/// Waits for the communicators that are ended in the background: those that were dropped without being destroyed or
+/// aborted, and those whose group has ended. Each is aborted (or released, if it was
+/// [adopted](super::Communicator::adopt)), or reported as leaked. Call this function before the process exits, or
+/// when no background work may remain. Returns `false` if the deadline passed first.
 pub fn wait_for_dropped(deadline: Deadline) -> bool {
     let reaper = reaper();
     let mut queue = reaper.lock();

@@ -7,13 +7,13 @@ use cuda_driver::DevicePtr;
 use super::{Communicator, Result, abort, reaper, shared::Shared};
 use crate::store::Deadline;
 
-/// A buffer that is registered with a communicator. It is deregistered when this value is dropped, or when the
-/// communicator ends.
+/// A buffer that is registered with a communicator. The buffer is deregistered when this value is dropped, or when
+/// the communicator ends.
 ///
-/// All ranks of a call must agree on whether its buffers are registered. NCCL picks its path per rank, and a call
-/// with one side registered hangs.
+/// For each collective call, either every rank has registered the buffers that it passes, or no rank has. NCCL
+/// chooses the transport per rank, so a call in which only some ranks' buffers are registered hangs.
 pub struct Registration {
-    /// Empty once the buffer is deregistered.
+    /// Cannot be upgraded once the buffer is deregistered.
     communicator: Weak<Shared>,
     ptr: DevicePtr,
     bytes: usize,
@@ -27,27 +27,28 @@ impl Registration {
         self.ptr
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns true if NCCL gave a handle. With `NCCL_LOCAL_REGISTER=0` or `NCCL_P2P_USE_CUDA_MEMCPY=1` it returns
-    /// success and registers nothing.
+    /// Returns true if NCCL returned a handle for the buffer. With `NCCL_LOCAL_REGISTER=0` or
+    /// `NCCL_P2P_USE_CUDA_MEMCPY=1`, NCCL returns success but no handle, and registers nothing.
     #[must_use]
     pub fn is_effective(&self) -> bool {
         self.is_effective
     }
 
-    /// Deregisters the buffer. Does nothing if the communicator has ended, or can only be aborted, because the
-    /// end deregisters the buffer. On an [adopted](Communicator::adopt) communicator it does so also after an error,
-    /// until the communicator is released.
+    /// Deregisters the buffer. Does nothing if the communicator has ended, or can only be aborted, because ending a
+    /// communicator deregisters its buffers. On an [adopted](Communicator::adopt) communicator this call also
+    /// deregisters the buffer after an error, until the communicator is released.
     ///
     /// # Errors
-    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) when the communicator
-    /// was busy until the deadline and for ten seconds more. The buffer is then still registered, and the memory must
-    /// not be reused.
+    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) if another thread was
+    /// inside NCCL with the communicator until the deadline. In that case the call tries once more for ten seconds
+    /// before it returns, but returns the error whatever the result. Treat the buffer as registered then, and do not
+    /// reuse the memory.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(mut self, deadline: Deadline) -> Result<()> {
         self.release(deadline)
@@ -79,17 +80,18 @@ impl fmt::Debug for Registration {
 
 impl Communicator {
     /// Registers a buffer, so that collectives may use it without copies. Local and lazy: NCCL records the range, and
-    /// does the work at the first call that touches it. Waits only for calls of this communicator that are inside
-    /// NCCL right now.
+    /// prepares the memory in the first collective that uses the range. This call waits only for calls of this
+    /// communicator that are inside NCCL at the moment.
     ///
     /// # Errors
-    /// [`CommError::Missing`](super::CommError::Missing) below 2.19; [`CommError::Argument`](super::CommError::Argument)
-    /// for a range that overlaps one that is registered; [`CommError::Suspended`](super::CommError::Suspended);
-    /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) past the deadline.
+    /// [`CommError::Missing`](super::CommError::Missing) below 2.19;
+    /// [`CommError::Argument`](super::CommError::Argument) for an empty range, or one that overlaps a registered
+    /// range; [`CommError::Suspended`](super::CommError::Suspended); [`CommError::Nccl`](super::CommError::Nccl);
+    /// [`CommError::Busy`](super::CommError::Busy) past the deadline.
     ///
     /// # Safety
-    /// The memory stays allocated, and mapped at its address, until the registration is gone. All ranks whose calls
-    /// use the memory together agree on whether it is registered.
+    /// The memory stays allocated, and mapped at its address, until the buffer is deregistered or the communicator is
+    /// gone. For each collective call, either every rank has registered the buffers that it passes, or no rank has.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register(&self, ptr: DevicePtr, bytes: usize, deadline: Deadline) -> Result<Registration> {
         let shared = self.shared();

@@ -1,12 +1,11 @@
 //! The ranges that one communicator has registered or has still to register.
 //!
-//! Registration is local, but no other thread may be inside the communicator meanwhile. Requests that follow an
-//! allocator's segments are therefore recorded first, and executed at once if the communicator is free. Otherwise the
-//! next call that enters executes them before it enqueues anything. So a request never waits, and no call uses memory
-//! before its registration.
+//! Registration is local, but no other thread may be inside NCCL with the communicator at the same time. Requests for
+//! an allocator's segments are therefore recorded first, and executed at once if no other thread is inside. Otherwise
+//! the communicator's next call executes the requests before its own work. So a request never waits, and no call uses
+//! memory before its registration.
 //!
-//! Memory is kept alive, by its [`SegmentHold`], until NCCL no longer knows it: until it is deregistered, or the
-//! communicator is gone.
+//! A [`SegmentHold`] keeps the memory of a range alive until the range is deregistered, or the communicator is gone.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,14 +22,14 @@ use crate::sync::{
 pub(super) const REGISTER: &str = "ncclCommRegister";
 pub(super) const DEREGISTER: &str = "ncclCommDeregister";
 
-/// Keeps registered memory alive as long as the value lives, and is notified of the outcome. Called without a lock
-/// held, on the thread that is inside the communicator.
+/// Keeps registered memory alive as long as this value lives. The methods are called with the result of each
+/// registration and deregistration. The registry's lock is not held during these calls.
 pub(crate) trait SegmentHold: Send + Sync {
     fn registered(&self);
     fn deregistered(&self);
-    /// It could not be registered.
+    /// The memory could not be registered.
     fn not_registered(&self, reason: &str);
-    /// NCCL failed to deregister it.
+    /// NCCL failed to deregister the memory, which stays registered until the communicator is gone.
     fn not_deregistered(&self);
 }
 
@@ -44,32 +43,35 @@ pub(crate) struct Registry {
 
 #[derive(Default)]
 pub(super) struct State {
-    /// By address, without overlaps.
+    /// Ranges by start address. No two ranges overlap.
     pub(super) ranges: BTreeMap<u64, Range>,
-    /// Addresses with a pending request. The range holds the request itself.
+    /// Start addresses of the ranges with a pending request. The phase of a range says which request.
     pub(super) todo: VecDeque<u64>,
-    /// Set when the communicator is about to end, or has ended. No range is added any more.
+    /// True once the communicator is about to end, or has ended. New requests to register are then ignored.
     pub(super) ending: bool,
 }
 
 pub(super) struct Range {
     pub(super) bytes: usize,
     pub(super) phase: Phase,
-    /// The range is to be deregistered as soon as it is registered.
+    /// True if deregistration was requested while NCCL was registering the range. The range is then deregistered
+    /// afterwards.
     pub(super) unwanted: bool,
     pub(super) hold: Option<Arc<dyn SegmentHold>>,
 }
 
-/// NCCL's handle as a number; 0 if NCCL gave none.
+/// NCCL's registration handle as an address; 0 if NCCL returned no handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Handle(pub(super) usize);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// Registration was requested, and has not started.
     Coming,
-    /// A thread is in NCCL with the range.
+    /// A thread is inside NCCL, registering or deregistering the range.
     Moving,
     Registered(Handle),
+    /// Deregistration was requested, and has not started.
     Leaving(Handle),
     /// NCCL failed to deregister the range.
     Stuck,
@@ -91,13 +93,14 @@ impl Registry {
         self.has_pending.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of ranges that NCCL knows.
+    /// Returns the number of ranges that are registered with NCCL.
     pub(crate) fn len(&self) -> usize {
         let known = |range: &&Range| !matches!(range.phase, Phase::Coming | Phase::Moving);
         self.lock().ranges.values().filter(known).count()
     }
 
-    /// Returns true if the `bytes` at `address` lie in one range that NCCL knows, or will know before the next call.
+    /// Returns true if the `bytes` at `address` lie in one range that is registered with NCCL, or will be before the
+    /// next call.
     pub(crate) fn covers(&self, address: u64, bytes: u64) -> bool {
         let state = self.lock();
         let known = state.ranges.range(..=address).next_back();
@@ -111,7 +114,8 @@ impl Registry {
         })
     }
 
-    /// Records a range to register. It must not overlap another. Does nothing if the communicator is about to end.
+    /// Records a range to register. Fails if the range overlaps a recorded one. Does nothing if the communicator is
+    /// about to end, or has ended.
     pub(super) fn note(&self, address: u64, bytes: usize, hold: Arc<dyn SegmentHold>) -> Result<()> {
         let range = Range { bytes, phase: Phase::Coming, unwanted: false, hold: Some(hold) };
         self.insert(REGISTER, address, range)
@@ -149,7 +153,7 @@ impl Registry {
             let ending = state.ending;
             let Some(range) = state.ranges.get_mut(&address) else { continue };
             match range.phase {
-                // Before the end, no registration is started.
+                // The communicator is about to end: cancel the registration.
                 Phase::Coming if ending => drop(state.ranges.remove(&address)),
                 Phase::Coming => {
                     range.phase = Phase::Moving;
@@ -226,7 +230,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets all ranges once the communicator is gone.
+    /// Removes all ranges. Called once the communicator is gone, or released to its owner.
     pub(super) fn clear(&self) {
         let mut state = self.lock();
         state.ending = true;
@@ -235,7 +239,7 @@ impl Registry {
         drop(state);
         let known = ranges.values().filter(|range| range.phase != Phase::Coming);
         known.filter_map(|range| range.hold.as_ref()).for_each(|hold| hold.deregistered());
-        // Memory is freed here, with no lock held.
+        // Dropping the holds may free the memory, so no lock is held here.
         drop(ranges);
     }
 }

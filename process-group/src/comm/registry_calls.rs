@@ -1,4 +1,4 @@
-//! The calls of NCCL that register and deregister a communicator's ranges.
+//! The NCCL calls that register and deregister a communicator's ranges.
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
@@ -15,7 +15,8 @@ use super::{
 use crate::store::Deadline;
 
 impl Shared {
-    /// Registers a range now, or before the next call if another thread is inside. `hold` is told of a failure.
+    /// Registers a range now. If another thread is inside the call guard, the communicator's next call registers the
+    /// range instead. A failure is passed to `hold`.
     pub(crate) fn register_range(
         &self,
         address: u64,
@@ -26,7 +27,8 @@ impl Shared {
         self.flush_if_free(REGISTER)
     }
 
-    /// Registers a range before the next call, or by [`flush_by`](Self::flush_by).
+    /// Records a range to register. The communicator's next call, or [`flush_by`](Self::flush_by), registers the
+    /// range.
     pub(crate) fn note(
         &self,
         address: u64,
@@ -39,7 +41,8 @@ impl Shared {
         })
     }
 
-    /// Deregisters a range now, or before the next call if another thread is inside.
+    /// Deregisters a range now. If another thread is inside the call guard, the communicator's next call deregisters
+    /// the range instead.
     pub(crate) fn deregister_range(&self, address: u64) -> Result<(), Unsettled> {
         self.registry.leave(DEREGISTER, address).map_err(|source| Unsettled {
             address,
@@ -50,8 +53,8 @@ impl Shared {
         self.flush_if_free(DEREGISTER)
     }
 
-    /// Executes the pending requests, unless another thread is inside or the communicator is suspended. The next call
-    /// then executes them.
+    /// Executes the pending requests. If another thread is inside the call guard, or the communicator is suspended, leaves
+    /// them to the communicator's next call.
     fn flush_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
         match self.guard.enter(call, Kind::Local, Some(Deadline::now())) {
             // No suspension begins while this thread is inside.
@@ -60,18 +63,19 @@ impl Shared {
         }
     }
 
-    /// Waits until no thread is inside, and executes the pending requests.
+    /// Waits until no other thread is inside the call guard, then executes the pending requests.
     pub(crate) fn flush_by(&self, deadline: Deadline) -> Result<(), Unsettled> {
         let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline)).map_err(nowhere)?;
         self.guard.check(REGISTER).map_err(nowhere)?;
         self.flush()
     }
 
-    /// Executes the pending requests before `call`, which may be refused afterwards. The caller is inside the guard.
+    /// Executes the pending requests before `call`. A failed request may poison the communicator, so this then checks
+    /// whether `call` is still allowed. The caller is inside the guard.
     #[cold]
     pub(super) fn flush_before(&self, call: &'static str) -> Result<()> {
         match self.flush() {
-            // Requests that are still pending were not started.
+            // Some requests were not started, so `call` might use memory that is not registered yet.
             Err(unsettled) if self.registry.has_pending() => Err(*unsettled.source),
             _ => self.guard.check(call),
         }
@@ -84,14 +88,15 @@ impl Shared {
     }
 
     fn flush_in_current(&self) -> Result<(), Unsettled> {
-        // Registration calls must not become part of a stream capture of this thread.
+        // If this thread captures a stream, the driver would otherwise refuse NCCL's registration calls.
         let relaxed = RelaxedCapture::enter(self.context.driver());
         let _relaxed = relaxed.map_err(|error| nowhere(error.into()))?;
         let mut first = Ok(());
         while let Some(job) = self.registry.next() {
             let (address, bytes, is_registration, result) = match job {
                 Job::Register(address, bytes) => {
-                    // SAFETY: inside the guard. The hold keeps the memory mapped at its address.
+                    // SAFETY: the caller is inside the guard. The range's hold keeps the memory mapped at its
+                    // address.
                     let result = unsafe { self.raw_register(address, bytes) };
                     let result = result.and_then(|handle| match handle {
                         Handle(0) => {
@@ -104,7 +109,8 @@ impl Shared {
                     (address, bytes, true, result.map(drop))
                 }
                 Job::Deregister(address, handle) => {
-                    // SAFETY: inside the guard. The handle is the communicator's own, and is deregistered once.
+                    // SAFETY: the caller is inside the guard. The handle belongs to this communicator and is
+                    // deregistered once.
                     let result = unsafe { self.raw_deregister(handle) };
                     self.registry.went(address, &result);
                     (address, 0, false, result)
@@ -117,12 +123,13 @@ impl Shared {
         first
     }
 
-    /// Deregisters everything before the end. The caller is inside the guard; only the destruction enters after it.
+    /// Deregisters all ranges before the communicator is destroyed or released. The caller is inside the guard.
+    /// Afterwards the guard admits no call but the destruction.
     pub(super) fn deregister_all(&self) -> Result<()> {
         let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
         for address in known {
             match self.registry.leave(DEREGISTER, address) {
-                // Another thread has taken its request back.
+                // Another thread has cancelled the registration of this range meanwhile.
                 Err(CommError::Argument(ArgumentError::NotRegistered { .. })) => {}
                 left => left?,
             }
@@ -130,10 +137,11 @@ impl Shared {
         if self.registry.has_pending() { self.flush().map_err(|unsettled| *unsettled.source) } else { Ok(()) }
     }
 
-    /// Registers a range of memory that the caller keeps alive. Returns true if NCCL gave a handle.
+    /// Registers a range of memory that the caller keeps alive. Returns true if NCCL returned a handle.
     ///
     /// # Safety
-    /// The memory stays where it is until the range is deregistered, or the communicator is gone.
+    /// The memory stays allocated, and mapped at its address, until the range is deregistered, or the communicator is
+    /// gone.
     pub(super) unsafe fn register(&self, ptr: DevicePtr, bytes: usize, deadline: Deadline) -> Result<bool> {
         if ptr.0 == 0 || bytes == 0 {
             return Err(ArgumentError::Null { call: "register", buffer: "registered", bytes }.into());
@@ -145,16 +153,18 @@ impl Shared {
         self.context.with_current(|| {
             let range = Range { bytes, phase: Phase::Moving, unwanted: false, hold: None };
             self.registry.insert(REGISTER, ptr.0, range)?;
-            // SAFETY: inside the guard; the caller's contract.
+            // SAFETY: this thread is inside the guard. The caller keeps the memory mapped at its address.
             let result = unsafe { self.raw_register(ptr.0, bytes) };
             self.registry.came(ptr.0, &result);
             result.map(|handle| handle != Handle(0))
         })?
     }
 
-    /// Deregisters a range of [`register`](Self::register). May be repeated after the communicator was busy.
+    /// Deregisters a range that [`register`](Self::register) registered. May be called again after
+    /// [`CommError::Busy`].
     pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
-        // Nothing aborts an adopted communicator, which would deregister the range.
+        // A poisoned communicator is aborted later, which deregisters its ranges. This crate does not abort an
+        // adopted one, so the range must be deregistered here even if the communicator is poisoned.
         let kind = if self.is_adopted() { Kind::Cleanup } else { Kind::Local };
         let _entry = match self.guard.enter(DEREGISTER, kind, Some(deadline)) {
             Ok(entry) => entry,
@@ -175,8 +185,8 @@ impl Shared {
                 },
                 None => return Ok(()),
             };
-            // SAFETY: inside the guard. The handle is the communicator's own, and is deregistered once, also after an
-            // error.
+            // SAFETY: this thread is inside the guard. The handle belongs to this communicator. It is deregistered
+            // once, because the range is removed below even after an error.
             let result = unsafe { self.raw_deregister(handle) };
             self.registry.went(ptr.0, &Ok(()));
             result
@@ -184,24 +194,25 @@ impl Shared {
     }
 
     /// # Safety
-    /// The caller is inside the guard; the memory stays where it is until it is deregistered.
+    /// The caller is inside the guard. The memory stays allocated, and mapped at its address, until the range is
+    /// deregistered, or the communicator is gone.
     unsafe fn raw_register(&self, address: u64, bytes: usize) -> Result<Handle> {
         let mut handle = ptr::null_mut();
         let buffer = address as *mut c_void;
-        // SAFETY: the communicator is alive inside the guard; the memory is alive by the caller's contract; the handle is
-        // written before the call returns, because communicators are blocking.
+        // SAFETY: the guard keeps the communicator alive, and the caller keeps the memory alive. NCCL writes the
+        // handle before the call returns, because the communicator is blocking.
         unsafe { call!(&self.nccl, self.name(), ncclCommRegister(self.raw(), buffer, bytes, &mut handle)) }?;
         Ok(Handle(handle.addr()))
     }
 
     /// # Safety
-    /// The caller is inside the guard; the handle is the communicator's.
+    /// The caller is inside the guard. The handle belongs to this communicator and is deregistered once.
     unsafe fn raw_deregister(&self, Handle(handle): Handle) -> Result<()> {
         if handle == 0 {
             return Ok(());
         }
         let handle = handle as *mut c_void;
-        // SAFETY: the communicator is alive inside the guard; the handle is its own.
+        // SAFETY: the guard keeps the communicator alive. The handle is valid by the caller's contract.
         unsafe { call!(&self.nccl, self.name(), ncclCommDeregister(self.raw(), handle)) }
     }
 }

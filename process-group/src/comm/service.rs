@@ -14,19 +14,19 @@ use crate::store::Deadline;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Called when a communicator is aborted or dropped. It must not block.
+/// A callback that is called when a communicator is aborted or dropped. It must not block.
 pub(crate) type Listener = dyn Fn(Force) + Send + Sync;
 
 /// Reason for an abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Force {
     Aborted,
-    /// The owner dropped it.
+    /// The owner dropped the communicator.
     Dropped,
 }
 
 impl Force {
-    /// Returns the text in the errors of later calls.
+    /// Returns the word that the errors of later calls contain.
     pub(crate) const fn how(self) -> &'static str {
         match self {
             Self::Aborted => "aborted",
@@ -35,8 +35,8 @@ impl Force {
     }
 }
 
-/// A thread that runs jobs in the order of submission. It ends when the handle is dropped and its jobs are done. A
-/// job that never returns keeps the thread alive, and nothing waits for it.
+/// Handle of a thread that runs jobs in the order of submission. The thread ends when this handle is dropped and all
+/// submitted jobs are done. Dropping the handle does not wait. A job that never returns keeps the thread alive.
 pub(crate) struct Service {
     queue: Arc<Queue>,
 }
@@ -50,7 +50,7 @@ struct Queue {
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<Job>,
-    /// True once the handle is dropped. No job is added afterwards.
+    /// True once the [`Service`] is dropped, or the thread has ended. No job is added afterwards.
     is_closed: bool,
 }
 
@@ -59,7 +59,7 @@ impl Queue {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next job. Returns `None` when there will be none.
+    /// Waits for the next job. Returns `None` once the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let mut jobs = self.lock();
         loop {
@@ -80,7 +80,7 @@ impl Service {
         let queue = Arc::new(Queue { jobs: Mutex::default(), changed: Event::new("a call of NCCL to run") });
         let of_thread = queue.clone();
         let work = move || {
-            // Closed also if a job panics, so the promises of later jobs are broken.
+            // If a job panics, this guard closes the queue and drops the later jobs, which breaks their promises.
             let queue = Closing(&of_thread);
             while let Some(job) = queue.0.next() {
                 job();
@@ -98,7 +98,7 @@ impl Service {
         ticket
     }
 
-    /// Submits `job`, which fulfils an existing promise.
+    /// Submits `job`, whose result fulfils `promise`.
     pub(crate) fn keep<T: Send + 'static>(
         &self,
         promise: Promise<T>,
@@ -107,7 +107,7 @@ impl Service {
         let job = Box::new(move || promise.keep(job()));
         let mut jobs = self.queue.lock();
         if jobs.is_closed {
-            // The thread has ended by a panic. The dropped promise breaks the ticket.
+            // A job has panicked and ended the thread. Dropping the promise in `job` breaks its ticket.
             drop(jobs);
             return drop(job);
         }
@@ -124,7 +124,7 @@ impl Drop for Service {
     }
 }
 
-/// The end of a service thread. Drops the jobs that will not run.
+/// Closes the queue when the service thread ends, and drops the jobs that have not run.
 struct Closing<'a>(&'a Queue);
 
 impl Drop for Closing<'_> {
@@ -132,7 +132,7 @@ impl Drop for Closing<'_> {
         let mut jobs = self.0.lock();
         jobs.is_closed = true;
         let left = std::mem::take(&mut jobs.waiting);
-        // Dropped without the lock: the jobs own objects with locks of their own.
+        // The jobs are dropped without the lock, because dropping the objects that they own may take other locks.
         drop(jobs);
         drop(left);
     }
@@ -145,12 +145,12 @@ impl fmt::Debug for Service {
 }
 
 enum Outcome<T> {
-    /// No value yet. The wait ends at the instant, if there is one.
+    /// No value yet. After an interruption: the time at which a wait ends.
     Pending(Option<Instant>),
     Kept(T),
     /// The job ended without a value: it panicked.
     Broken,
-    /// The ticket is gone.
+    /// The ticket was dropped, or the value was taken out.
     Abandoned,
 }
 
@@ -160,7 +160,7 @@ struct Slot<T> {
 }
 
 impl<T> Slot<T> {
-    /// Stores `outcome`, or drops it if the ticket is gone.
+    /// Stores `outcome`. Drops it instead if an outcome is stored already, or the ticket was dropped.
     fn fill(&self, outcome: Outcome<T>) {
         let mut held = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*held, Outcome::Pending(_)) {
@@ -170,7 +170,7 @@ impl<T> Slot<T> {
     }
 }
 
-/// The sending end of a ticket. If it is dropped without a value, the ticket is broken.
+/// The sending half of a [`Ticket`]. Dropping the promise without a value breaks the ticket.
 pub(crate) struct Promise<T> {
     slot: Arc<Slot<T>>,
 }
@@ -196,7 +196,7 @@ impl<T> Drop for Promise<T> {
     }
 }
 
-/// The receiving end of a job's value.
+/// The receiving half of a [`Promise`], through which the submitter gets a job's value.
 pub(crate) struct Ticket<T> {
     slot: Arc<Slot<T>>,
 }
@@ -213,7 +213,8 @@ pub(crate) enum Unkept {
 }
 
 impl<T: Send + 'static> Ticket<T> {
-    /// Returns a listener that ends the wait, `grace` after it is called.
+    /// Returns a listener. A wait for this ticket ends when the time `grace` has passed since the listener was
+    /// called.
     pub(crate) fn interruption(&self, grace: Duration) -> Arc<Listener> {
         let slot = self.slot.clone();
         Arc::new(move |_| {
@@ -232,7 +233,8 @@ impl<T> Ticket<T> {
         self.look(deadline).unwrap_or(Err(Unkept::Late))
     }
 
-    /// Waits for the job's value until `until`, and returns `None` if it has not arrived. The value is returned once.
+    /// Waits for the job's value, at most until `until`. Returns `None` if the job is not done by then. Returns the
+    /// value once, and [`Unkept::Broken`] afterwards.
     pub(crate) fn look(&self, until: Deadline) -> Option<Result<T, Unkept>> {
         let mut held = self.slot.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         let mut patience = Duration::MAX;

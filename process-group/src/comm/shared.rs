@@ -27,9 +27,10 @@ use crate::store::Deadline;
 
 /// State of a communicator, shared between its owner, its service thread and its abort handles.
 ///
-/// It lives as long as NCCL may write to it: `handle` and the windows' cells are out-parameters.
+/// This value lives as long as NCCL may write to it: NCCL writes to `handle` and to the handle cells of the windows.
 pub(crate) struct Shared {
-    /// Unique in the process. Threads that need several guards enter them in this order.
+    /// Number of this communicator, unique in the process. A thread that enters several call guards enters them by
+    /// ascending serial, to avoid deadlocks.
     pub(crate) serial: u64,
     pub(crate) nccl: Nccl,
     pub(crate) context: Context,
@@ -37,7 +38,7 @@ pub(crate) struct Shared {
     pub(crate) guard: Arc<CallGuard>,
     /// NCCL's handle; null until NCCL has written it.
     handle: Arc<AtomicPtr<ncclComm>>,
-    /// NCCL keeps the address of the name in it.
+    /// The configuration that NCCL received. NCCL keeps the address of the name string that it contains.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
     /// Set once NCCL has made the communicator.
@@ -47,7 +48,8 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     /// Child communicators that were not returned to a caller.
     children: Mutex<Vec<Arc<Self>>>,
-    /// Keeps an adopted communicator alive until it is released; not set for any other.
+    /// Reference that keeps an adopted communicator's owner alive until the release. Not set for communicators that
+    /// are not adopted.
     pub(super) owner: OnceLock<Mutex<Option<Owner>>>,
 }
 
@@ -55,7 +57,8 @@ pub(crate) struct Shared {
 pub(super) type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Shared {
-    /// Makes a communicator at `setup` of `size`. NCCL writes its handle to `handle`.
+    /// Makes the state of one member's communicator of `size` ranks. NCCL will write the communicator's handle to
+    /// `handle`.
     pub(crate) fn new(
         setup: &MemberSetup<'_>,
         size: usize,
@@ -83,7 +86,7 @@ impl Shared {
         })
     }
 
-    /// Returns true if somebody else made the communicator and will destroy it.
+    /// Returns true if the communicator is adopted: code outside this crate made it, and will destroy it.
     pub(crate) fn is_adopted(&self) -> bool {
         self.owner.get().is_some()
     }
@@ -101,7 +104,7 @@ impl Shared {
         self.guard.name()
     }
 
-    /// Returns NCCL's handle. Use it only inside the guard.
+    /// Returns NCCL's handle. Use the handle only inside the call guard.
     #[inline]
     pub(crate) fn raw(&self) -> ncclComm_t {
         self.handle.load(Ordering::Acquire)
@@ -112,27 +115,27 @@ impl Shared {
         self.handle.as_ptr()
     }
 
-    /// Never held during a call of NCCL.
+    /// Locks the table of windows. Do not hold the lock during an NCCL call.
     pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a child that no caller received until this communicator is gone. Until then NCCL raises this
-    /// communicator's abort flag and the child's together, wherever the child's flag was (`childAbortFlag`; only a
-    /// child that was made completely unlinks it). The caller is inside the guard, so an end of this communicator
-    /// finds the child.
+    /// Keeps a child that no caller received, until this communicator is gone. An abort of this communicator makes
+    /// NCCL write to the child's abort flag too (`childAbortFlag`), so the flag's memory must stay valid. NCCL
+    /// unlinks the flag only if the child was made completely. The caller is inside the guard, so the function that
+    /// ends this communicator finds the child.
     pub(crate) fn keep_child(&self, child: Arc<Self>) {
         self.children.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 
-    /// Removes the children that were kept.
+    /// Removes and returns the children that [`keep_child`](Self::keep_child) kept.
     pub(super) fn take_children(&self) -> Vec<Arc<Self>> {
         std::mem::take(&mut *self.children.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Called when the communicator is gone, or released to its owner. Releases the memory of its windows and
-    /// registrations, and drops the reference to its owner. Returns the children that it kept, which the caller
-    /// aborts.
+    /// Releases the memory under this communicator's windows and registrations, and drops the reference to the owner.
+    /// Called when the communicator is gone, or released to its owner. Returns the kept children, which the caller
+    /// must abort.
     #[must_use]
     pub(crate) fn let_go(&self) -> Vec<Arc<Self>> {
         self.registry.clear();
@@ -148,18 +151,20 @@ impl Shared {
     /// Returns NCCL's asynchronous error, if any.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
-        // NCCL has not made it, or failed to.
+        // NCCL has not made the communicator, or failed to make it.
         if self.guard.is_unmade() || self.raw().is_null() {
             return Ok(());
         }
         let _observer = self.guard.observe(CALL)?;
         let mut state = ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator is not freed while it is observed; writes one code, to a local.
+        // SAFETY: no thread frees the communicator while `_observer` lives. NCCL writes one result code, to the local
+        // `state`.
         unsafe { call!(&self.nccl, self.name(), ncclCommGetAsyncError(self.raw(), &mut state)) }?;
         self.judge(call::check(self.nccl.api(), CALL, self.name(), state))
     }
 
-    /// Returns `result`. An error that leaves the communicator in an unknown state poisons it.
+    /// Returns `result` unchanged. Poisons the communicator if `result` is an error that leaves it in an unknown
+    /// state.
     #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
@@ -168,7 +173,8 @@ impl Shared {
         result
     }
 
-    /// Like [`judge`](Self::judge), for the error of a call that every launch makes.
+    /// Like [`judge`](Self::judge), for a result that is known to be an error. Out of line, because every launch
+    /// contains this call.
     #[cold]
     pub(crate) fn condemned(&self, error: CommError) -> Box<CommError> {
         self.condemn(&error);
@@ -197,7 +203,7 @@ pub(crate) struct MemberSetup<'a> {
     pub(crate) rank: usize,
 }
 
-/// A call on the service thread.
+/// An NCCL call that runs on the service thread.
 pub(crate) struct Serving<T> {
     shared: Arc<Shared>,
     call: &'static str,
@@ -222,25 +228,25 @@ impl<T: Send + 'static> Serving<T> {
             let _entry = guard.enter(call, kind, None)?;
             let result = own.context.with_current(|| job(&own)).unwrap_or_else(|error| Err(error.into()));
             let result = own.judge(result);
-            // Before the guard is left: an abort waits there for a call whose caller has given up, and must find
-            // nothing held by it.
+            // Dropped before the guard is left. An abort waits at the guard for calls whose callers have given up.
+            // After that wait, no such call may still hold a reference.
             drop(own);
             result
         });
         let interruption = ticket.interruption(Duration::ZERO);
-        // Also notified of an abort that came in between.
+        // `tell` also notifies this listener of an abort that came before it was registered.
         shared.guard.tell(&interruption);
         Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 
-    /// Waits for the call. Past the deadline the communicator is poisoned, and the call continues until it is
-    /// aborted. An abort ends the wait at once, without waiting for the call.
+    /// Waits for the result of the call. Poisons the communicator if the deadline passes; the call then continues
+    /// until the communicator is aborted. An abort ends the wait at once, even if the call has not returned.
     pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
         self.finish_while(deadline, || Ok(()))
     }
 
-    /// [`finish`](Self::finish) that also calls `go_on` from time to time. An error from it ends the wait and poisons
-    /// the communicator with the reason.
+    /// Like [`finish`](Self::finish), but also calls `go_on` from time to time. An error of `go_on` ends the wait and
+    /// poisons the communicator.
     pub(crate) fn finish_while<E: From<CommError> + fmt::Display>(
         self,
         deadline: Deadline,

@@ -12,17 +12,19 @@ const RESUME: &str = "ncclCommResume";
 
 impl Communicator {
     /// Releases device memory that the communicator holds, until it is [resumed](Self::resume).
-    /// [`memory_statistics`](Self::memory_statistics) returns the amount as `suspendable`. The contents of some of it
-    /// move to the host. Addresses stay reserved. Memory of the program stays as it is, also in windows.
+    /// [`memory_statistics`](Self::memory_statistics) returns the amount as `suspendable`. NCCL moves part of the
+    /// contents to host memory. Addresses stay reserved. The program's own memory, including windows, is not touched.
     ///
-    /// Collective: every rank suspends it. NCCL waits for all work on this rank's device. A suspended communicator
-    /// refuses work, windows, splitting and shrinking with [`CommError::Suspended`]. It can be resumed, destroyed and
-    /// aborted. No graph that captured its operations may be launched meanwhile: the kernels would access memory that
-    /// is not mapped, which is an error of the device. NCCL does not check that. NCCL 2.29.7.
+    /// Collective: every rank makes this call. NCCL waits for all work on this rank's device. A suspended
+    /// communicator refuses work, windows, splitting and shrinking with [`CommError::Suspended`]. Resuming,
+    /// destroying and aborting it remain possible. Until the communicator is resumed, do not launch a graph that
+    /// captured its operations: the kernels would access unmapped memory, which is a device error. NCCL does not
+    /// check this. Needs NCCL 2.29.7.
     ///
     /// # Errors
     /// - [`CommError::Missing`] below 2.29.7; [`CommError::Adopted`] for an [adopted](Self::adopt) communicator;
-    ///   [`CommError::Suspended`] the second time; [`CommError::Revoked`]. Nothing has changed then.
+    ///   [`CommError::Suspended`] if the communicator is suspended already; [`CommError::Revoked`]. These errors
+    ///   change nothing.
     /// - [`CommError::Nccl`], for example with `NCCL_DISABLE_MEM_MANAGER=1`.
     /// - [`CommError::DeadlineExceeded`], which poisons the communicator.
     #[doc(alias = "ncclCommSuspend")]
@@ -49,12 +51,12 @@ impl Communicator {
         self.shared().guard.is_suspended()
     }
 
-    /// Refuses work from now on, if the communicator can be suspended. Local.
+    /// Makes the communicator refuse work from now on. Fails if the communicator cannot be suspended. Local.
     pub(crate) fn refuse_work(&self, deadline: Deadline) -> Result<()> {
         open_group::refuse_inside(SUSPEND)?;
         self.shared().refuse_adopted(SUSPEND)?;
         self.nccl().api().require(Feature::SUSPEND)?;
-        // Fails if the environment has switched NCCL's memory manager off.
+        // This query fails if the environment has switched NCCL's memory manager off.
         self.memory_statistics(deadline)?;
         let guard = &self.shared().guard;
         let _entry = guard.enter(SUSPEND, Kind::Collective, Some(deadline))?;
@@ -78,7 +80,8 @@ impl Communicator {
         }
     }
 
-    /// Suspends a communicator that refuses work. Ends when `go_on`, called from time to time, returns an error.
+    /// Suspends a communicator after [`refuse_work`](Self::refuse_work). Calls `go_on` from time to time during the
+    /// wait. An error of `go_on` ends the wait and poisons the communicator.
     ///
     /// # Errors
     /// Those of NCCL and of `go_on`.
@@ -91,14 +94,15 @@ impl Communicator {
         let call = (SUSPEND, Kind::Suspended);
         Serving::begin(&self.shared, &self.service, call, waiting_for, |shared| {
             let flags = NCCL_SUSPEND_MEM as c_int;
-            // SAFETY: the communicator is alive while this call is inside.
+            // SAFETY: the call guard keeps the communicator alive during the call.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommSuspend(shared.raw(), flags)) }
                 .inspect_err(|_| shared.guard.set_suspended(false))
         })
         .finish_while(deadline, go_on)
     }
 
-    /// [`resume`](Self::resume) that ends when `go_on`, called from time to time, returns an error.
+    /// Like [`resume`](Self::resume), but calls `go_on` from time to time during the wait. An error of `go_on` ends
+    /// the wait and poisons the communicator.
     ///
     /// # Errors
     /// Those of NCCL and of `go_on`.
@@ -109,7 +113,7 @@ impl Communicator {
     ) -> Result<(), E> {
         let waiting_for = "the other ranks to resume the communicator".into();
         Serving::begin(&self.shared, &self.service, (RESUME, Kind::Suspended), waiting_for, |shared| {
-            // SAFETY: the communicator is alive while this call is inside.
+            // SAFETY: the call guard keeps the communicator alive during the call.
             unsafe { call!(&shared.nccl, shared.name(), ncclCommResume(shared.raw())) }?;
             shared.guard.set_suspended(false);
             Ok(())

@@ -54,7 +54,7 @@ impl Primitive {
         Self::WaitSignals,
     ];
 
-    /// Returns the operation that consists of it alone.
+    /// Returns the group operation that consists of this primitive alone.
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,
@@ -73,12 +73,12 @@ impl Primitive {
         }
     }
 
-    /// Returns true for one end of a message.
+    /// Returns true for a send or a receive.
     pub(crate) const fn is_message(self) -> bool {
         matches!(self, Self::Send | Self::Recv)
     }
 
-    /// Returns true if the other rank takes no part, or only waits.
+    /// Returns true for puts, signals, and waits for signals.
     pub(crate) const fn is_one_sided(self) -> bool {
         matches!(self, Self::PutSignal | Self::Signal | Self::WaitSignals)
     }
@@ -87,9 +87,9 @@ impl Primitive {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Returns the number of ranks whose shares the send and the receive buffer hold, in a communicator of `size`; 0 for
-    /// a buffer that is not used. `named` is true on the rank that the operation names. The buffers of one-sided
-    /// operations lie in windows, or there are none.
+    /// Returns the length of the send buffer and of the receive buffer, in shares (of `count` elements each), for a
+    /// communicator of `size` ranks; 0 for an unused buffer. `named` is true on the rank that is the operation's root
+    /// or peer. Both lengths are 0 for one-sided operations, whose buffers lie in windows and are checked separately.
     #[inline(always)]
     pub(crate) fn shares(self, size: usize, named: bool) -> [usize; 2] {
         let root = if named { size } else { 0 };
@@ -108,7 +108,8 @@ impl Primitive {
         }
     }
 
-    /// Returns the overlap of the two buffers that it allows; `named` as for [`shares`](Self::shares).
+    /// Returns the overlap of the send and the receive buffer that this primitive allows. `named` is as for
+    /// [`shares`](Self::shares).
     const fn in_place(self, named: bool) -> InPlace {
         match self {
             // A put writes into the window of another rank.
@@ -131,7 +132,8 @@ impl Primitive {
         }
     }
 
-    /// Returns the role of the rank that the operation names, if it names one.
+    /// Returns the role of the rank that is an argument of the operation. `None` if the operation has no such
+    /// argument.
     pub(crate) const fn role(self) -> Option<&'static str> {
         match self {
             Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter => Some("root"),
@@ -141,16 +143,16 @@ impl Primitive {
     }
 }
 
-/// One operation of this rank. A buffer that this rank does not use is null. For a write into a peer's window, the
-/// buffer is this rank's own address at the same offset of the window.
+/// One operation of this rank. A buffer that this rank does not use is null. The receive buffer of a put is given by
+/// the address at the same offset in this rank's own copy of the window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Task {
     pub(crate) primitive: Primitive,
-    /// The operation that it is a part of.
+    /// The group operation that this task is a part of.
     pub(crate) call: Operation,
     pub(crate) send: DevicePtr,
     pub(crate) receive: DevicePtr,
-    /// Elements of one share, or signals.
+    /// Number of elements of one share, or number of signals.
     pub(crate) count: usize,
     pub(crate) dtype: DataType,
     /// Used by reducing operations only.
@@ -163,7 +165,8 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// Makes an operation without a reduction and without a rank.
+    /// Makes a task. Set the reduction with [`reduced_by`](Self::reduced_by) and the root or peer with
+    /// [`with`](Self::with).
     pub(crate) const fn new(
         primitive: Primitive,
         send: DevicePtr,
@@ -175,7 +178,7 @@ impl Task {
         Self { primitive, call, send, receive, count, dtype, op: ReduceOp::Sum, rank: 0, places }
     }
 
-    /// Makes a one-sided operation without data.
+    /// Makes a task that signals `peer`, or that waits for `count` signals from `peer`.
     pub(crate) const fn signals(primitive: Primitive, count: usize, peer: usize) -> Self {
         Self::new(primitive, DevicePtr(0), DevicePtr(0), count, DataType::U8).with(peer)
     }
@@ -184,7 +187,7 @@ impl Task {
         Self { op, ..self }
     }
 
-    /// Makes it a part of the operation `call`.
+    /// Makes the task a part of the operation `call`.
     pub(crate) const fn within(self, call: Operation) -> Self {
         Self { call, ..self }
     }
@@ -236,7 +239,7 @@ impl Task {
         send.into_iter().chain(receive)
     }
 
-    /// Returns true for a message that is not part of a collective.
+    /// Returns true for a send or a receive that is not part of a collective.
     #[inline(always)]
     pub(crate) fn is_message(&self) -> bool {
         self.primitive.is_message() && self.call.is_message()
@@ -247,7 +250,8 @@ impl Task {
         (self.count as u64).saturating_mul(self.dtype.size() as u64)
     }
 
-    /// Checks what one rank can check alone. `grouped` says whether it will be launched within a group.
+    /// Makes the argument checks that need no other rank. `grouped` is true if the task will be launched in an NCCL
+    /// group.
     #[inline(always)]
     pub(crate) fn check(&self, place: &Place, grouped: bool) -> BoxedResult<(), ArgumentError> {
         let Self { primitive, call, count, dtype, op, rank, .. } = *self;
@@ -275,9 +279,9 @@ impl Task {
     }
 }
 
-/// The functions of every call are inlined into the operation's method, where the operation is a constant. NCCL's
-/// work between two calls evicts most of this code from the processor's caches, so the cost of a call is the memory
-/// that it touches.
+/// The functions that every call runs are inlined into the public method of each operation. There the operation is a
+/// constant, so the compiler removes all other branches. NCCL evicts most of this code from the CPU caches between
+/// two calls, so the cost of a call is mostly the code and data that it loads.
 impl Communicator {
     /// Checks `task` without launching anything; `grouped` as for [`Task::check`].
     #[inline(always)]
@@ -309,7 +313,7 @@ impl Communicator {
     /// Enqueues `task`, which the caller has checked.
     ///
     /// # Safety
-    /// As for the public method of the operation's name.
+    /// The caller upholds the contract of the public method with the operation's name.
     #[inline(always)]
     pub(crate) unsafe fn launch(&self, task: &Task, stream: &Stream) -> BoxedResult<(), CommError> {
         let shared = self.shared();
@@ -330,20 +334,21 @@ impl Communicator {
             place: self.place(),
             window,
         };
-        // SAFETY: the caller's contract; the communicator is alive inside the guard.
+        // SAFETY: the caller upholds the contract of `launch`. The guard keeps the communicator alive, and admits
+        // this thread alone.
         let launched = shared.context.with_current(|| unsafe { launch.task(task) })?;
         launched.map_err(|error| shared.condemned(error))
     }
 }
 
-/// The arguments of a launch inside the guard.
+/// The arguments of the NCCL calls of one launch. Exists only while this thread is inside the call guard.
 struct Launch<'a> {
     nccl: &'a Nccl,
     name: &'a str,
     comm: ncclComm_t,
     stream: cudaStream_t,
     place: &'a Place,
-    /// The window that a put writes into, and the offset in it in bytes.
+    /// The window that a put writes into, and the byte offset in that window.
     window: Option<(ncclWindow_t, usize)>,
 }
 
@@ -353,8 +358,8 @@ impl Launch<'_> {
     }
 
     /// # Safety
-    /// The communicator is alive and this thread alone is inside it. The buffers meet the contract of the public method
-    /// of the operation's name.
+    /// The communicator is alive, and no other thread is inside NCCL with it. The buffers meet the contract of the
+    /// public method with the operation's name.
     #[inline(always)]
     unsafe fn task(&self, task: &Task) -> Result<()> {
         let Self { nccl, name, comm, stream, .. } = *self;
@@ -362,7 +367,7 @@ impl Launch<'_> {
         let (send, receive, root) = (task.send.0 as *const _, task.receive.0 as *mut _, rank as i32);
         let moved = || dtype.moved(self.release());
         let native = || nccl.has(Feature::ALL_TO_ALL);
-        // SAFETY: the caller's contract; ranks were checked.
+        // SAFETY: the caller upholds this function's contract. `Task::check` has checked the ranks.
         unsafe {
             match primitive {
                 Primitive::AllReduce => self.reduction(task, move |op| {
@@ -403,7 +408,7 @@ impl Launch<'_> {
                         )
                     )
                 }
-                // A put of no elements is also a signal.
+                // A put without elements is launched as a signal.
                 Primitive::PutSignal | Primitive::Signal => {
                     let flags = ONLY.cast_unsigned();
                     call!(nccl, name, ncclSignal(root, ONLY, ONLY, flags, comm, stream))
@@ -427,7 +432,8 @@ impl Launch<'_> {
         }
     }
 
-    /// Before 2.28: launches the messages that make up the operation, in one group.
+    /// Launches an all-to-all, a gather or a scatter as sends and receives in one NCCL group. For releases before
+    /// 2.28, which have no calls for these operations.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -441,7 +447,8 @@ impl Launch<'_> {
         let send = |ptr, peer| message(Primitive::Send, ptr, peer);
         let recv = |ptr, peer| message(Primitive::Recv, ptr, peer);
         let queue = || {
-            // SAFETY: the caller's contract; every peer is a rank, and its share lies in the buffer.
+            // SAFETY: the caller upholds this function's contract. Every peer is a rank, and the share of each peer
+            // lies in the buffer.
             let put = |message: Task| unsafe { self.task(&message) };
             match task.primitive {
                 Primitive::Gather => {
@@ -468,7 +475,8 @@ impl Launch<'_> {
         queued.and(ended)
     }
 
-    /// Calls `launch` with NCCL's number of the task's reduction. A reduction with a factor is created for the call.
+    /// Calls `launch` with the NCCL operator of the task's reduction. For a reduction with a factor, creates an
+    /// operator for this call.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -481,7 +489,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Calls `launch` with a reduction that is created for the call.
+    /// Creates an NCCL operator for a reduction with a factor, calls `launch` with it, and destroys the operator.
     ///
     /// # Safety
     /// As for [`task`](Self::task).
@@ -500,11 +508,13 @@ impl Launch<'_> {
             op => return launch(op.raw(task.dtype).unwrap_or(ncclRedOp_t::ncclSum)),
         };
         let (mut op, dtype) = (ncclRedOp_t::ncclSum, task.dtype.raw());
-        // SAFETY: the communicator is alive. The call reads one element: of a local now, or of device memory when the
-        // operation runs, which is valid by the caller's contract. It writes one number, to a local.
+        // SAFETY: the communicator is alive. NCCL reads one element: from the local `element` during this call, or
+        // from device memory when the operation runs. The caller keeps that device memory valid. NCCL writes the
+        // operator to the local `op`.
         unsafe { call!(nccl, name, ncclRedOpCreatePreMulSum(&mut op, scalar, dtype, residence, comm)) }?;
         let launched = launch(op);
-        // SAFETY: made above; NCCL copies it into each call that uses it, also within a group.
+        // SAFETY: `op` was created above. NCCL copies the operator into each call that uses it, also in an open
+        // group, so it can be destroyed now.
         let destroyed = unsafe { call!(nccl, name, ncclRedOpDestroy(op, comm)) };
         launched.and(destroyed)
     }

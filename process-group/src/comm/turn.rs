@@ -9,10 +9,10 @@ use crate::store::Deadline;
 /// Frees one communicator of the process at a time.
 ///
 /// Threads that free communicators in parallel corrupt the heap in NCCL 2.28.9: a program that makes only NCCL calls
-/// and aborts eight communicators from eight threads crashes in `free` after some rounds. Freeing in turn costs
-/// almost nothing. Most of the time NCCL waits for its own threads, which check twice a second whether they should
-/// end, and this wait starts for all communicators when the flags are raised (eight in turn: 0.7 s, the same as in
-/// parallel).
+/// and aborts eight communicators from eight threads crashes in `free` after some rounds. Freeing one communicator at
+/// a time costs almost nothing. Each free mostly waits for NCCL's own threads, which check their abort flag twice a
+/// second. All flags are raised before the first free, so the waits overlap (eight communicators one at a time: 0.7
+/// s, the same as in parallel).
 ///
 /// A thread whose deadline passes goes on without its turn: a communicator that cannot be freed must not hold up the
 /// others.
@@ -36,7 +36,8 @@ impl Turn {
         while *taken && !deadline.expired() {
             taken = self.free.wait_unlocked(&self.taken, taken, deadline.remaining());
         }
-        // Not `then_some`: it would drop the value, which takes the lock.
+        // Not `then_some`, which makes the `Taken` even if another thread has the turn. Dropping that value would
+        // deadlock on the lock.
         (!std::mem::replace(&mut *taken, true)).then(|| Taken(self))
     }
 }
@@ -47,7 +48,7 @@ impl Default for Turn {
     }
 }
 
-/// Admits the next thread when dropped.
+/// The turn of a thread. Dropping this value admits the next thread.
 #[derive(Debug)]
 pub(crate) struct Taken<'a>(&'a Turn);
 

@@ -27,14 +27,14 @@ pub enum DataType {
     F32,
     /// IEEE double precision.
     F64,
-    /// bfloat16: the upper half of a single.
+    /// bfloat16: the upper 16 bits of a single.
     Bf16,
-    /// 8-bit float with a 4-bit exponent. NCCL reduces it from 2.24.3. Before that it can only be transferred, as
+    /// 8-bit float with a 4-bit exponent. NCCL reduces this type from 2.24.3. Older releases can only transfer it, as
     /// bytes.
     F8E4M3,
-    /// 8-bit float with a 5-bit exponent; releases as for [`F8E4M3`](Self::F8E4M3).
+    /// 8-bit float with a 5-bit exponent. Needs the same release as [`F8E4M3`](Self::F8E4M3).
     F8E5M2,
-    /// True or false: a byte that is 1 or 0. Its sum is logical or, its product logical and.
+    /// A byte that is 1 (true) or 0 (false). The sum of such elements is logical or, the product is logical and.
     Bool,
 }
 
@@ -67,7 +67,8 @@ impl DataType {
         }
     }
 
-    /// Returns the first release that reduces the type. Every release transfers it.
+    /// Returns the oldest release that must be loaded to reduce the type. `2.0.0` means every supported release.
+    /// Every release transfers the type.
     #[must_use]
     pub const fn since(self) -> Version {
         match self {
@@ -76,7 +77,7 @@ impl DataType {
         }
     }
 
-    /// Returns NCCL's number of the type for reductions.
+    /// Returns the NCCL type with which elements of this type are reduced.
     #[must_use]
     pub const fn raw(self) -> ncclDataType_t {
         match self {
@@ -95,7 +96,8 @@ impl DataType {
         }
     }
 
-    /// Returns NCCL's number of the type for transfers: bytes, for a release that does not know it.
+    /// Returns the NCCL type with which elements of this type are transferred: bytes, if the release does not have
+    /// the type.
     pub(crate) fn moved(self, release: Version) -> ncclDataType_t {
         if release < self.since() { ncclDataType_t::ncclUint8 } else { self.raw() }
     }
@@ -129,19 +131,20 @@ pub enum ReduceOp {
     Sum,
     /// The product.
     Prod,
-    /// The largest.
+    /// The maximum.
     Max,
-    /// The smallest.
+    /// The minimum.
     Min,
     /// The sum divided by the number of ranks. Integers round towards zero. Not for [`DataType::Bool`].
     Avg,
-    /// The sum of the ranks' elements, each multiplied by the factor of its rank, rounded to the type. Only for
-    /// [`F16`](DataType::F16), [`Bf16`](DataType::Bf16), [`F32`](DataType::F32) and [`F64`](DataType::F64).
+    /// The sum of the ranks' elements, each multiplied by its rank's factor. The factor is first rounded to the
+    /// element type. Only for [`F16`](DataType::F16), [`Bf16`](DataType::Bf16), [`F32`](DataType::F32) and
+    /// [`F64`](DataType::F64).
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
     PreMulSum(f64),
-    /// [`PreMulSum`](Self::PreMulSum) with a factor in memory that the device reads when the operation runs: one
-    /// aligned element of the operation's type. As for the operation's buffers, it stays valid and unchanged until
-    /// the work is done. In a captured graph, every launch reads it again.
+    /// Like [`PreMulSum`](Self::PreMulSum), with the factor in memory that the device can read: one aligned element
+    /// of the operation's type. The device reads the factor when the operation runs, and again at every launch of a
+    /// captured graph. The memory stays valid and unchanged until the work is done, like the operation's buffers.
     PreMulSumAt(DevicePtr),
 }
 
@@ -161,10 +164,12 @@ impl ReduceOp {
         }
     }
 
-    /// Returns NCCL's number of the reduction for `dtype`; `None` for one that is created per call.
+    /// Returns the NCCL operator of the reduction for `dtype`. `None` for a reduction with a factor, whose operator
+    /// is created per call.
     pub(crate) const fn raw(self, dtype: DataType) -> Option<ncclRedOp_t> {
         Some(match (self, dtype) {
-            // For bytes that are 1 or 0, the maximum is logical or and the minimum logical and. No carry is lost.
+            // For bytes that are 1 or 0, the maximum is logical or, and the minimum is logical and. A sum of `u8`
+            // would wrap to 0 at 256 true values; the maximum does not.
             (Self::Sum | Self::Max, DataType::Bool) => ncclRedOp_t::ncclMax,
             (Self::Prod | Self::Min, DataType::Bool) => ncclRedOp_t::ncclMin,
             (Self::Sum, _) => ncclRedOp_t::ncclSum,
@@ -177,9 +182,9 @@ impl ReduceOp {
     }
 }
 
-/// Returns a factor as one element of `dtype`, in the bytes that NCCL reads it from.
+/// Converts the factor to `dtype`. The element occupies the low bytes of the result, whose address is passed to NCCL.
 pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
-    // Little-endian, like every host that CUDA supports: the element is the first bytes.
+    // Every host that CUDA supports is little-endian, so the low bytes come first in memory.
     match dtype {
         DataType::F16 => u64::from(f16_bits(factor as f32)),
         DataType::Bf16 => u64::from(bf16_bits(factor as f32)),
@@ -192,7 +197,7 @@ pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
 fn f16_bits(value: f32) -> u16 {
     const LEAST_NORMAL: f32 = 1.0 / 16384.0;
     const LEAST_SUBNORMAL: f32 = LEAST_NORMAL / 1024.0;
-    /// From here on the nearest is infinity.
+    /// Magnitudes from this value on round to infinity.
     const OVERFLOW: f32 = 65520.0;
     let (bits, magnitude) = (value.abs().to_bits(), value.abs());
     let rounded = if value.is_nan() {
@@ -203,7 +208,7 @@ fn f16_bits(value: f32) -> u16 {
         // The quotient is exact: the divisor is a power of two.
         (magnitude / LEAST_SUBNORMAL).round_ties_even() as u16
     } else {
-        // Single precision has 13 bits more behind the point, and an exponent that is 112 larger.
+        // Compared with half precision, a single has 13 more mantissa bits, and an exponent bias that is 112 larger.
         (round_off(bits, 13) - (112 << 10)) as u16
     };
     rounded | (value.to_bits() >> 16) as u16 & 0x8000
@@ -211,7 +216,8 @@ fn f16_bits(value: f32) -> u16 {
 
 /// Rounds to the nearest bfloat16, ties to even, and returns its bits.
 fn bf16_bits(value: f32) -> u16 {
-    // Rounding could carry a NaN's bits into infinity's.
+    // Rounding could turn a NaN into infinity, by dropping its low mantissa bits, or into zero, by a carry into the
+    // sign bit.
     if value.is_nan() { 0x7fc0 } else { round_off(value.to_bits(), 16) as u16 }
 }
 
@@ -258,7 +264,7 @@ mod tests {
     proptest! {
         #[test]
         fn factors_are_rounded_like_the_crate_half_does(bits in any::<u32>(), exponent in 100u32..145) {
-            // Any single, and one in the range of half precision.
+            // Any single, and one whose exponent is near the range of half precision.
             for bits in [bits, bits & 0x807f_ffff | exponent << 23] {
                 let value = f32::from_bits(bits);
                 let (f16, bf16) = (half::f16::from_f32(value), half::bf16::from_f32(value));

@@ -6,19 +6,20 @@ use nccl_sys::ncclUniqueId;
 
 use super::CommError;
 
-/// A unique id that one rank makes and gives to all. It contains an address, and serves one initialization.
+/// A unique id that one rank makes and sends to all others. The id contains a network address of that rank, and
+/// serves one initialization.
 ///
-/// The rank that made it must stay alive until every rank has joined. [`Display`](fmt::Display) shows a short
+/// The rank that made the id must stay alive until every rank has joined. [`Display`](fmt::Display) shows a short
 /// digest, to tell two ids apart in a log.
 #[doc(alias = "ncclUniqueId")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UniqueId([u8; Self::BYTES]);
 
 impl UniqueId {
-    /// Its size in bytes.
+    /// Size of an id in bytes.
     pub const BYTES: usize = 128;
 
-    /// Returns the bytes, to be sent to the other ranks.
+    /// Returns the bytes of the id, to be sent to the other ranks.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0

@@ -1,4 +1,4 @@
-//! Operations that are checked, then launched together.
+//! Batches: operations that are checked when they are queued, and launched together.
 
 use std::{cell::RefCell, panic::Location};
 
@@ -12,8 +12,8 @@ use crate::{
     record::{Call, LogEntry, are_one},
 };
 
-/// Queues operations for [`ProcessGroup::batch`]. All are launched together after the last is queued. A message to this
-/// rank itself needs the other end, with [`send`](Self::send) or [`recv`](Self::recv), in the same batch.
+/// Queues operations for [`ProcessGroup::batch`]. All are launched together after the last is queued. If this rank
+/// sends a message to itself, the same batch must contain both the [`send`](Self::send) and the [`recv`](Self::recv).
 #[derive(Debug)]
 pub struct Batch<'a> {
     pub(super) group: &'a ProcessGroup,
@@ -36,7 +36,8 @@ impl<'a> Batch<'a> {
         health.check()?;
         let tasks = self.tasks.borrow();
         health.explain(match &tasks[..] {
-            // SAFETY: the contract of the method that queued the task; it was checked there.
+            // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked
+            // the task's arguments there.
             [task] if !group.messages.are_on_path() => unsafe {
                 Ok(group.launch_task(*task, operation, false, stream, site)?)
             },
@@ -65,7 +66,8 @@ impl<'a> Batch<'a> {
         blank.start(stream)?;
         let is_batch = tasks.chunk_by(are_one).count() > 1;
         let mut entry = LogEntry::new(site, is_batch.then_some(operation));
-        // SAFETY: the contract of the method that queued the task; it was checked there.
+        // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked the
+        // task's arguments there.
         unsafe { group.launch_on_path(on_path, stream, &mut entry) }?;
         if !on_nccl.is_empty() {
             self.launch_on_nccl(on_nccl, &mut entry).map_err(|error| match on_path {
@@ -77,11 +79,12 @@ impl<'a> Batch<'a> {
         Ok(group.commit(blank, entry, operation.name(), collective, tasks, stream)?)
     }
 
-    /// Launches tasks on the group's communicator.
+    /// Launches `tasks` on the group's communicator, in one NCCL group.
     fn launch_on_nccl(&self, tasks: &[Task], entry: &mut LogEntry) -> Result<()> {
         let Self { group, stream, .. } = *self;
         let log = &group.counter.log;
-        // SAFETY: the contract of the method that queued the task; it was checked there.
+        // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked the
+        // task's arguments there.
         let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
         let together = Group::begin(group.nccl())?;
         let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
@@ -93,7 +96,7 @@ impl<'a> Batch<'a> {
         Ok(launched?)
     }
 
-    /// Returns true if all members make this call, judged by the queued tasks.
+    /// Returns true if `operation` with the queued tasks is a call that all members make.
     pub(super) fn is_collective(&self, operation: Operation) -> bool {
         is_collective(operation, &self.tasks.borrow())
     }
@@ -104,7 +107,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Queues all parts of one operation, or none of them.
+    /// Queues all tasks of one operation, or none if the check of one task fails.
     pub(super) fn queue_all(&self, mut parts: Vec<Task>) -> Result<()> {
         parts.iter_mut().try_for_each(|task| self.group.check_task(task, self.stream))?;
         self.tasks.borrow_mut().extend(parts);

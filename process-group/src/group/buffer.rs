@@ -1,4 +1,4 @@
-//! Buffers: device memory as operations take it.
+//! The buffer argument of operations: address, number of elements and element type.
 
 use cuda_driver::{Context, DevicePtr};
 
@@ -12,7 +12,7 @@ pub struct Buffer {
     pub ptr: DevicePtr,
     /// The number of elements.
     pub elements: usize,
-    /// Their type.
+    /// The type of the elements.
     pub dtype: DataType,
 }
 
@@ -23,12 +23,13 @@ impl Buffer {
         Self { ptr, elements, dtype }
     }
 
-    /// Like [`new`](Self::new), but checks that the whole buffer is memory of the context's device. Groups
-    /// make the same check when they first see memory; this one fails where the buffer is made. Neither knows the
-    /// blocks of an allocator: a buffer that is longer than its block, but lies within the segment, passes.
+    /// Like [`new`](Self::new), but checks that the whole buffer is memory of the context's device. A group makes the
+    /// same check when an operation first uses the memory; `checked` fails earlier, where the buffer is made. Both
+    /// checks know the segments of an allocator, but not its blocks: a buffer that extends past its block passes if it
+    /// lies within the segment.
     ///
     /// # Errors
-    /// [`GroupError::Buffer`].
+    /// [`GroupError::Buffer`] if the check fails.
     pub fn checked(context: &Context, ptr: DevicePtr, elements: usize, dtype: DataType) -> Result<Self> {
         let buffer = Self::new(ptr, elements, dtype);
         if elements > 0 {
@@ -42,14 +43,14 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Returns its length in bytes.
+    /// Returns the buffer's length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.elements.saturating_mul(self.dtype.size())
     }
 
-    /// Splits the whole buffer into consecutive parts with these numbers of elements. The result is a list as
-    /// operations with unequal shares take it.
+    /// Splits the whole buffer into consecutive parts. Part `i` has `sizes[i]` elements. The parts can be passed to an
+    /// operation that takes a list of buffers, one for every rank.
     ///
     /// ```
     /// # use process_group::{comm::DataType, group::Buffer};

@@ -1,11 +1,11 @@
-//! A group's cache of facts on the memory that its operations use: that it is memory of the group's device,
-//! its registration, and its position in the group's windows.
+//! A group's cache of the memory ranges that its operations use. Each entry is a range that was checked to be
+//! memory of the group's device, with its registration status and its position in the group's windows.
 //!
-//! Memory is looked up when it is first seen, per allocation: in the tables of the allocators that this
-//! process follows, or by asking the driver. After that a buffer costs comparisons within one cache line,
-//! without a lock or a call. The cache is invalidated when a segment of a followed allocator is added or
-//! removed, and when [windows](super::places) are. Other memory that was freed, and whose address was reused,
-//! is not noticed.
+//! A miss looks the address up in the tables of the allocators that this process follows, or queries the
+//! driver, and normally caches the whole surrounding range. A hit reads at most two cache lines, without a
+//! lock or a call. The cache is invalidated when a segment of a followed allocator, or a
+//! [window](super::places), is added or removed. It is not invalidated when other memory is freed: if the
+//! address is reused, the old entry still hits.
 
 use std::{
     collections::BTreeMap,
@@ -24,25 +24,26 @@ use crate::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
-/// A cached fact on a range, in a seqlock. A reader that sees the same stamp before and after has read one
-/// entry.
+/// A cache entry: a range with its registration status and position, in a seqlock. If a reader finds the same
+/// even `stamp` before and after it reads the other fields, these belong to one entry.
 #[derive(Default)]
 #[repr(align(64))]
 struct Slot {
-    /// Changes with each entry; odd during a write.
+    /// The seqlock's sequence number. Odd during a write.
     stamp: AtomicU64,
-    /// The tables' generation of the entry; 0: the slot is empty.
+    /// The value of `memory::generation()` when the entry was looked up. 0 if the slot is empty.
     generation: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
     status: AtomicU64,
-    /// The position of its start: the plan's digest, and the code.
+    /// `plan` and `place`: the [`WindowOffset`] of the range's first byte, as its `plan()` and `code()`.
     plan: AtomicU64,
     place: AtomicU64,
 }
 
 impl Slot {
-    /// Returns the fact on the range, if this slot has it.
+    /// Returns the status and position of the range from `start` to `end`, if the slot's entry contains the
+    /// range and has this generation.
     #[inline]
     fn find(&self, generation: u64, start: u64, end: u64) -> Option<(RegistrationStatus, WindowOffset)> {
         let stamp = self.stamp.load(Ordering::Acquire);
@@ -84,38 +85,40 @@ impl Slot {
     }
 }
 
-/// The number of slots for allocations of a page or more, and as many again for smaller ones.
+/// The number of slots for ranges of at least 2 MiB (`1 << PAGE`). Smaller ranges have as many slots of their
+/// own.
 const SLOTS: usize = 64;
-/// The size from which an allocation uses the slots for large ones, as a power of two.
+/// The size from which a range uses the slots for large ranges, as a base-2 logarithm.
 const PAGE: u32 = 21;
-/// The driver's alignment of allocations, as a power of two.
+/// The driver's alignment of allocations, as a base-2 logarithm.
 const UNIT: u32 = 9;
 
 const OPERATIONS: usize = Primitive::ALL.len();
 const LYINGS: usize = RegistrationStatus::ALL.len();
 
-/// A group's cache.
+/// A group's cache of checked memory ranges, and its counts of buffers by registration status.
 pub(super) struct BufferCache {
     context: Context,
-    /// True if buffers are checked.
+    /// True if the buffers of operations are checked.
     pub(super) looks: bool,
-    /// True if NCCL registers the memory that a graph captures, and requires that it is one physical
+    /// True if NCCL registers the buffers of captured operations, and requires each to lie in one physical
     /// allocation.
     captures_whole: bool,
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
-    /// The group's windows.
+    /// The window plans known to the group.
     pub(super) places: Places,
-    /// The registrars whose segments are registered with the first communicators that have registered memory.
+    /// The serial numbers of the registrars from the group's first successful agreement on registration.
+    /// Unset before that.
     registrars: OnceLock<Vec<u64>>,
-    /// The number of buffers seen, by operation and by registration.
+    /// The number of buffers checked, by operation and by registration status.
     counts: [[AtomicU64; LYINGS]; OPERATIONS],
-    /// True once the members have reached an outcome, whichever it is.
+    /// True once the members have agreed on registration, with either result.
     has_agreed: AtomicBool,
-    /// The buffers that were seen before that and counted as not agreed to, by operation and by the registrar
-    /// of their segments. The call that makes a lazy group's communicator is checked before it makes the
-    /// communicator.
+    /// The number of buffers that were counted as `NotAgreed` before the agreement, by operation and
+    /// registrar. `agreed` moves them to their final status. Lazy groups need this: their first call is
+    /// checked before it makes the communicator, hence before the agreement.
     early: Mutex<BTreeMap<(usize, u64), u64>>,
 }
 
@@ -139,10 +142,11 @@ impl BufferCache {
         }
     }
 
-    /// Takes the outcome of registration.
+    /// Records the result of the agreement on registration, and moves the buffers in `early` to their final
+    /// status.
     pub(super) fn agreed(&self, registered: &Registered) {
         if registered.outcome.is_ok() && self.registrars.set(registered.registrars.clone()).is_ok() {
-            // The registration of buffers that a lazy group has seen before changes now.
+            // Entries that were cached before the agreement are stale now.
             memory::renew();
         }
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +162,7 @@ impl BufferCache {
         }
     }
 
-    /// Remembers a buffer that is counted as not agreed to, until there is an outcome.
+    /// Adds a buffer that was counted as `NotAgreed` to `early`, unless the members have agreed meanwhile.
     #[cold]
     fn remember(&self, primitive: Primitive, address: u64, bytes: u64) {
         let place = memory::look(&self.context, DevicePtr(address), bytes);
@@ -170,13 +174,13 @@ impl BufferCache {
         }
     }
 
-    /// Returns the number of an operation's buffers with this registration.
+    /// Returns the number of an operation's buffers that were counted with this registration status.
     pub(super) fn seen(&self, primitive: Primitive, status: RegistrationStatus) -> u64 {
         self.counts[primitive as usize][status as usize].load(Ordering::Relaxed)
     }
 
-    /// Checks the buffers of an operation whose arguments were checked. Records the positions of those that
-    /// need the same position on all ranks.
+    /// Checks the buffers of `task`, whose other arguments were checked before. Records in `task.places` the
+    /// positions of the buffers that NCCL requires at the same position on all ranks.
     #[inline(always)]
     pub(super) fn look(
         &self,
@@ -203,7 +207,7 @@ impl BufferCache {
         Ok(())
     }
 
-    /// Checks one buffer, given its argument's name, its address and its length in bytes.
+    /// Checks one buffer, given as argument name, address and length in bytes. Returns the buffer's position.
     #[inline(always)]
     fn look_at(
         &self,
@@ -229,13 +233,14 @@ impl BufferCache {
             self.remember(task.primitive, address, bytes);
         }
         let count = &self.counts[task.primitive as usize][status as usize];
-        // Not an atomic increment: of two that happen at once, one may be lost. That is cheaper than a locked
-        // addition.
+        // A load and a store are cheaper than `fetch_add`. If two threads count at once, one count may be
+        // lost.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         Ok(place)
     }
 
-    /// Checks that re-mappable memory that a graph captures is one physical allocation.
+    /// If `stream` is capturing, checks that this range of re-mappable memory lies in one physical
+    /// allocation.
     #[cold]
     fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> BoxedResult<(), BufferError> {
         if stream.capture_status().map_err(BufferError::from)? == CaptureStatus::None {
@@ -250,7 +255,7 @@ impl BufferCache {
         }
     }
 
-    /// Returns the cached facts on a range.
+    /// Returns the cached status and position of a range, if a current entry contains the range.
     #[inline]
     fn known(&self, start: u64, end: u64) -> Option<(RegistrationStatus, WindowOffset)> {
         let generation = memory::generation();
@@ -268,7 +273,8 @@ impl BufferCache {
         address: u64,
         bytes: u64,
     ) -> BoxedResult<(RegistrationStatus, WindowOffset), BufferError> {
-        // Read before the look-up, so that a change meanwhile invalidates the entry.
+        // The generation is read before the look-up, so that a change during the look-up invalidates the
+        // entry.
         let generation = memory::generation();
         let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
         let mut status =
@@ -329,7 +335,8 @@ mod interleavings {
 
     const PLAN: PlanKey = PlanKey { digest: 1, number: 1 };
 
-    /// A look-up concurrent with a change, such as the outcome of registration.
+    /// A look-up runs concurrently with a change of the looked-up status, such as an agreement on
+    /// registration.
     #[test]
     fn what_is_remembered_under_a_generation_was_found_in_it() {
         check(|| {
@@ -363,7 +370,7 @@ mod interleavings {
         });
     }
 
-    /// Two entries of one slot, and readers of both.
+    /// A thread replaces a slot's first entry by a second, while another thread looks up both.
     #[test]
     fn an_entry_is_read_whole() {
         check(|| {

@@ -1,4 +1,5 @@
-//! The group's methods about the buffers of its operations: their registration, and their places in windows.
+//! The group's methods that report the registration of its operations' buffers, and that compare the buffers'
+//! positions in windows.
 
 use std::sync::Arc;
 
@@ -8,7 +9,8 @@ use super::{
 use crate::comm::Primitive;
 
 impl ProcessGroup {
-    /// Returns the counts of registered and other buffers of each operation.
+    /// Returns, for each operation, the number of buffers that were registered and the number that were not,
+    /// by reason.
     #[must_use]
     pub fn registration_report(&self) -> RegistrationReport {
         let policy = self.registration();
@@ -28,12 +30,13 @@ impl ProcessGroup {
         RegistrationReport { operations: Primitive::ALL.into_iter().filter_map(one).collect(), policy }
     }
 
-    /// Makes the members compare the position in `places` of those buffers that NCCL requires at the same
+    /// Makes the members compare buffer positions in `places`, for the buffers that NCCL requires at the same
     /// offset of the same window on every rank. Positions in [windows](SymmetricPlaces::window) are part of
-    /// the hash of the calls, so a difference causes
+    /// each call's hash, so a difference ends the group with
     /// [`CollectiveDiverged`](super::GroupError::CollectiveDiverged). In [checked
     /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
-    /// launch. Every member makes this call at the same point of the program, once for each value.
+    /// launch. Every member must call `compare_places` at the same point of the program, once for each
+    /// `places` value.
     pub fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         if self.buffer_cache.places.add(places) {
             places_changed();

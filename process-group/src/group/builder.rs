@@ -37,7 +37,7 @@ use crate::{
 /// use process_group::{ProcessGroup, store::HashStore};
 /// use std::{sync::Arc, time::Duration};
 ///
-/// // A rank of threads: everything is told, nothing is looked up.
+/// // A rank that is a thread: store, rank and world size do not come from the environment.
 /// let store = Arc::new(HashStore::new());
 /// let builder = ProcessGroup::builder().store(store).rank(0).world_size(4).timeout(Duration::from_secs(30));
 /// # drop(builder);
@@ -95,49 +95,49 @@ impl Builder {
         }
     }
 
-    /// The group's name (default `world`). A name serves one group of a store and epoch.
+    /// The group's name (default `world`). Each group of one store and epoch needs a name of its own.
     pub fn name(self, name: impl Into<String>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// The generation of the job (default 0). A job that restarts on the same store takes the next one.
+    /// The generation of the job (default 0). A job that restarts on the same store must use the next epoch.
     pub fn epoch(self, epoch: u64) -> Self {
         Self { epoch, ..self }
     }
 
-    /// This rank (default `RANK`).
+    /// The number of this rank (default: the variable `RANK`).
     pub fn rank(self, rank: usize) -> Self {
         Self { rank: Some(rank), ..self }
     }
 
-    /// The number of ranks (default `WORLD_SIZE`).
+    /// The number of ranks (default: the variable `WORLD_SIZE`).
     pub fn world_size(self, size: usize) -> Self {
         Self { world_size: Some(size), ..self }
     }
 
-    /// The store that the ranks meet in (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`). Rank 0
-    /// hosts the default store for as long as it has the group or a subgroup of it.
+    /// The store through which the ranks find each other (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`).
+    /// Rank 0 hosts the default store until rank 0 has dropped the group and all subgroups.
     pub fn store(self, store: SharedStore) -> Self {
         Self { store: Some(store), ..self }
     }
 
-    /// The device (default: the one whose ordinal is `LOCAL_RANK`, of the system's driver).
+    /// The context of this rank's device (default: the primary context of the device with the ordinal `LOCAL_RANK`).
     pub fn context(self, context: &Context) -> Self {
         Self { context: Some(context.clone()), ..self }
     }
 
-    /// The library (default: [`Nccl::load`]).
+    /// The NCCL library (default: [`Nccl::load`]).
     pub fn nccl(self, nccl: &Nccl) -> Self {
         Self { nccl: Some(nccl.clone()), ..self }
     }
 
-    /// Settings of the communicator. The group sets its name, and the members set its window facts.
+    /// Settings of the group's communicator. The group replaces the name and the window facts in `config`.
     pub fn config(self, config: Config) -> Self {
         self.settings(config.into())
     }
 
-    /// Calls `callback` once when the group, or a group that inherits the callback, ends by itself; see
-    /// [`GroupSettings::on_end`] (default: nothing is called).
+    /// Sets a callback that is called once if the group ends by an error, or because another member leaves the group,
+    /// and likewise for each group that inherits the callback; see [`GroupSettings::on_end`] (default: no callback).
     ///
     /// ```
     /// # use process_group::ProcessGroup;
@@ -152,60 +152,60 @@ impl Builder {
         self.settings(GroupSettings::new().on_end(callback))
     }
 
-    /// Takes the settings that are set in `settings`: those that a group made from this one may replace. The
-    /// builder's own methods set the same ones.
+    /// Applies the values that are set in `settings`, and keeps all others. [`GroupSettings`] holds the settings that a
+    /// group made from this one may replace. Builder methods such as [`timeout`](Self::timeout) set the same values.
     pub fn settings(self, settings: GroupSettings) -> Self {
         Self { settings: settings.or(&self.settings), ..self }
     }
 
-    /// The time that [`build`](Self::build) waits for the other ranks, and the group's default deadline for
-    /// calls that take none (default 10 minutes).
+    /// The time that [`build`](Self::build) waits for the other ranks, and the time limit of the group's calls that
+    /// take no deadline (default 10 minutes).
     pub fn timeout(self, timeout: Duration) -> Self {
         self.settings(GroupSettings::new().timeout(timeout))
     }
 
-    /// The time that work may take once it is the oldest of its stream; see [`GroupSettings::work_timeout`]
-    /// (default: the [timeout](Self::timeout)).
+    /// The time within which work must be done once it is the oldest unfinished work of its stream; see
+    /// [`GroupSettings::work_timeout`] (default: the [timeout](Self::timeout)).
     pub fn work_timeout(self, timeout: Duration) -> Self {
         self.settings(GroupSettings::new().work_timeout(timeout))
     }
 
-    /// The interval at which this process publishes that it is running (default 1 s). The ranks of its host
-    /// notice its death within milliseconds. They report it as [silent](crate::peers::Loss::Silent) when it
-    /// has not run for up to twice the interval. Ranks of other hosts learn of both through the store, which
-    /// they read four times per interval. Either ends the group on every rank with [`GroupError::Lost`]. All
-    /// ranks should use the same value.
+    /// The interval at which this process publishes that it is running (default 1 s). Ranks of the same host notice the
+    /// death of this process within milliseconds. If the process does not run, they report it as
+    /// [silent](crate::peers::Loss::Silent) after at most twice the interval. Ranks of other hosts learn of a death or
+    /// silence through the store, which they read four times per interval. A death or silence ends the group on every
+    /// rank with [`GroupError::Lost`]. All ranks should use the same value.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
     }
 
-    /// The mechanism by which the ranks of one host notice each other's end (default: the kernel). All ranks
-    /// must use the same one.
+    /// The mechanism by which the processes of one host notice each other's death (default: the kernel). All ranks must
+    /// use the same one.
     pub fn witnesses(self, witnesses: Witnesses) -> Self {
         Self { witnesses, ..self }
     }
 
-    /// Compares every call with those of the other members before it is launched (default: off, unless
-    /// `PROCESS_GROUP_CHECKED` is 1). Collectives are compared on all members, messages on both ends. The
-    /// comparison covers types, counts, roots, reductions and shares, and the position of buffers in
-    /// symmetric memory ([`compare_places`](ProcessGroup::compare_places)).
+    /// Compares every call with the other members' calls before it is launched (default: off, unless
+    /// `PROCESS_GROUP_CHECKED` is 1). Collectives are compared on all members, messages on both ends. The comparison
+    /// covers types, counts, roots, reductions and shares, and the position of buffers in symmetric memory
+    /// ([`compare_places`](ProcessGroup::compare_places)).
     ///
-    /// Calls that do not match fail with [`GroupError::CallsDiffer`] on every member that compared. A member
-    /// that does not come within the [timeout](Self::timeout) causes [`GroupError::Absent`]. Members that wait
-    /// for each other in different calls cause [`GroupError::NotAgreed`] in all of these calls. In all cases
-    /// nothing is launched, and the group stays usable. A call costs about ten requests to the store, and
-    /// waits for the other members. Messages in both directions therefore belong in one
-    /// [batch](ProcessGroup::batch), as on the device. All ranks must use the same setting. Without it, calls
-    /// that differ are found [later](GroupError::CollectiveDiverged).
+    /// Calls that do not match fail with [`GroupError::CallsDiffer`] on every member that compared. If a member makes
+    /// no call within the [timeout](Self::timeout), the waiting members get [`GroupError::Absent`]. If members wait for
+    /// each other in different calls, all of these calls fail with [`GroupError::NotAgreed`]. In all cases nothing is
+    /// launched, and the group stays usable. The comparison of a call takes about ten requests to the store, and waits
+    /// for the other members. Two ranks that send to each other must therefore put both messages into one
+    /// [batch](ProcessGroup::batch), which NCCL requires in any mode. All ranks must use the same setting. Without
+    /// checked mode, differing calls are found only [after the launch](GroupError::CollectiveDiverged).
     pub fn checked(self, checked: bool) -> Self {
         Self { checked, ..self }
     }
 
-    /// The folder for the flight recorder's dumps (default `PROCESS_GROUP_DUMP_FOLDER`; without either, no
-    /// dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
-    /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All
-    /// ranks of a host may share it. Needs the feature `pickle`: without it, building the group fails with
-    /// [`DumpError`].
+    /// The folder for the flight recorder's dumps (default: the variable `PROCESS_GROUP_DUMP_FOLDER`; if that is not
+    /// set, no dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
+    /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All ranks of a
+    /// host may share it. Needs the feature `pickle`: without it, [`build`](Self::build) fails with
+    /// [`GroupError::Dump`].
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
     }
@@ -216,30 +216,29 @@ impl Builder {
         self.settings(GroupSettings::new().timing(timing))
     }
 
-    /// Defers the communicator. The ranks meet and agree as always, but make the communicator with their
-    /// first operation that needs it, or in [`ProcessGroup::connect`]. All ranks must use the same setting.
-    /// Groups that are split off are lazy too. The [registration](Self::registration) of memory is agreed on
-    /// when the communicator is made.
+    /// Defers making the communicator. [`build`](Self::build) still waits for all ranks and compares their settings.
+    /// The ranks make the communicator with their first operation that needs one, or in [`ProcessGroup::connect`], and
+    /// agree on the [registration](Self::registration) of memory then. All ranks must use the same setting. Groups that
+    /// are split from this group are lazy too.
     pub fn lazy(self) -> Self {
         Self { lazy: true, ..self }
     }
 
-    /// The policy that selects the communicators for messages (default [`P2pPolicy::Auto`]); see [`p2p`](super::p2p). All
-    /// ranks must use the same policy.
+    /// The policy that selects the communicators for messages (default [`P2pPolicy::Auto`]); see [`p2p`](super::p2p).
+    /// All ranks must use the same policy.
     pub fn p2p(self, policy: P2pPolicy) -> Self {
         Self { p2p: policy, ..self }
     }
 
-    /// Settings of the communicators that carry messages besides the group's own; see
+    /// Settings of the communicators that the group makes for messages, in addition to its own communicator; see
     /// [`GroupSettings::p2p_config`].
     pub fn p2p_config(self, config: Config) -> Self {
         self.settings(GroupSettings::new().p2p_config(config))
     }
 
-    /// Calls `follower` with every communicator that the group, and the groups split from it, make for
-    /// themselves and for their messages. The call comes when the communicator is made, before anything is
-    /// launched on it. If the follower fails, the communicator is made on no rank. The follower must not wait
-    /// for other ranks.
+    /// Calls `follower` with every communicator of the group and of the groups split from it, including the
+    /// communicators for messages. The call comes after a communicator is made and before work is launched on it. If
+    /// `follower` fails, making the communicator fails on all ranks. `follower` must not wait for other ranks.
     pub fn follow(
         mut self,
         follower: impl Fn(&Communicator) -> comm::Result<()> + Send + Sync + 'static,
@@ -251,29 +250,32 @@ impl Builder {
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`]: this rank does not know its rank or the
-    ///   world size.
-    /// - [`GroupError::Absent`] with the ranks that did not come, and [`GroupError::Disagreement`]: the same
-    ///   on every rank that came.
+    /// - [`GroupError::Environment`]: a required variable, such as `RANK` or `WORLD_SIZE`, is missing or invalid.
+    /// - [`GroupError::NoSuchRank`]: the rank is not below the world size.
+    /// - [`GroupError::Absent`]: some ranks did not come. The error lists them. Every rank that came gets the same
+    ///   error.
+    /// - [`GroupError::Disagreement`]: the ranks' settings do not match. Every rank gets the same error.
     /// - [`GroupError::Store`]: the store is missing, its port is in use, or another process uses this rank.
     /// - [`GroupError::Peers`]: the processes of this host cannot watch each other.
     /// - [`GroupError::Dump`]: the folder for dumps cannot be made.
-    /// - [`GroupError::Setting`]: an invalid policy.
+    /// - [`GroupError::Setting`]: the [policy for messages](Self::p2p) is invalid.
     /// - [`GroupError::Unmade`]: another rank failed while all made the communicator. That rank gets
     ///   [`GroupError::Comm`] or [`GroupError::Driver`].
-    /// - [`GroupError::Lost`]: a rank died meanwhile.
+    /// - [`GroupError::Lost`]: a rank died during the call.
+    /// - [`GroupError::Thread`]: a thread that the group needs could not be started.
     pub fn build(self) -> Result<ProcessGroup> {
         self.meet(Source::Made)
     }
 
     /// Like [`build`](Self::build), with an existing communicator of all ranks of the job, usually an
-    /// [adopted](Communicator::adopt) one. Rank, world size, device and library are the communicator's. The group
-    /// connects at once, also if it is [lazy](Self::lazy). All ranks must give a communicator, and the same one; nothing
-    /// compares that.
+    /// [adopted](Communicator::adopt) one. Rank, world size, device and library are taken from `communicator`. The
+    /// group connects at once, even if it is [lazy](Self::lazy). All ranks must pass a handle of the same communicator.
+    /// The ranks check that each of them passes a communicator, but not that it is the same.
     ///
-    /// What ends a group without `destroy` does not abort an adopted communicator. The group ends on every member as
-    /// always, and its waits and calls return the error. But kernels that wait for another rank, and threads that are
-    /// blocked in NCCL, stay blocked until the owner of the communicator helps them.
+    /// A group that ends in another way than by [`destroy`](ProcessGroup::destroy) does not abort an adopted
+    /// communicator. The group's waits and calls return the error on every member. But kernels that wait for another
+    /// rank, and threads that are blocked in NCCL, stay blocked until the owner of the communicator unblocks them, for
+    /// example by an abort.
     ///
     /// # Errors
     /// Those of [`build`](Self::build), and [`GroupError::Setting`] if the builder has another rank or world size than
@@ -306,7 +308,8 @@ impl Builder {
         let user = store;
         let store = own_part(&root, &name, self.epoch);
 
-        // A process that was started again would wait for ranks that have met already.
+        // The ranks publish the group's number after they have met. If it exists, this process was restarted, and would
+        // wait for ranks that do not meet again.
         if store.check(&[NUMBER])? {
             return Err(StoreError::RankTaken { rank, at: name.to_string() }.into());
         }
@@ -327,10 +330,10 @@ impl Builder {
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, "", rank))?;
-        // From here a loss ends every wait of this rank.
+        // From here on, the loss of a rank ends every wait of this rank.
         let health = GroupHealth::begin(&name, &ranks, rank, &recorder, self.heartbeat, watch.signal());
         watch.add(&health);
-        // A name serves one group, which has one number.
+        // Publishing fails if another group has published its number under this name.
         let is_first = publish(&store, NUMBER, &uid.to_le_bytes()).map_err(|error| match error {
             StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },
             error => error,
@@ -389,9 +392,9 @@ impl Builder {
         Ok(messages::Settings { policy: self.p2p, multiprocessors })
     }
 
-    /// Determines this rank's place in the job, and reports its own errors before the others are met.
-    /// `counted` is true if the [`workers`](crate::store::TcpOptions::workers) of the environment's store are
-    /// counted.
+    /// Determines this rank's settings from the builder and the environment, so that this rank's own errors are
+    /// reported before it meets the others. `counted` is true if the store that the environment names counts its
+    /// [`workers`](crate::store::TcpOptions::workers).
     pub(super) fn ready(&self, counted: bool, deadline: Deadline) -> Result<Ready> {
         let environment = Environment::read()?;
         let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;
@@ -444,10 +447,10 @@ impl Builder {
 
 /// The origin of a group's communicator.
 pub(super) enum Source<'a> {
-    /// All ranks make it.
+    /// All ranks make the communicator.
     Made,
     Given(Box<Communicator>),
-    /// All ranks grow that of this group. New ranks have no group.
+    /// All ranks grow the communicator of this group. `None` on the new ranks.
     Grown(Option<&'a ProcessGroup>),
 }
 
@@ -460,7 +463,7 @@ impl Source<'_> {
         }
     }
 
-    /// Returns the health of the group that grows.
+    /// Returns the health of the group that grows, if this rank is a member.
     fn health(&self) -> Option<&Arc<GroupHealth>> {
         match self {
             Self::Grown(Some(old)) => Some(&old.counter.health),
@@ -482,7 +485,7 @@ pub(super) struct Ready {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) store: SharedStore,
-    /// The store, if this rank hosts it for the group.
+    /// The store, if this rank is its host.
     pub(super) host: Option<TcpStore>,
     pub(super) nccl: Nccl,
     pub(super) context: Context,
@@ -490,41 +493,42 @@ pub(super) struct Ready {
     pub(super) folder: Option<PathBuf>,
     pub(super) timing: bool,
     pub(super) checked: bool,
-    /// This rank's position on registration.
+    /// Whether this rank requests and supports registration of memory.
     pub(super) support: RegistrationSupport,
 }
 
-/// The watch over a job, if the system has the threads for it.
+/// Returns the watch of a job, or [`GroupError::Thread`] if a thread of it could not be started.
 pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>> {
     begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
 }
 
-/// The key of a group's number.
+/// The store key under which a group publishes its number.
 const NUMBER: &str = "number";
 
-/// The prefix of all groups in a user's store.
+/// The prefix of the keys of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";
 
-/// Returns the part of the store below that prefix that belongs to this group.
+/// Returns the part of `root` for the group with this name and epoch. `root` is the part of the user's store below
+/// [`FOLDER`].
 pub(super) fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
     PrefixStore::new(&format!("{name}/{epoch}"), Arc::new(root.clone()))
 }
 
 impl ProcessGroup {
-    /// Asks all ranks of a job for their progress, from outside the job. `store` is theirs, and `name` and
-    /// `epoch` are those of their group. The result has an entry for the group and for each group split from
-    /// it, in the order in which they were made. A rank that has not answered by the deadline is listed
-    /// without an answer. Two seconds are enough for ranks that can answer.
+    /// Asks all ranks of a job for their progress, from outside the job. `store`, `name` and `epoch` are the store,
+    /// name and epoch of the job's first group. The result has an entry for that group and for each group split from
+    /// it, in the order in which the groups were made. A rank that has not answered by the deadline is listed without
+    /// an answer. Two seconds are enough for ranks that can answer.
     ///
     /// # Errors
-    /// [`GroupError::Store`]. It is a time-out if the job does not exist.
+    /// [`GroupError::Store`] if the store fails, or with a time-out if the job does not exist.
     pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
         Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
     }
 }
 
 impl ProcessGroup {
-    /// Begins to make a group. Settings that the builder is not given come from the environment.
+    /// Returns a builder of a group. Settings that are not set on the builder come from the [environment](Environment).
     pub fn builder() -> Builder {
         Builder::new()
     }

@@ -1,6 +1,6 @@
-//! Calls that have not returned. A device's queue has a limited length, and a thread that enqueues past it
-//! blocks in the driver, where no deadline applies. The watchdog therefore watches calls as it watches work,
-//! and the end of the group ends the wait.
+//! The calls in progress of a group. A device's queue has a limited length. A thread that enqueues more
+//! blocks in the driver, without a deadline. The watchdog therefore applies the work timeout to calls as well
+//! as to work: a late call ends the group, which unblocks the thread.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -22,11 +22,13 @@ struct Call {
     key: u64,
     operation: &'static str,
     sequence: u64,
-    /// The time that looks have counted so far; `None` before the first look.
+    /// The time for which the watchdog has seen the call in progress. `None` before the watchdog's first
+    /// check.
     seen: Option<Duration>,
 }
 
-/// A call that has not returned, or work that is not done. `waited` is the time for which it was the oldest.
+/// A call that has not returned, or work that is not done. `waited` is the time for which the call has been
+/// in progress, or for which the work has been the oldest of its stream.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pending {
     pub(super) operation: &'static str,
@@ -34,7 +36,7 @@ pub(super) struct Pending {
     pub(super) waited: Duration,
 }
 
-/// A call in progress. The call ends when this is dropped.
+/// The guard of a call in progress. Dropping the guard removes the call from the list.
 #[derive(Debug)]
 pub(super) struct Calling<'a> {
     calls: &'a Calls,
@@ -46,7 +48,7 @@ impl Calls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call of `operation` with this sequence number in the group.
+    /// Adds a call of `operation` to the list. `sequence` is the call's number in the group.
     pub(super) fn begin(&self, operation: &'static str, sequence: u64) -> Calling<'_> {
         let mut list = self.list();
         let key = list.next;
@@ -55,7 +57,8 @@ impl Calls {
         Calling { calls: self, key }
     }
 
-    /// Returns the oldest call. `step` is the time since the previous look.
+    /// Adds `step`, the time since the watchdog's previous check, to the times of all calls. Returns the
+    /// oldest call.
     pub(super) fn look(&self, step: Duration) -> Option<Pending> {
         let mut list = self.list();
         for call in &mut list.calls {

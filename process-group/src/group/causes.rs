@@ -1,44 +1,45 @@
-//! What a [`GroupError`](super::GroupError) reports about buffers, messages, shrinking and PyTorch's ranks.
+//! Sources of [`GroupError`](super::GroupError)s about buffers, messages, shrinking and joining PyTorch's ranks.
 
 use std::time::Duration;
 
 use bootstrap::{Ranges, wire::wire_struct};
 
-/// The two ends of a message have made different calls.
+/// The sender and the receiver of a message have made different calls. The ranks are ranks of the group in
+/// [`PathError::Differ`], and ranks of the job in [`GroupError::MessagesDiffer`](super::GroupError::MessagesDiffer).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("message {number} of rank {from} to rank {to}: {sent} were sent, but {received} received")]
 pub struct MessageDifference {
-    /// The sender; in a group's error, its rank of the job.
+    /// The sender's rank.
     pub from: usize,
-    /// The receiver.
+    /// The receiver's rank.
     pub to: usize,
-    /// The number of the message from the one to the other, beginning with 1.
+    /// The number of the message among those from the sender to the receiver, beginning with 1.
     pub number: u64,
     /// The data sent: the number of elements and their type.
     pub sent: String,
-    /// The data that the other end would receive.
+    /// The data that the receiver's call would receive: the number of elements and their type.
     pub received: String,
 }
 wire_struct!(MessageDifference { from, to, number, sent, received });
 
-/// The reason why a path has not launched messages.
+/// An error of a [`Path`](super::path::Path), the transport that carries messages in place of NCCL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathError {
-    /// They cannot be launched. Nothing was enqueued, and the other ends were told nothing.
+    /// The path refused the messages. Nothing was enqueued, and no peer was notified.
     #[error("{0}")]
     Refused(String),
-    /// A message does not match the other end's call.
+    /// A message does not match the peer's call.
     #[error(transparent)]
     Differ(#[from] MessageDifference),
-    /// This rank is too far ahead of a peer.
+    /// This rank has called for too many messages with a peer that the peer has not called for yet.
     #[error(
         "{messages} messages with rank {peer} are under way, and it has not called for the first of them after {waited:.1?}"
     )]
     Ahead {
-        /// The peer.
+        /// The peer's rank in the group.
         peer: usize,
-        /// The number of messages.
+        /// The number of messages with the peer that are under way.
         messages: u64,
         /// The time that this rank waited.
         waited: Duration,
@@ -46,10 +47,10 @@ pub enum PathError {
     /// The path was aborted.
     #[error("the path was aborted")]
     Aborted,
-    /// A member has ended unfinished work. Received data is not valid, and the group is over.
+    /// A member aborted work that was still running. Received data may be invalid, and the group is over.
     #[error("rank {peer} has ended what was under way, so what has arrived is not to be trusted")]
     GivenUp {
-        /// The member.
+        /// The member's rank of the job.
         peer: usize,
     },
     /// An error of the CUDA driver.
@@ -57,24 +58,25 @@ pub enum PathError {
     Driver(#[from] cuda_driver::Error),
 }
 
-/// A buffer of a collective that does not lie at the same place on all ranks.
+/// A buffer of a collective that does not lie at the same position of symmetric memory on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{buffer} lies {place} on rank {rank}, but {} on rank {other}", differing(.place, .other_place))]
 pub struct Misplaced {
-    /// The call and the buffer.
+    /// A description of the call and of the buffer.
     pub buffer: String,
     /// The rank of the job that differs from the majority.
     pub rank: usize,
-    /// The buffer's place on that rank.
+    /// The buffer's position on `rank`.
     pub place: String,
-    /// Another rank of the job.
+    /// Another rank of the job, where the position is different.
     pub other: usize,
-    /// The buffer's place on the other rank.
+    /// The buffer's position on `other`.
     pub other_place: String,
 }
 wire_struct!(Misplaced { buffer, rank, place, other, other_place });
 
-/// Returns the part of `other` that differs from `place`: the offset if both lie in one segment, otherwise all of it.
+/// Returns the part of the text `other` that differs from the text `place`: the offset if both name the same segment,
+/// otherwise all of `other`.
 fn differing<'a>(place: &str, other: &'a str) -> &'a str {
     match (place.rsplit_once(" at offset "), other.rsplit_once(" at offset ")) {
         (Some((segment, _)), Some((same, _))) if segment == same => other[same.len()..].trim_start(),
@@ -82,7 +84,7 @@ fn differing<'a>(place: &str, other: &'a str) -> &'a str {
     }
 }
 
-/// The reason why a group cannot be shrunk as its members asked.
+/// The reason why the members' calls that shrink a group do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShrinkError {
@@ -92,13 +94,13 @@ pub enum ShrinkError {
         Ranges(.excluded), Ranges(.other_excluded)
     )]
     Differ {
-        /// One member.
+        /// The rank of one member.
         rank: usize,
-        /// The ranks that it excludes.
+        /// The ranks that `rank` excludes.
         excluded: Vec<usize>,
-        /// The other.
+        /// The rank of another member.
         other: usize,
-        /// The ranks that the other excludes.
+        /// The ranks that `other` excludes.
         other_excluded: Vec<usize>,
     },
 }
@@ -113,7 +115,7 @@ pub enum TorchError {
          communicator: in init_process_group with a device_id, else in its first collective. The store holds {found:?}"
     )]
     NoUniqueId {
-        /// The keys that releases use.
+        /// The store keys under which the supported PyTorch releases publish the unique id.
         looked_for: Vec<String>,
         /// The keys in the store; empty if the store cannot list them.
         found: Vec<String>,
@@ -121,7 +123,7 @@ pub enum TorchError {
         waited: Duration,
     },
 
-    /// The job has so many ranks that PyTorch uses several unique ids.
+    /// The job has so many ranks that PyTorch uses several unique ids. Only a job with one unique id can be joined.
     #[error(
         "of {size} ranks PyTorch has every {limit} share a unique id, and a job can be joined that has one; give \
          all ranks TORCH_NCCL_RANKS_PER_ROOT={size}"
@@ -129,7 +131,7 @@ pub enum TorchError {
     SeveralRoots {
         /// The world size.
         size: usize,
-        /// The number of ranks that share one.
+        /// The maximum number of ranks that share one unique id.
         limit: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Makes a group's communicator: with the group, or at the first use of a lazy group by all members.
+//! Makes a group's communicator: when the group is made, or later if the group is lazy.
 
 use std::iter;
 
@@ -16,28 +16,28 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Returns true if the group's communicator is made. It always is, unless the group is
-    /// [lazy](super::Builder::lazy).
+    /// Returns true if the group's communicator is made. Can be false only for a [lazy](super::Builder::lazy)
+    /// group.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connection.is_made()
     }
 
-    /// Makes the communicator of a [lazy](super::Builder::lazy) group, and the lanes of its messages, unless
-    /// they exist. Collective: all members connect, each by this call or by its first operation that needs
-    /// the communicator. It is made on all of them, or on none. The deadline limits the wait for the other
-    /// members. The calls into NCCL may take half of the longest deadline among them, and at least 10 s.
-    /// Later meetings wait for at least 10 s.
+    /// Makes the communicator of a [lazy](super::Builder::lazy) group, and the group's [lanes](super::p2p)
+    /// for messages, unless they exist. Collective: every member calls `connect`, or an operation that needs
+    /// the communicator. The communicator is made on all members, or on none. The deadline limits the wait
+    /// for the other members. The calls into NCCL may take half of the longest deadline that a member gave,
+    /// and at least 10 s. The agreements of the members after these calls wait for at least 10 s.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with the members that did not come to the first meeting, the same on every
-    ///   member that came; [`GroupError::NotAgreed`] if those wait for this one in another call, which fails
-    ///   too; and [`GroupError::Unmade`] if a member found before the NCCL call that it cannot take part.
-    ///   Nothing has changed, and all may try again.
-    /// - [`GroupError::Comm`] for NCCL's failure on this rank, [`GroupError::Unmade`] for another's,
-    ///   [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for members that did not
-    ///   come to a later meeting. The group has to be aborted then. A communicator that was being made is
-    ///   poisoned, and a further attempt returns [`CommError::Poisoned`].
+    /// - [`GroupError::Absent`] with the members that did not come to the first agreement. Every member that
+    ///   came gets the same error. [`GroupError::NotAgreed`] if the missing members wait for this one in
+    ///   another call, which fails too. [`GroupError::Unmade`] if a member found before the NCCL call that it
+    ///   cannot take part. After these errors nothing has changed, and all members may try again.
+    /// - [`GroupError::Comm`] for a failure of NCCL on this rank, [`GroupError::Unmade`] for a failure on
+    ///   another rank, [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for members
+    ///   that did not come to a later agreement. After these errors the group must be aborted. A communicator
+    ///   that was being made is poisoned, and a further attempt returns [`CommError::Poisoned`].
     pub fn connect(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "connect";
         if self.is_connected() {
@@ -52,7 +52,7 @@ impl ProcessGroup {
         let all = self.meeting("the group's communicator", "connect");
         self.counter.health.check()?;
         match self.communicator.check() {
-            // It exists already: it was given, or split off from another.
+            // The communicator exists already: the caller gave it, or it was split or grown from another.
             Ok(()) => self.make_together(&all, deadline, |_, _| self.announce(&self.communicator))?,
             Err(CommError::Unmade { .. }) => self.form(&all, &self.communicator, deadline)?,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
@@ -63,18 +63,20 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Makes the lanes, and agrees on registration with the group's communicator and the lanes.
+    /// Makes the lanes for messages. Agrees with the members on registering memory with the group's
+    /// communicator and the lanes.
     fn furnish(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<()> {
         let lanes = self.make_lanes(all, deadline)?;
         let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
         let registered = self.agree_on_registration(all, &communicators, deadline)?;
         self.buffer_cache.agreed(&registered);
-        // Set once: only one thread at a time connects, until one has succeeded.
+        // Neither is set yet: threads connect one at a time, and none connects after the first success.
         let _ = (self.registered.set(registered), self.messages.set_lanes(lanes));
         Ok(())
     }
 
-    /// Makes the communicator unless it exists.
+    /// Makes the group's communicator unless it exists. `operation` and `stream` are those of the call that
+    /// needs it.
     #[inline]
     pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> BoxedResult<(), GroupError> {
         if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
@@ -86,7 +88,7 @@ impl ProcessGroup {
         Ok(self.connect(self.timeout())?)
     }
 
-    /// Fails if the stream captures, because a communicator cannot be made then.
+    /// Fails if the stream is capturing, because a communicator cannot be made during a capture.
     pub(super) fn refuse_capture(&self, operation: &'static str, stream: &Stream) -> Result<()> {
         match stream.capture_status()? {
             CaptureStatus::None => Ok(()),

@@ -8,7 +8,7 @@ use crate::comm::Turn;
 #[derive(Debug, Default)]
 pub(super) struct Connection {
     made: AtomicBool,
-    /// Held by the thread that makes it.
+    /// Held by the thread that makes the communicator.
     pub(super) turn: Turn,
 }
 

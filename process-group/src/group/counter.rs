@@ -1,8 +1,8 @@
-//! The work that a group has enqueued on its device, in numbers that its members can compare.
+//! Counts of the work that a group has enqueued on its device. The members can compare these counts.
 //!
-//! Only calls that all members make alike are compared: collectives, and the messages between a sender and a
-//! receiver. A member's total number of calls cannot be compared. In a pipeline the stages in the middle make
-//! more calls than those at its ends.
+//! Collectives can be compared on all members, and messages between their sender and receiver. The total
+//! number of calls cannot be compared: in a pipeline, for example, the middle stages make more calls than the
+//! first and the last.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -14,7 +14,7 @@ use cuda_driver::Device;
 use super::{GroupId, health::GroupHealth};
 use crate::record::{Exchanged, Log};
 
-/// The part of a group that its works share, with the log of its calls.
+/// The part of a group that its [`Work`](super::Work) values share, including the log of the group's calls.
 #[derive(Debug)]
 pub(super) struct Counter {
     pub(super) id: GroupId,
@@ -25,7 +25,8 @@ pub(super) struct Counter {
     pub(super) timeout: Duration,
     /// The ranks of the job that are members.
     ranks: Arc<[usize]>,
-    /// Distinguishes devices of two drivers, both of which a test process may hold.
+    /// Identifies the device, as the address of its driver's function table and its ordinal. A test process
+    /// may have two drivers.
     device: (usize, u32),
 }
 
@@ -39,8 +40,9 @@ pub struct Enqueued {
     pub name: String,
     /// The number of calls; see [`ProcessGroup::sequence`](super::ProcessGroup::sequence).
     pub sequence: u64,
-    /// The number of calls that all members make, including batches with a collective and marked launches of
-    /// graphs. Equal on all members whenever none has enqueued a call that another has not.
+    /// The number of calls that all members make, including batches with a collective and [marked launches of
+    /// graphs](super::ProcessGroup::track_graph_launch). Equal on all members that have enqueued the same
+    /// calls.
     pub collectives: u64,
     /// The messages by peer, in ascending order. Peers without messages are left out.
     pub messages: Vec<MessageCounts>,
@@ -52,13 +54,13 @@ pub struct Enqueued {
 pub struct MessageCounts {
     /// The peer's rank of the job.
     pub peer: usize,
-    /// The number of messages sent to the peer. Equal to the peer's `received` whenever neither has enqueued
-    /// a message that the other has not.
+    /// The number of messages sent to the peer. Equal to the peer's `received` once both ends have enqueued
+    /// the same messages.
     pub sent: u64,
     /// The number of messages received from the peer.
     pub received: u64,
-    /// True if a graph captured any of them. The graph's launches are not counted, so the counts cannot be
-    /// compared then.
+    /// True if a graph captured any of these messages. Launches of the graph are not counted, so the counts
+    /// cannot be compared.
     pub captured: bool,
 }
 
@@ -106,8 +108,9 @@ impl Counter {
 
 /// Returns the work that every group of this process has enqueued on `device`, in the order of their ids.
 ///
-/// Registering windows maps memory and synchronises with kernels that may wait for a peer. Members must not
-/// begin it while one has enqueued a collective, or one end of a message, that another has not.
+/// Serves to check that windows can be registered. Registering a window maps memory and waits for kernels,
+/// which in turn may wait for a peer. Members must therefore not begin the registration while one of them has
+/// enqueued a collective, or one end of a message, that another has not enqueued.
 #[must_use]
 pub fn enqueued_on(device: &Device) -> Vec<Enqueued> {
     let wanted = key(device);

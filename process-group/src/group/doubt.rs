@@ -1,7 +1,7 @@
-//! Asynchronous errors, and their causes.
+//! Asynchronous errors of communicators, and their causes.
 //!
-//! A communicator's error may be caused by members that made different calls. The members' hashes show that,
-//! so they are compared before this rank is blamed.
+//! A communicator's error may be caused by members that made different calls. Each member keeps a rolling hash of its
+//! calls. The hashes are compared before the error is attributed to this rank.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,20 +18,22 @@ use crate::{
     watch::{COMPARISON, Trouble},
 };
 
-/// Returns true for an error of NCCL. A closed communicator, or one that is still being initialised, has not failed.
+/// Returns true for an error of NCCL. Returns false if the communicator is closed or is still being initialised,
+/// because it has not failed.
 fn is_failure(error: &CommError) -> bool {
     matches!(error, CommError::Nccl { code, .. } if *code != ncclResult_t::ncclInProgress)
 }
 
 impl GroupHealth {
-    /// Checks the communicators for asynchronous errors. An error ends the group on all members a moment later.
+    /// Checks the communicators for asynchronous errors. An error ends the group on all members, after the members'
+    /// calls were compared.
     ///
     /// # Errors
-    /// The reason why the group has ended, otherwise the error of a communicator.
+    /// An error of a communicator. If the group is over, the reason why it ended replaces that error.
     pub(super) fn check_background(&self) -> Result<()> {
         let found = self.async_error();
         match &found {
-            // This error comes from the member that has left. Work that is done was done before.
+            // The remote error is a consequence of the member's leaving. Work that had completed by then is valid.
             Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) if self.was_left() => {
                 return Ok(());
             }
@@ -41,13 +43,14 @@ impl GroupHealth {
         self.explain(found.map_err(GroupError::from))
     }
 
-    /// Checks that work whose event has passed is really done. Failed work passes its event too.
+    /// Checks that work whose completion event has passed is really done. The event passes after failed work too.
     ///
     /// # Errors
     /// Those of [`check_background`](Self::check_background).
     pub(super) fn check_done(&self) -> Result<()> {
         let checked = self.check_background();
-        // The check was made before the communicators were aborted. They cannot be asked any more.
+        // `settle` found all work done and free of errors before it aborted the communicators. An aborted communicator
+        // cannot be queried.
         if self.settled.get() == Some(&true) {
             return Ok(());
         }
@@ -65,13 +68,14 @@ impl GroupHealth {
         }
     }
 
-    /// Time for comparing the members' hashes before this rank is blamed.
+    /// Returns the time for comparing the members' hashes before an error is attributed to this rank.
     fn comparison(&self) -> Duration {
         let suspected = self.monitor().is_some_and(|monitor| monitor.is_suspected());
         self.heartbeat * COMPARISON[usize::from(suspected)]
     }
 
-    /// Called by the watchdog. Ends the group with the error, unless the members' calls turn out to differ.
+    /// Called by the watchdog. Ends the group with the pending error once the comparison time has passed. If the calls
+    /// differ, the comparison has ended the group with that reason before.
     pub(super) fn resolve(self: &Arc<Self>, now: Instant) {
         if let Some(doubt) = self.doubt.get()
             && now.saturating_duration_since(doubt.since) >= self.comparison()
@@ -80,7 +84,8 @@ impl GroupHealth {
         }
     }
 
-    /// Returns the cause of an error. Waits until the deadline for the cause to be known.
+    /// Returns the cause of an error. If a communicator's error is pending, blocks until the group is over, at most
+    /// until `deadline`.
     pub(super) fn conclude(&self, error: GroupError, deadline: Deadline) -> GroupError {
         if self.doubt.get().is_some() {
             while !self.is_over() && !deadline.expired() {
@@ -90,24 +95,26 @@ impl GroupHealth {
         self.reason(error)
     }
 
-    /// Ends the group on all members because the driver failed to report the state of work.
+    /// Ends the group on all members because a driver call for the state of work failed. Does nothing if the group is
+    /// over or not made yet.
     pub(super) fn driver_failed(self: &Arc<Self>, error: &cuda_driver::Error) {
         if !self.is_over() && self.monitor().is_some() {
             self.fail(error.to_string());
         }
     }
 
-    /// Ends the group on all members with this reason, after a failure here that leaves it unusable. Does not block.
+    /// Ends the group on all members with this reason, after a failure on this rank that makes the group unusable. Does
+    /// not block.
     pub(crate) fn fail(self: &Arc<Self>, reason: String) {
         self.fail_for(self.rank(), reason);
     }
 
-    /// [`fail`](Self::fail) because of a failure of `rank` of the job, which all members know.
+    /// Like [`fail`](Self::fail), but attributes the failure to `rank` of the job. All members must pass the same rank.
     pub(super) fn fail_for(self: &Arc<Self>, rank: usize, reason: String) {
         let group = self.monitor().map(|monitor| monitor.id().to_owned());
         let is_made = group.is_some();
         let trouble = Trouble::Failed { group: group.unwrap_or_default(), rank, reason };
-        // The members of a group that is not made yet do not know its id.
+        // While a group is being made, its members do not know its id, so they cannot be notified.
         if is_made {
             self.signal.tell(trouble.clone());
         }

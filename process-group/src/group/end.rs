@@ -1,4 +1,4 @@
-//! Ends a group on this rank, and tells its other members that this rank has left it.
+//! Ends a group on this rank, and notifies the other members when this rank leaves the group.
 
 use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering};
 
@@ -19,12 +19,12 @@ use crate::{
 };
 
 impl GroupHealth {
-    /// Ends the group on this rank. Does not block, so threads of the watch may call it.
+    /// Ends the group on this rank because of `trouble`. Does not block, so threads of the watch may call `trouble`.
     pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
         self.end(End::Trouble(trouble));
     }
 
-    /// Ends the group on this rank. Does not block: the caller is a thread of the watch, or one that aborts.
+    /// Ends the group on this rank. Does not block, because threads of the watch and aborting threads call `end`.
     pub(super) fn end(self: &Arc<Self>, end: End) {
         let (culprit, force) = match &end {
             End::Trouble(trouble) => (trouble.culprit(), None),
@@ -32,7 +32,8 @@ impl GroupHealth {
         };
         let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
         if self.end.set(end.clone()).is_err() {
-            // Another member had left before. The order matters because aborted work looks done.
+            // If another member had left before, the watchdog may not have aborted yet. `settled` is set before the
+            // abort, because aborted work looks done.
             if force.is_some() && self.was_left() && self.settled.set(false).is_ok() {
                 self.abort();
             }
@@ -42,7 +43,7 @@ impl GroupHealth {
             self.leave(force);
         }
         self.report_end();
-        // After a member has left, the watchdog aborts instead, once work that can still complete has completed.
+        // After a member has left, the watchdog aborts later, in `settle`, because some work can still complete.
         if !has_left {
             self.abort();
         }
@@ -54,7 +55,8 @@ impl GroupHealth {
         }
     }
 
-    /// Sets the callback for the end of the group, which is made now.
+    /// Sets the callback for the end of the group, once the group is made. Calls the callback at once if the group is
+    /// over.
     pub(super) fn notify_of_end(&self, callback: Option<EndCallback>) {
         *self.on_end() = callback;
         self.report_end();
@@ -64,8 +66,9 @@ impl GroupHealth {
         self.on_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls the callback for the group's end, unless this rank has ended it. Does not block. The callback runs on its
-    /// own thread, which also confines a panic. If no thread can be started, the watchdog tries again.
+    /// Calls the callback for the group's end, once. Does not call the callback if this rank aborted or dropped the
+    /// group. Does not block: the callback runs on a new thread, which also confines a panic. If no thread can be
+    /// started, the watchdog tries again.
     pub(super) fn report_end(&self) {
         let Some(End::Trouble(trouble)) = self.end.get() else { return };
         let Some(callback) = self.on_end().take() else { return };
@@ -75,15 +78,16 @@ impl GroupHealth {
         }
     }
 
-    /// Drops the callback, because this rank ends the group.
+    /// Drops the callback for the group's end without calling it.
     fn forget_end(&self) {
         let callback = self.on_end().take();
-        // Dropped without the lock: it may own objects with locks of their own.
+        // The callback is dropped after the lock is released, because it may own objects with locks of their own.
         drop(callback);
     }
 
-    /// Ends child groups that are still being made and do not notice this end themselves. A forced end reaches all of
-    /// them. If a member has `left`, the end reaches the children that list it as a member.
+    /// Ends child groups that are still being made and would not notice this group's end. An abort or drop of this
+    /// group ends all of them. If a member has left this group, `left` is its rank of the job, and the children with
+    /// that member end.
     fn end_children(&self, end: &End, left: Option<usize>) {
         let pending_children = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_over = |child: &Arc<Self>| match end {
@@ -94,8 +98,9 @@ impl GroupHealth {
         children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
     }
 
-    /// Checks a group that was just made. Fails if a member left the parent group meanwhile. Only this rank may know that,
-    /// because others had made the group before. So it tells them that it does not have the group.
+    /// Checks this group, which was just made. Fails if a member left the parent group while this rank made the group.
+    /// The other members may have made the group earlier without an error, so this rank notifies them that it has
+    /// failed.
     pub(super) fn check_made(&self) -> Result<()> {
         let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
             return Ok(());
@@ -106,7 +111,8 @@ impl GroupHealth {
         self.check()
     }
 
-    /// Tells the other members that this rank has left the group, unless they know why it is over. Does not block.
+    /// Notifies the other members that this rank has left the group. Does nothing if trouble has ended the group
+    /// before, or if the group is not made yet or was destroyed by all members. Does not block.
     pub(super) fn leave(&self, how: Force) {
         let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) else { return };
         if self.is_in_trouble() || !self.is_member.swap(false, Ordering::AcqRel) {
@@ -122,19 +128,20 @@ impl GroupHealth {
         });
     }
 
-    /// After another member has left: aborts the group's communicators as soon as this rank waits in vain for
-    /// work, or after one heartbeat. Until then work that both have called may still complete, and is valid.
+    /// Called by the watchdog after another member has left. Aborts the group's communicators once this rank has called
+    /// more collectives than that member, or after one heartbeat. Until then, work that both members have called may
+    /// complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
         let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return };
         let Some(monitor) = self.monitor().filter(|_| self.settled.get().is_none()) else { return };
         let since = *self.left.get_or_init(|| now);
         let is_behind = monitor.rolling().count() > *collectives;
-        // Errors are checked after the event, because failed work looks done.
+        // `check_background` is called after `is_done`, because failed work looks done.
         let is_done = monitor.is_done() && !is_behind && self.check_background().is_ok();
         if !is_behind && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
-        // Set before the abort, because aborted work looks done.
+        // `settled` is set before the abort, because aborted work looks done.
         if self.settled.set(is_done).is_ok() {
             self.abort();
             let recorder = self.recorder.clone();
@@ -144,13 +151,13 @@ impl GroupHealth {
         }
     }
 
-    /// Aborts communicators that were added while the group ended and that the end therefore missed.
+    /// Aborts communicators, or a path, added while the group ended, which the end of the group may have missed.
     pub(super) fn abort_late(&self) {
         if !self.is_over() {
             return;
         }
         if self.was_left() {
-            // Aborted work looks done.
+            // `settled` is set before the abort, because aborted work looks done.
             let _ = self.settled.set(false);
         }
         self.abort();
@@ -158,7 +165,8 @@ impl GroupHealth {
 
     /// Aborts the group's communicators and its path, in the background.
     pub(super) fn abort(&self) {
-        // In parallel: either may block a stream, or a thread, that the other waits for.
+        // Path and communicators are aborted in parallel, because each may block a stream or a thread that the other
+        // abort waits for.
         if let Some(path) = self.path() {
             let held = Held::new(path);
             aside("abort", move || {
@@ -175,27 +183,29 @@ impl GroupHealth {
         let held = Held::new(communicators);
         aside("abort", move || {
             let held = held;
-            // A later abort finds the communicators aborted, whether or not this succeeded.
+            // Failures are only reported here: a later abort finds the communicators aborted, even if this abort
+            // failed.
             let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
             let failed = aborted.iter().filter_map(|aborted| aborted.as_ref().err());
-            // An adopted communicator is its owner's to abort.
+            // Only the owner of an adopted communicator may abort it, so this error is not reported.
             failed.filter(|error| !matches!(error, CommError::Adopted { .. })).for_each(comm::report);
         });
     }
 
-    /// Called when the group is dropped with its path. Fails work that is not done.
+    /// Called when a group with a path is dropped. If work is not done, ends the group, so that the work fails.
     pub(super) fn leave_path(self: &Arc<Self>) {
         let Some(monitor) = self.monitor() else { return };
         if !monitor.is_done() {
             self.end(End::Force(Force::Dropped));
         }
-        // Another member may have given up work that looks done. The path cannot be asked later.
+        // Another member may have ended work that looks done here. `given_up` stores that, because the path cannot be
+        // queried after the drop.
         self.given_up();
     }
 }
 
-/// An object to abort on another thread. Its owner may wait for `_beside`. Fields drop in order, so `what` is dropped
-/// before that wait ends.
+/// An object to abort on another thread. Waits for dropped communicators also wait until `_beside` is dropped. Fields
+/// drop in declaration order, so `what` is dropped before these waits end.
 #[derive(Clone)]
 struct Held<T> {
     what: T,
@@ -208,8 +218,8 @@ impl<T> Held<T> {
     }
 }
 
-/// Runs `job` on a new thread. Runs it here if no thread can be started: delaying the watch is better than leaving the
-/// group blocked.
+/// Runs `job` on a new thread, or on the calling thread if no thread can be started. Delaying the watch is better than
+/// leaving the group blocked.
 fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
     let here = job.clone();
     if runtime::spawn(name, job).is_err() {
@@ -217,8 +227,8 @@ fn aside(name: &str, job: impl FnOnce() + Clone + Send + 'static) {
     }
 }
 
-/// This rank's membership in a group. Dropping it tells the other members that this rank has left, if it has
-/// begun.
+/// This rank's membership in a group, from [`begin`](Self::begin) to [`end`](Self::end). Dropping this value in between
+/// notifies the other members that this rank has left.
 pub(super) struct Membership(Arc<GroupHealth>);
 
 impl Membership {
@@ -226,7 +236,7 @@ impl Membership {
         Self(health.clone())
     }
 
-    /// Marks the group as made. Before that, members learn in their meetings which rank has failed.
+    /// Marks the group as made. Before that, the members' agreements report the rank that has failed.
     pub(super) fn begin(&self) {
         self.0.is_member.store(true, Ordering::Release);
     }

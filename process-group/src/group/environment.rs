@@ -9,37 +9,37 @@ use std::{
 use super::{GroupError, Result};
 use crate::store::{Deadline, SecretSetting, TcpStore};
 
-/// The settings of this rank that a launcher gives.
+/// The settings of this rank in the environment variables that a launcher sets.
 ///
 /// | variable | meaning |
 /// |---|---|
-/// | `RANK` | this rank |
+/// | `RANK` | the number of this rank |
 /// | `WORLD_SIZE` | the number of ranks |
-/// | `LOCAL_RANK` | this rank among those of its host: the ordinal of its device |
-/// | `LOCAL_WORLD_SIZE` | the number of ranks on its host |
+/// | `LOCAL_RANK` | the number of this rank among the ranks of its host, used as the ordinal of its device |
+/// | `LOCAL_WORLD_SIZE` | the number of ranks on this rank's host |
 /// | `MASTER_ADDR`, `MASTER_PORT` | the store's address; rank 0 hosts it, unless `TORCHELASTIC_USE_AGENT_STORE` is `True` |
-/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), at least 16 bytes; `none` for a store without one, as PyTorch's are |
-/// | `PROCESS_GROUP_STORE_SECRET_FILE` | a file with the secret, in place of the former |
+/// | `PROCESS_GROUP_STORE_SECRET` | the store's [secret](crate::store::TcpOptions::secret), at least 16 bytes; `none` for a store without a secret, such as PyTorch's |
+/// | `PROCESS_GROUP_STORE_SECRET_FILE` | the path of a file with the secret, in place of `PROCESS_GROUP_STORE_SECRET` |
 /// | `PROCESS_GROUP_DUMP_FOLDER` | the folder for the flight recorder's dumps; it is created if absent |
 /// | `PROCESS_GROUP_TIMING` | `1`: the device times every operation |
 /// | `PROCESS_GROUP_CHECKED` | `1`: calls are compared before they are launched |
 /// | `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, else `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK` | `1`, `y`, `yes`, `t`, `true`: allocators' segments are [registered](super::Builder::registration) |
 ///
-/// If one of the first four is not set, the variable of an MPI or Slurm launcher replaces it: Open MPI's
-/// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`,
-/// `MPI_LOCALNRANKS`), or `srun`'s (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`). The first of these
-/// launchers that sets a rank is used. They do not give the store's address: set `MASTER_ADDR` and
-/// `MASTER_PORT` on all ranks (`mpirun -x MASTER_ADDR=… -x MASTER_PORT=…`).
+/// If one of the first four variables is not set, a variable of an MPI or Slurm launcher replaces it: Open MPI's
+/// (`OMPI_COMM_WORLD_RANK`, …), MPICH's and Intel's (`PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS`), or
+/// `srun`'s (`SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`). The first of these launchers that sets a rank is used.
+/// MPI and Slurm launchers do not give the store's address: set `MASTER_ADDR` and `MASTER_PORT` on all ranks (`mpirun
+/// -x MASTER_ADDR=… -x MASTER_PORT=…`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Environment {
-    /// This rank.
+    /// The number of this rank.
     pub rank: Option<usize>,
     /// The number of ranks.
     pub world_size: Option<usize>,
-    /// This rank among those of its host.
+    /// The number of this rank among the ranks of its host.
     pub local_rank: Option<usize>,
-    /// The number of ranks on its host.
+    /// The number of ranks on this rank's host.
     pub local_world_size: Option<usize>,
     /// The store's host.
     pub master_address: Option<String>,
@@ -64,7 +64,7 @@ struct Names {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// Slurm gives the numbers of all hosts in one variable with its own syntax, which is not read.
+    /// `None` for Slurm: its variable lists the numbers of all hosts in a syntax that is not parsed here.
     local_world_size: Option<&'static str>,
 }
 
@@ -101,8 +101,9 @@ impl Environment {
     /// Reads the process's environment.
     ///
     /// # Errors
-    /// [`GroupError::Environment`] for a variable with an invalid value. A missing variable is an
-    /// error only when it is needed.
+    /// [`GroupError::Environment`] for a variable with an invalid value, [`GroupError::NoSuchRank`] for a rank that is
+    /// not below the world size, and [`GroupError::Store`] for an invalid secret. A missing variable is not an error
+    /// here, but only where it is needed.
     pub fn read() -> Result<Self> {
         let unreadable = |variable| GroupError::Environment {
             variable,
@@ -116,7 +117,7 @@ impl Environment {
         })
     }
 
-    /// Reads variables through `variable`.
+    /// Like [`read`](Self::read), but calls `variable` for the value of each variable.
     ///
     /// # Errors
     /// As for [`read`](Self::read).
@@ -187,7 +188,8 @@ impl Environment {
 }
 
 impl Environment {
-    /// Opens the store that the environment names.
+    /// Opens the store at the environment's address. Rank 0 hosts the store, unless the launcher's agent does. All
+    /// other ranks connect to it.
     pub(super) fn tcp_store(
         &self,
         rank: usize,
@@ -213,7 +215,8 @@ impl Environment {
         if rank != 0 || self.agent_store {
             return Ok(options.connect(&address, deadline)?);
         }
-        // The interface that the name resolves to. The store reports a name without an address.
+        // Listen on the interface that the host's name resolves to. The ranks that connect report a name that does not
+        // resolve.
         let interface =
             (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
         let options = match interface {
@@ -228,7 +231,7 @@ fn is_loopback(interface: IpAddr) -> bool {
     interface.to_canonical().is_loopback()
 }
 
-/// Returns true if PyTorch's switch for registration is on, under either of its names.
+/// Returns true if PyTorch's switch for registration is on. The switch has two names; the first that is set counts.
 fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<bool> {
     const NAMES: [&str; 2] =
         ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"];

@@ -19,22 +19,22 @@ use crate::{
 /// The result of the calls of this module.
 pub type Result<T, E = GroupError> = std::result::Result<T, E>;
 
-/// Why a call of a process group failed.
+/// The error of a call of a process group.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// A required environment variable is missing or has an invalid value.
     #[error("{variable} {problem}; set it (torchrun does), or give the builder {instead}")]
     Environment {
-        /// The variable.
+        /// The name of the variable.
         variable: &'static str,
-        /// The problem with it.
+        /// The problem with the variable.
         problem: String,
-        /// The builder's method that replaces it.
+        /// The builder's setting that replaces the variable.
         instead: &'static str,
     },
 
-    /// A rank that is not below the world size.
+    /// A rank is not below the world size.
     #[error("rank {rank} is not below the world size {size}")]
     NoSuchRank {
         /// The rank.
@@ -43,7 +43,8 @@ pub enum GroupError {
         size: usize,
     },
 
-    /// Ranks that did not come. Every rank that came gets the same list.
+    /// Some ranks took no part in an agreement before the deadline. Every rank that took part gets the same list of
+    /// them.
     #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:.1?})", Ranges(.ranks))]
     Absent {
         /// The group's name.
@@ -52,25 +53,25 @@ pub enum GroupError {
         ranks: Vec<usize>,
         /// The number of ranks in the group.
         size: usize,
-        /// The meeting that they missed.
+        /// The agreement that the ranks missed.
         meeting: &'static str,
         /// The time that this rank waited.
         waited: Duration,
     },
 
-    /// The members could not agree: they wait for each other in different calls, or differ in what every agreement
-    /// compares. Every member gets the same error, and nothing has changed.
+    /// The members could not agree: they wait for each other in different calls, or differ in the data that every
+    /// agreement compares, such as the list of members. Every member gets the same error, and nothing has changed.
     #[error("{group}: its members did not agree on {meeting}: {source}")]
     NotAgreed {
         /// The group's name.
         group: String,
-        /// The subject.
+        /// The subject of the agreement.
         meeting: &'static str,
         /// The reason.
         source: Box<Failure>,
     },
 
-    /// The members do not fit together. Every member gets the same error.
+    /// The members' settings or environments do not match. Every member gets the same error.
     #[error("{group}: its members cannot make a group")]
     Disagreement {
         /// The group's name.
@@ -79,13 +80,13 @@ pub enum GroupError {
         source: Disagreement,
     },
 
-    /// A communicator was not made, or a group not suspended or resumed, because another rank could not take
-    /// part. Every rank that came gets this error.
+    /// A communicator was not made, or a group not suspended or resumed, because another rank could not take part.
+    /// Every other rank that took part gets this error.
     #[error("{group}: {what} was not made, on any of its ranks, for rank {rank}: {problem}")]
     Unmade {
         /// The group's name.
         group: String,
-        /// The communicator, or the step.
+        /// The communicator that was not made, or the step that failed.
         what: &'static str,
         /// The rank of the job that could not take part.
         rank: usize,
@@ -93,7 +94,7 @@ pub enum GroupError {
         problem: String,
     },
 
-    /// A communicator cannot be made while the stream captures.
+    /// The communicator that an operation needs is not made yet, and cannot be made while the stream is capturing.
     #[error(
         "{operation} in {group}: its communicator is not made yet, and cannot be while the stream captures; connect \
          before (ProcessGroup::connect, or connect_to for a pair)"
@@ -114,7 +115,7 @@ pub enum GroupError {
         problem: String,
     },
 
-    /// The members asked for splits that do not fit together. Every member gets the same error.
+    /// The members' calls that split the group do not match. Every member gets the same error.
     #[error("{group}: it cannot be split as its members asked")]
     Split {
         /// The name of the group that was to be split.
@@ -123,7 +124,8 @@ pub enum GroupError {
         source: SplitError,
     },
 
-    /// The remaining members cannot form a group as they asked. Every one that came gets the same error.
+    /// The remaining members' calls that shrink the group do not match. Every member that took part gets the same
+    /// error.
     #[error("{group}: it cannot be shrunk as its members asked: {source}")]
     Shrink {
         /// The name of the group that was to be shrunk.
@@ -132,8 +134,8 @@ pub enum GroupError {
         source: ShrinkError,
     },
 
-    /// The ranks that came to grow a group are not its members and new ranks behind them. Every rank gets the same
-    /// error.
+    /// The ranks that took part in growing a group are not the members of one group followed by new ranks. Every rank
+    /// gets the same error.
     #[error("{group}: it cannot be grown from another group: {problem}")]
     Grow {
         /// The name of the new group.
@@ -142,8 +144,8 @@ pub enum GroupError {
         problem: String,
     },
 
-    /// A pool is not registered. If a registration failed, no member has registered its pool, and every member gets the
-    /// same error.
+    /// A pool could not be registered, or a pool to deregister was not registered. If a registration failed, no member
+    /// has registered its pool, and every member gets the same error.
     #[error("{}", not_registered(group, source))]
     NotRegistered {
         /// The group's name.
@@ -152,7 +154,7 @@ pub enum GroupError {
         source: NotRegistered,
     },
 
-    /// Two buffers of an operation do not fit together.
+    /// The lengths or types of an operation's send and receive buffers do not match.
     #[error(
         "{operation} in {group} of {size} ranks: send has {send} elements of {send_type}, receive {receive} of \
          {receive_type}; {rule}"
@@ -164,19 +166,19 @@ pub enum GroupError {
         group: String,
         /// The number of ranks in the group.
         size: usize,
-        /// Elements to send.
+        /// The number of elements to send.
         send: usize,
-        /// Their type.
+        /// The type of the elements to send.
         send_type: DataType,
-        /// Elements to receive.
+        /// The number of elements to receive.
         receive: usize,
-        /// Their type.
+        /// The type of the elements to receive.
         receive_type: DataType,
         /// The rule that the lengths must satisfy.
         rule: &'static str,
     },
 
-    /// A list of buffers whose length is not the number of members.
+    /// The length of a list of buffers is not the number of members.
     #[error(
         "{operation} in {group}: {found} {list} buffers were given; {size} are needed, one for every member"
     )]
@@ -202,18 +204,18 @@ pub enum GroupError {
         group: String,
         /// `send` or `receive`.
         buffer: &'static str,
-        /// The root.
+        /// The root's rank.
         root: usize,
     },
 
-    /// Sizes whose sum is not the length of the buffer.
+    /// The sum of the sizes to split a buffer into is not the length of the buffer.
     #[error("a buffer of {elements} elements cannot be split into {parts} parts of {sum} elements together")]
     Sizes {
         /// The number of elements in the buffer.
         elements: usize,
         /// The number of parts.
         parts: usize,
-        /// The sum of their elements.
+        /// The sum of the parts' sizes, in elements.
         sum: u128,
     },
 
@@ -222,18 +224,18 @@ pub enum GroupError {
     WorkTimeout {
         /// The operation.
         operation: &'static str,
-        /// Its number in the group.
+        /// The operation's number in the group.
         sequence: u64,
         /// The group's name.
         group: String,
         /// The time that the caller waited.
         waited: Duration,
-        /// The progress of each member, and so the members that have not joined. `None` if the members were
-        /// not asked, because the deadline was shorter than a second or because asking was not possible.
+        /// The progress of each member, which shows the members that have not called the operation. `None` if the
+        /// members were not asked, because the deadline was shorter than a second or because asking was not possible.
         progress: Option<Box<Progress>>,
     },
 
-    /// Work is not done, and the call needs an idle group. Nothing has changed.
+    /// A call that needs an idle group was refused, because work is not done. Nothing has changed.
     #[error("{call} of {group}: {operation} (number {sequence}) is not done; wait for it first")]
     InFlight {
         /// The call that was refused.
@@ -242,17 +244,17 @@ pub enum GroupError {
         group: String,
         /// The operation.
         operation: &'static str,
-        /// Its number in the group.
+        /// The operation's number in the group.
         sequence: u64,
     },
 
-    /// A member has died or stopped. The group is over on every member that noticed, and work that it had not
-    /// finished may be incomplete or wrong. The others can make a new group.
+    /// A member has died or stopped. The group is over on every member that noticed. Work that was not done before may
+    /// be incomplete or wrong. The remaining members can make a new group.
     #[error("{group}: rank {rank} {loss}; the group was aborted")]
     Lost {
         /// The group's name.
         group: String,
-        /// The rank of the job.
+        /// The member's rank of the job.
         rank: usize,
         /// The kind of loss.
         loss: Loss,
@@ -264,9 +266,9 @@ pub enum GroupError {
     Left {
         /// The group's name.
         group: String,
-        /// The rank of the job.
+        /// The member's rank of the job.
         rank: usize,
-        /// Its action: `dropped` or `aborted`.
+        /// The member's action: `dropped` or `aborted`.
         how: String,
     },
 
@@ -285,7 +287,8 @@ pub enum GroupError {
     #[error(transparent)]
     Torch(#[from] TorchError),
 
-    /// An operation that needs an agreement of the members, in a group that was joined from PyTorch.
+    /// An operation needs an agreement of the members, but the group was joined from PyTorch, whose ranks make no
+    /// agreements.
     #[error(
         "{operation} in {group}: its members agree on it over the store, but the group was joined from PyTorch, whose \
          ranks do not; make a group of Rust's ranks for it"
@@ -306,69 +309,69 @@ pub enum GroupError {
     Overdue {
         /// The group's name.
         group: String,
-        /// The rank of the job whose work it is.
+        /// The rank of the job whose work was late.
         rank: usize,
         /// The operation.
         operation: String,
-        /// Its number in the group.
+        /// The operation's number in the group.
         sequence: u64,
-        /// The time for which it was the oldest of its stream.
+        /// The time for which the work was the oldest of its stream.
         waited: Duration,
         /// The progress of each member; empty if no member could be asked.
         progress: Box<Progress>,
     },
 
-    /// Members have called different collectives, or the same with buffers at different places of their
-    /// [windows](super::ProcessGroup::compare_places). The group is over on every member, with the same
-    /// reason. Results computed since then may be wrong.
+    /// Members have called different collectives, or the same collective with buffers at different positions in their
+    /// [windows](super::ProcessGroup::compare_places). The group is over on every member, with the same reason. Results
+    /// of these and later calls may be wrong.
     #[error(
         "{group}: its members have called different collectives, and the group was aborted: {divergence}"
     )]
     CollectiveDiverged {
         /// The group's name.
         group: String,
-        /// The ranks, the position and their calls.
+        /// The ranks that differ, the range of call numbers in which they differ, and their calls.
         divergence: Box<Divergence>,
     },
 
-    /// Members are about to make calls that do not match, found by [checked mode](super::Builder::checked).
-    /// All members that compared get the same error, and nothing was launched.
+    /// [Checked mode](super::Builder::checked) found calls that do not match before their launch. All members that
+    /// compared get the same error, and nothing was launched.
     #[error("{group}: rank {rank} {call}, but rank {other} {other_call}; nothing was launched")]
     CallsDiffer {
         /// The group's name.
         group: String,
         /// The rank of the job that differs from the majority, or that sends.
         rank: usize,
-        /// The call that it was about to make.
+        /// The call that `rank` was about to make.
         call: String,
         /// Another rank of the job.
         other: usize,
-        /// The call that the other rank was about to make.
+        /// The call that `other` was about to make.
         other_call: String,
     },
 
-    /// Members are about to call a collective with a buffer that is not at the same place of symmetric memory
-    /// on all of them, found by [checked mode](super::Builder::checked). All members get the same error, and
-    /// nothing was launched.
+    /// [Checked mode](super::Builder::checked) found a collective's buffer that is not at the same position of
+    /// symmetric memory on all members. All members get the same error, and nothing was launched.
     #[error("{group}: {misplaced}; nothing was launched")]
     SymmetricOffsetMismatch {
         /// The group's name.
         group: String,
-        /// The buffer and its places.
+        /// The buffer and its positions on two ranks.
         misplaced: Box<Misplaced>,
     },
 
-    /// The two ends of a message on a [path](crate::Path) have made different calls. The group is over on
-    /// every member, with the same reason. Neither end has accepted the differing value.
+    /// The two ends of a message on a [path](crate::Path) have made different calls. The group is over on every member,
+    /// with the same reason. The message was not delivered.
     #[error("{group}: {difference}; the group was aborted")]
     MessagesDiffer {
         /// The group's name.
         group: String,
-        /// The ranks, the message and both values.
+        /// The two ranks, the number of the message, and the data of both calls.
         difference: Box<MessageDifference>,
     },
 
-    /// Messages need a path that is not installed yet.
+    /// The members agreed on [`P2pPolicy::Direct`](super::P2pPolicy::Direct), which needs a [path](crate::Path), but no
+    /// path is installed yet.
     #[error(
         "{operation} in {group}: its members agreed on P2pPolicy::Direct, and no path is installed; all members call \
          {installer} first, or agree on another policy"
@@ -378,7 +381,7 @@ pub enum GroupError {
         operation: &'static str,
         /// The group's name.
         group: String,
-        /// The call that installs one.
+        /// The call that installs a path.
         installer: &'static str,
     },
 
@@ -393,7 +396,7 @@ pub enum GroupError {
         problem: String,
     },
 
-    /// The group's path did not launch messages. [`PathError::Refused`] has changed nothing; after any other
+    /// The group's path did not launch messages. After [`PathError::Refused`] nothing has changed. After any other
     /// error the group is over.
     #[error("{operation} in {group}")]
     Path {
@@ -411,7 +414,7 @@ pub enum GroupError {
     MemberFailed {
         /// The group's name.
         group: String,
-        /// The rank of the job.
+        /// The member's rank of the job.
         rank: usize,
         /// The failure.
         reason: String,
@@ -426,11 +429,11 @@ pub enum GroupError {
         group: String,
         /// `send` or `receive`.
         buffer: &'static str,
-        /// The problem with it.
+        /// The problem with the buffer.
         source: BufferError,
     },
 
-    /// The processes of this host cannot watch each other.
+    /// The processes of this host cannot detect each other's death.
     #[error(transparent)]
     Peers(#[from] PeerError),
 
@@ -438,7 +441,8 @@ pub enum GroupError {
     #[error(transparent)]
     Dump(#[from] DumpError),
 
-    /// Captured work runs anew with each launch of its graph, so it has no completion of its own.
+    /// A call waited for captured work. Captured work runs with each launch of its graph, so it has no completion of
+    /// its own.
     #[error(
         "{operation} (number {sequence} of {group}) was captured into a graph; wait for the stream that the graph is \
          launched on instead"
@@ -446,13 +450,13 @@ pub enum GroupError {
     Captured {
         /// The operation.
         operation: &'static str,
-        /// Its number in the group.
+        /// The operation's number in the group.
         sequence: u64,
         /// The group's name.
         group: String,
     },
 
-    /// An error of NCCL, or of the layer over it.
+    /// An error of NCCL, or of [`comm`](crate::comm), the layer above NCCL.
     #[error(transparent)]
     Comm(#[from] CommError),
 
@@ -513,7 +517,7 @@ fn not_registered(group: &str, reason: &NotRegistered) -> String {
     }
 }
 
-/// Describes the progress of late work.
+/// Describes the progress of late work, or the possible causes if the progress is unknown.
 fn late(progress: &Option<Box<Progress>>) -> String {
     match progress {
         Some(progress) => progress.to_string(),

@@ -1,8 +1,8 @@
 //! Makes communicators with the help of the store: on all of their ranks, or on none.
 //!
-//! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The ranks therefore
-//! agree before they call NCCL, which names the missing ones, and once more on the outcomes of their calls. No rank uses
-//! the communicator before all have made it.
+//! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The ranks
+//! therefore make one agreement before they call NCCL, whose error names the missing ranks, and one after the calls, on
+//! their results. No rank uses the communicator before all ranks have made it.
 
 use bootstrap::{
     agreement::{self, Decision, Protocol, Report, Verdict},
@@ -19,20 +19,20 @@ use crate::{
     store::{Deadline, PrefixStore},
 };
 
-/// The making of communicators.
+/// The agreement for making a communicator: on the ranks' readiness, then on the results of their calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Making;
 
 /// A rank's readiness to call NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// It can take part. `unique_id` is that of the first rank, if the call needs one.
+    /// The rank can take part. If the call needs a unique id, the first rank passes it here.
     Ready { unique_id: Option<Vec<u8>> },
-    /// It cannot.
+    /// The rank cannot take part.
     Refused { problem: String },
 }
 impl Readiness {
-    /// Ready, without a unique id.
+    /// Returns `Ready` without a unique id.
     pub(super) fn ready() -> Self {
         Self::Ready { unique_id: None }
     }
@@ -40,7 +40,7 @@ impl Readiness {
 
 wire_enum!(Readiness { 0 => Ready { unique_id }, 1 => Refused { problem } });
 
-/// The outcome of the call on one rank.
+/// The result of the NCCL call, or of another step, on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Made,
@@ -51,23 +51,23 @@ enum Outcome {
     TimedOut {
         problem: String,
     },
-    /// The group has ended on this rank.
+    /// This rank has stopped, because the group has ended there or because another rank has failed.
     Ended,
 }
 wire_enum!(Outcome { 0 => Made {}, 1 => Failed { problem }, 2 => TimedOut { problem }, 3 => Ended {} });
 
-/// The reason why nothing was made. Ranks are ranks of the job.
+/// The reason why the communicator was made on no rank. Ranks are ranks of the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unmade {
     Failed {
         rank: u32,
         problem: String,
     },
-    /// These ranks have not come back from the call.
+    /// These ranks have not returned from the call in time.
     Late {
         ranks: Vec<u32>,
     },
-    /// The group has ended on this rank.
+    /// This rank has stopped, because the group has ended there or because another rank has failed.
     Ended {
         rank: u32,
     },
@@ -77,7 +77,7 @@ wire_enum!(Unmade { 0 => Failed { rank, problem }, 1 => Late { ranks }, 2 => End
 impl Protocol for Making {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
     type Record = Readiness;
-    /// The unique id, if there is one.
+    /// The unique id, if the call needs one.
     type Plan = Option<Vec<u8>>;
     type Outcome = Outcome;
     type Agreed = ();
@@ -100,8 +100,8 @@ impl Protocol for Making {
         matches!(outcome, Outcome::Failed { .. } | Outcome::Ended)
     }
 
-    /// A rank that failed comes before those that ended because of that. Ranks that are late come before those that timed
-    /// out while they waited for them.
+    /// Returns the reason that explains the others, in this order: a rank that failed, a rank that stopped because of a
+    /// failure, the ranks that are late, a rank that timed out while it waited for a late rank.
     fn judge(_: &Option<Vec<u8>>, reports: &[(u32, Report<Outcome>)]) -> Verdict<Self> {
         let failed = |rank: &u32, problem: &String| Unmade::Failed { rank: *rank, problem: problem.clone() };
         let late = reports.iter().filter(|(_, report)| *report == Report::Late).map(|(rank, _)| *rank);
@@ -121,15 +121,15 @@ impl Protocol for Making {
 }
 
 impl ProcessGroup {
-    /// Makes, with the ranks of `all`, the communicator that this rank has prepared.
+    /// Makes the prepared communicator `made`, together with the ranks of `all`.
     ///
     /// # Errors
-    /// [`GroupError::Absent`], and [`GroupError::Unmade`] if another rank could not prepare it:
-    /// nothing has changed then. After any other error the communicator is poisoned: [`GroupError::Comm`] and
-    /// [`GroupError::Unmade`] for a failure of this rank and another's, [`GroupError::Lost`],
+    /// After [`GroupError::Absent`], and after [`GroupError::Unmade`] because another rank could not prepare its
+    /// communicator, nothing has changed. After any other error the communicator is poisoned: [`GroupError::Comm`] for
+    /// a failure on this rank, [`GroupError::Unmade`] for a failure on another rank, [`GroupError::Lost`],
     /// [`GroupError::Store`].
     pub(super) fn form(&self, all: &Meeting<'_>, made: &Communicator, deadline: Deadline) -> Result<()> {
-        // The first rank makes the id for all.
+        // The first rank makes the unique id for all ranks.
         let is_first = all.rank == all.ranks[0];
         let unique_id = match is_first.then(|| made.nccl().unique_id()).transpose() {
             Ok(id) => id.map(|id| id.as_bytes().to_vec()),
@@ -152,8 +152,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Runs a step that succeeds on all ranks or on none. The step gets its deadline, and asks now and then whether it
-    /// should still wait.
+    /// Runs the step `work`, which succeeds on all ranks or on none. `work` gets its deadline and a function that it
+    /// calls from time to time while it waits. An error of that function ends the wait.
     pub(super) fn make_together<T>(
         &self,
         all: &Meeting<'_>,
@@ -163,14 +163,15 @@ impl ProcessGroup {
         all.make(Readiness::ready(), deadline, |_, until, go_on| work(until, go_on))
     }
 
-    /// Calls the followers with a communicator that is made and not used yet.
+    /// Calls the group's followers with a communicator that is made, before the communicator is used.
     pub(super) fn announce(&self, communicator: &Communicator) -> Result<()> {
         Ok(self.followers.iter().try_for_each(|follower| follower(communicator))?)
     }
 }
 
 impl Meeting<'_> {
-    /// Runs a step that gets the unique id of the first rank, which is empty if that gave none.
+    /// Runs the step `work`, which succeeds on all ranks or on none. `work` gets the first rank's unique id, which is
+    /// empty if the first rank passed none.
     pub(super) fn make<T>(
         &self,
         readiness: Readiness,
@@ -195,15 +196,15 @@ impl Meeting<'_> {
                     made = Some(done);
                     Outcome::Made
                 }
-                // The verdict says why this rank has stopped, and its outcome does not matter. An error after another
-                // rank has failed is a consequence of that.
+                // This rank's error is a consequence of the group's end or of another rank's failure. The verdict
+                // reports the cause.
                 Err(_) if is_stopped || has_failed() => Outcome::Ended,
                 Err(error) => {
                     let problem = error_text(&error);
                     let is_late = is_timeout(&error);
                     own = Some(error);
                     match is_late {
-                        // The others learn of the end of the group by themselves.
+                        // The other ranks are notified of the end of the group separately.
                         _ if self.health.is_some_and(|health| health.is_over()) => Outcome::Ended,
                         true => Outcome::TimedOut { problem },
                         false => Outcome::Failed { problem },
@@ -214,7 +215,7 @@ impl Meeting<'_> {
         let agreed = self.run::<Making>(readiness, deadline, act);
         match (agreed, made, own) {
             (Ok(Ok(())), Some(made), _) => Ok(made),
-            // The verdict names the ranks that this one has waited for.
+            // The verdict names the late ranks, for which this rank has waited.
             (Ok(Err(Unmade::Late { ranks })), _, own) if own.as_ref().is_none_or(is_timeout) => {
                 Err(cause(self.absent(ranks, deadline)))
             }
@@ -228,10 +229,10 @@ impl Meeting<'_> {
         }
     }
 
-    /// Tells the others that this rank cannot take part. Returns this rank's error.
+    /// Notifies the other ranks that this rank cannot take part. Returns `error`.
     pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
         let refused = Readiness::Refused { problem: error_text(&error) };
-        // The other ranks report missing ranks.
+        // An error of this agreement is ignored: the other ranks report missing ranks.
         let _ = self.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
         error
     }
@@ -251,8 +252,8 @@ fn is_timeout(error: &GroupError) -> bool {
     matches!(error, GroupError::Comm(CommError::DeadlineExceeded { .. }))
 }
 
-/// Tells the members of a group that is being made that this rank, one of the job, will not come to make its communicator.
-/// `path` is the prefix of the group's keys. Without a store nobody can be told.
+/// Notifies the members of a group that is being made that `rank` of the job will not take part in making the
+/// communicator. `path` is the prefix of the group's keys. Errors of the store are ignored.
 pub(super) fn stay_away(job: &PrefixStore, path: &str, rank: usize) {
     let _ = agreement::leave::<Making>(job, &format!("{path}connect/0"), id(rank), "it could not begin");
 }
@@ -274,7 +275,8 @@ mod tests {
     }
 
     proptest! {
-        /// Something is made only if every rank has made it. Otherwise the verdict names a rank that has not.
+        /// The agreement succeeds only if every rank has made the communicator. Otherwise the verdict names a rank that
+        /// has not.
         #[test]
         fn all_have_made_it_or_one_that_has_not_is_named(outcomes in vec(outcome(), 1..6)) {
             let reports: Vec<_> = (10..).zip(outcomes).collect();
@@ -285,7 +287,7 @@ mod tests {
                 Verdict::Failed { refusal: Unmade::Failed { rank, problem } } => {
                     let timed_out = Report::Outcome(Outcome::TimedOut { problem: problem.clone() });
                     let failed = Report::Outcome(Outcome::Failed { problem });
-                    // Nobody is blamed for having waited for a rank that is late.
+                    // The verdict does not name a rank that timed out while it waited for a late rank.
                     let is_late = reports.iter().any(|(_, report)| *report == Report::Late);
                     prop_assert!(of(rank) == Some(&failed) || (!is_late && of(rank) == Some(&timed_out)));
                 }
@@ -299,7 +301,7 @@ mod tests {
             }
         }
 
-        /// A final outcome alone decides, whatever the others do.
+        /// A final outcome of one rank fails the agreement while the other ranks have not reported yet.
         #[test]
         fn a_final_outcome_fails_it(outcomes in vec(outcome(), 1..6)) {
             let reports = outcomes.into_iter().map(|report| match report {

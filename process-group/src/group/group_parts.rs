@@ -1,4 +1,4 @@
-//! A rank's place in a group that is being made.
+//! The parts of a rank's group that exist before the communicator is made.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -30,31 +30,31 @@ use crate::{
     watch::{Watch, Watchdog},
 };
 
-/// A rank's place in a group that is being made.
+/// The parts of a rank's group that exist before the communicator is made.
 pub(super) struct GroupParts {
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
-    /// The ranks of the job that are members, in the order of their ranks here.
+    /// The ranks of the job that are members, in the order of their ranks in this group.
     pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) numbers: PrefixStore,
     pub(super) root: SharedStore,
     pub(super) job: PrefixStore,
-    /// The prefix of the group's own keys in it: empty, or with `/` at its end.
+    /// The prefix of the group's own keys in `job`: empty, or with `/` at its end.
     pub(super) path: String,
     pub(super) shared_settings: SharedSettings,
     pub(super) recorder: Arc<Recorder>,
     pub(super) progress_rpc: Arc<ProgressRpc>,
     pub(super) watch: Arc<Watch>,
-    /// Knows the losses among the members.
+    /// Ends the group when a member is lost.
     pub(super) health: Arc<GroupHealth>,
     pub(super) messages: Messages,
     pub(super) followers: Vec<Follower>,
 }
 
 impl ProcessGroup {
-    /// Returns this rank's place in a new group of the members at `places`, one of which it is, and begins to watch for
-    /// losses among them. `path` is the prefix of the new group's keys.
+    /// Returns this rank's parts of a new group, and begins to watch for losses of the new group's members. `places`
+    /// are the members' ranks in this group, including this rank. `path` is the prefix of the new group's keys.
     pub(super) fn group_parts(
         &self,
         name: String,
@@ -90,8 +90,8 @@ impl ProcessGroup {
     }
 }
 
-/// Takes `count` numbers for new groups from the store, if this is their first member. Returns the lowest; 0 on the
-/// other members, which read the first one's record.
+/// Reserves `count` numbers for new groups in the store, and returns the lowest. Only the first member does that. The
+/// other members get 0 here, and read the number from the first member's record.
 pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) -> Result<u64, StoreError> {
     if !is_first {
         return Ok(0);
@@ -101,7 +101,7 @@ pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) 
 }
 
 impl GroupParts {
-    /// Returns the communicator's settings in this group.
+    /// Returns `config` with this group's name and with the window facts of its members.
     pub(super) fn config(&self, config: Config) -> Config {
         Config {
             name: Some(self.name.to_string()),
@@ -110,7 +110,7 @@ impl GroupParts {
         }
     }
 
-    /// Builds the group. Makes its communicator now, unless it is lazy.
+    /// Builds the group. Makes the communicator, unless the group is lazy.
     pub(super) fn init(
         self,
         id: GroupId,
@@ -135,7 +135,8 @@ impl GroupParts {
         self.begin(id, Ok(communicator), true, deadline)
     }
 
-    /// Builds the group. After an error of this rank alone, the other members do not wait for it.
+    /// Builds the group. Connects the group if `connects`. If this rank fails before it connects, it notifies the other
+    /// members, so that they do not wait for it.
     fn begin(
         self,
         id: GroupId,
@@ -154,7 +155,8 @@ impl GroupParts {
         Ok(group)
     }
 
-    /// Builds the group with an existing communicator. Its members make no agreements.
+    /// Builds a group that was joined from PyTorch, with an existing communicator. The group's members make no
+    /// agreements.
     pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
         let group = self.group(id, communicator)?;
         group.connection.set_made();
@@ -204,7 +206,7 @@ impl GroupParts {
             thread: "watchdog",
             source,
         })?;
-        // A faster member may have left already.
+        // Reports earlier notifications about this group to its health: a faster member may have left already.
         watch.recall(&health);
         let membership = Membership::new(&health);
         let counter = Counter::new(id, name.clone(), log, (health, timeout), ranks.clone(), context.device());

@@ -1,7 +1,8 @@
 //! Groups with additional ranks.
 //!
-//! The members of a group and the new ranks meet as the ranks of a new job do, under a new name or epoch. The group has
-//! its own health monitor, so it does not depend on the old one. Only its communicator is made from the old group's.
+//! The members of a group and the new ranks meet as the ranks of a new job do, under a new name or epoch. The new group
+//! has its own health monitor, so it does not depend on the old group. Only the new communicator is made from the old
+//! group's communicator.
 
 use std::time::Duration;
 
@@ -20,21 +21,21 @@ use crate::{
     store::{Deadline, PrefixStore, Store},
 };
 
-/// The key of the unique id in the part of the store of the new group.
+/// The key of the unique id in the new group's part of the store.
 const UNIQUE_ID: &str = "grow/unique_id";
 
-/// The group of a rank that is to grow: its id and its size. New ranks have none.
+/// The id and the size of the group that a rank grows. `None` for new ranks.
 type Old = Option<(String, usize)>;
 
 impl ProcessGroup {
-    /// Makes a group of this group's members, which keep their ranks, and of new ranks behind them. Collective: all
-    /// members call it, and every new rank calls [`Builder::join_grown`], with builders that have the same name,
-    /// epoch, [world size](Builder::world_size) and settings, as for a new job. The epoch is another one than this
-    /// group's, unless the name is. Rank, device and library are this group's, and so is the store unless the builder
-    /// has one. The builder's [timeout](Builder::timeout) limits the wait for the others.
+    /// Makes a larger group. The members of this group keep their ranks, and new ranks follow. Collective: all members
+    /// call `grow`, and every new rank calls [`Builder::join_grown`]. As for a new job, all builders have the same
+    /// name, epoch, [world size](Builder::world_size) and settings. The name or the epoch must differ from this
+    /// group's. Rank, device and library are taken from this group, and so is the store unless the builder has one. The
+    /// builder's [timeout](Builder::timeout) limits the wait for the other ranks.
     ///
-    /// NCCL grows the communicator (2.29.2). This group stays as it is, and is destroyed by its members when they
-    /// no longer need it. If this rank hosts the store, it hosts it for the new group too.
+    /// Needs NCCL 2.29.2. This group stays usable. Its members destroy it when they no longer need it. If this rank
+    /// hosts this group's store and the builder has no other, this rank hosts the store for the new group too.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::GroupError};
@@ -50,14 +51,16 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Comm`] with [`CommError::Missing`] below 2.29.2, before any other call; with
-    ///   [`CommError::Adopted`] if the communicator is adopted, and [`CommError::Suspended`] if it is suspended.
-    /// - [`GroupError::Setting`] for a builder that does not fit this group; [`GroupError::WorkTimeout`] for work of
-    ///   this member that is not done.
-    /// - [`GroupError::Grow`] if the ranks are not the members of one group and new ranks behind them.
-    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Disagreement`]
-    ///   and [`GroupError::Unmade`] for a rank that could not take part. After a failure of NCCL or the loss of a rank
-    ///   during the call this group is unusable too, and all members abort it.
+    /// - [`GroupError::Joined`] if this group was joined from PyTorch.
+    /// - [`GroupError::Comm`] with [`CommError::Missing`] if NCCL is older than 2.29.2, before any other call; with
+    ///   [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] if the communicator is
+    ///   suspended.
+    /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work
+    ///   of this member is not done by the builder's timeout.
+    /// - [`GroupError::Grow`] if the ranks are not the members of one group, followed by new ranks.
+    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], after
+    ///   [`GroupError::Disagreement`], and after [`GroupError::Unmade`] for a rank that could not take part. If NCCL
+    ///   fails or a rank is lost during the call, this group is unusable too, and all members must abort it.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, builder: Builder) -> Result<Self> {
         const CALL: &str = "grow";
@@ -81,7 +84,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Returns the problem of a builder with which this group cannot grow.
+    /// Returns the reason why this group cannot grow with `builder`, if there is one.
     fn misfit(&self, builder: &Builder) -> Option<String> {
         let size = builder.world_size.unwrap_or(self.size());
         if size <= self.size() {
@@ -110,7 +113,8 @@ impl Builder {
 }
 
 impl GroupParts {
-    /// Makes the group's communicator from that of `old`, with all ranks of this group.
+    /// Makes this group's communicator by growing the communicator of `old`, together with all ranks of this group.
+    /// `old` is `None` on new ranks.
     pub(super) fn grow(
         &self,
         old: Option<&ProcessGroup>,
@@ -137,7 +141,7 @@ impl GroupParts {
             Ok(made) => made,
             Err(error) => return Err(all.refuse(error.into(), deadline)),
         };
-        // A loss ends the call.
+        // The loss of a rank aborts the communicator, which ends the NCCL call.
         self.health.guard(&made.abort_handle());
         let parent = old.map(|old| &old.communicator);
         let mut has_acted = false;
@@ -159,7 +163,8 @@ impl GroupParts {
         });
         grown.inspect_err(|error| {
             if has_acted {
-                // NCCL may have used the connections of the old communicator, on this rank or another.
+                // The old communicator is unusable too, because NCCL may have used its connections, on this rank or
+                // another.
                 parent.into_iter().chain([&made]).for_each(|it| it.give_up(&error_text(error)));
             }
         })?;
@@ -187,7 +192,7 @@ fn wait_for_id(
     Ok(UniqueId::try_from(&*job.get(UNIQUE_ID, until)?)?)
 }
 
-/// Checks that the first ranks are all members of one group, and the others, of which there is at least one, are new.
+/// Checks that the first ranks are all members of one group, and that all ranks after them are new.
 fn compare(records: &[(u32, Old)]) -> Result<(), String> {
     let Some((_, Some((id, size)))) = records.first() else {
         return Err("rank 0 is new, expected a member of the group that grows".into());
@@ -214,7 +219,7 @@ mod tests {
     use proptest::{collection::vec, option, prelude::*, sample::select};
 
     proptest! {
-        /// Only members of one group, and new ranks behind them, grow it.
+        /// `compare` accepts all members of one group followed by new ranks, and nothing else.
         #[test]
         fn the_members_come_first_and_new_ranks_behind_them(
             records in vec(option::of((select(vec!["1.0", "2.0"]), 1..4usize)), 1..6),

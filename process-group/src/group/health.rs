@@ -1,4 +1,4 @@
-//! The state of a group's health: ends the group when a member is in trouble, or when it is aborted.
+//! The state of a group's health. Ends the group when a member is in trouble, or when the group is aborted.
 
 use std::{
     fmt,
@@ -24,48 +24,50 @@ use crate::{
 /// The operation name in errors of checks on work.
 const WAIT: &str = "a wait for work";
 
-/// Watches for trouble among a group's members, from before the group has a communicator. The first trouble,
-/// or an abort, ends everything that waits in the group: its communicators are aborted, and open waits in the
-/// store fail.
+/// The health of a group, from before the group has a communicator. The first trouble of a member, or an abort, ends
+/// the group: the communicators are aborted, and waits in the store fail.
 pub(crate) struct GroupHealth {
     pub(super) name: Arc<str>,
     /// The ranks of the job that are members.
     pub(super) ranks: Arc<[usize]>,
-    /// This rank's index in `ranks`.
+    /// This rank's rank in the group, which is its index in `ranks`.
     pub(super) place: usize,
     communicators: Mutex<Vec<AbortHandle>>,
-    /// The transport of messages besides the communicators.
+    /// The transport that carries messages in place of the communicators, if one is installed.
     path: OnceLock<Weak<dyn Path>>,
-    /// The time at which another member was first seen to have ended unfinished work on the path, and its
-    /// place.
+    /// A member that has ended unfinished work on the path, as its rank in the group, and the time at which this rank
+    /// noticed that.
     given_up: OnceLock<(Instant, usize)>,
     pub(super) recorder: Arc<Recorder>,
     /// Notifies the other members.
     pub(super) signal: Arc<WatchSignal>,
-    /// The delay within which this rank learns of another member's notification.
+    /// The heartbeat interval of the job. Within one interval this rank learns of another member's notification.
     pub(super) heartbeat: Duration,
-    /// The watchdog's state, set when the group is made.
+    /// The watchdog's state, set when the group is made. Contains the group's id.
     pub(super) monitor: OnceLock<WorkMonitor>,
     pub(super) end: OnceLock<End>,
-    /// Called when the group ends by itself. Empty before it is made, and once the callback is called.
+    /// Called when the group ends without an abort or drop on this rank. `None` before the group is made, and after the
+    /// callback was called or dropped.
     pub(super) on_end: Mutex<Option<EndCallback>>,
-    /// When the watchdog first saw that another member had left.
+    /// The time at which the watchdog first saw that another member had left the group.
     pub(super) left: OnceLock<Instant>,
-    /// Set when the communicators are aborted because of that: true if this rank's work was done.
+    /// Set when the communicators are aborted because another member has left: true if all of this rank's work was
+    /// done.
     pub(super) settled: OnceLock<bool>,
-    /// True if the other members must be told when this rank leaves.
+    /// True if the other members must be notified when this rank leaves the group.
     pub(super) is_member: AtomicBool,
-    /// True once they were told.
+    /// True once the other members were notified that this rank has left the group.
     pub(super) has_told: AtomicBool,
     /// An error of a communicator whose cause is not known yet.
     pub(super) doubt: OnceLock<Doubt>,
-    /// True if the group's work was revoked, which does not end the group.
+    /// True if enqueued work was revoked, so that waits for it fail. Revoking does not end the group.
     revoked: AtomicBool,
-    /// The number of waits of this rank for the others.
+    /// The number of this rank's waits for other members that are in progress.
     waits: AtomicUsize,
     /// Groups that are being made of this group's members.
     pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
-    /// Called for losses and aborts for the lifetime of this value.
+    /// The listeners for lost ranks and for aborted communicators. Others hold weak references, so the listeners end
+    /// with this value.
     listeners: OnceLock<(Arc<peers::Listener>, Arc<comm::Listener>)>,
 }
 
@@ -82,11 +84,12 @@ pub(super) enum End {
     Force(Force),
 }
 
-/// A group that is being made of another's members: an abort of that one ends it.
+/// A child group that is being made of a parent group's members. An abort of the parent group ends the child group.
 pub(super) struct PendingChild(pub(super) Arc<GroupHealth>);
 
 impl GroupHealth {
-    /// Makes the state of a group that the [watch](crate::watch::Watch) has yet to be given. `place` is this rank's index in `ranks`.
+    /// Makes the health of a group. The caller then adds it to the [watch](crate::watch::Watch). `place` is this rank's
+    /// index in `ranks`.
     pub(super) fn begin(
         name: &Arc<str>,
         ranks: &Arc<[usize]>,
@@ -156,7 +159,7 @@ impl GroupHealth {
         self.monitor.get()
     }
 
-    /// Returns true if a trouble ends this group.
+    /// Returns true if `trouble` concerns this group.
     pub(crate) fn is_about(&self, trouble: &Trouble) -> bool {
         match (trouble, self.monitor()) {
             (Trouble::Lost { rank, .. }, _) => self.ranks.contains(rank),
@@ -179,27 +182,28 @@ impl GroupHealth {
         Some((culprit.unwrap_or_else(|| self.rank()), error_text(&self.error(end))))
     }
 
-    /// Returns true if it is over because a member was in trouble.
+    /// Returns true if the group is over because a member was in trouble.
     pub(super) fn is_in_trouble(&self) -> bool {
         matches!(self.end.get(), Some(End::Trouble(_)))
     }
 
-    /// Returns true if it is over because another member has left it.
+    /// Returns true if the group is over because another member has left it.
     pub(super) fn was_left(&self) -> bool {
         matches!(self.end.get(), Some(End::Trouble(Trouble::Left { .. })))
     }
 
-    /// Returns true if this rank has left it, and has told the others.
+    /// Returns true if this rank has left the group and has notified the other members.
     pub(super) fn has_left(&self) -> bool {
         self.has_told.load(Ordering::Acquire)
     }
 
-    /// Returns the communicators that end with the group.
+    /// Returns the communicators that are aborted when the group ends.
     pub(super) fn communicators(&self) -> Vec<AbortHandle> {
         self.guarded().clone()
     }
 
-    /// Links a communicator of the group to it: the end of either ends the other.
+    /// Links a communicator to this group: the end of the group aborts the communicator, and an abort of the
+    /// communicator ends the group.
     pub(super) fn guard(&self, communicator: &AbortHandle) {
         {
             let mut communicators = self.guarded();
@@ -212,7 +216,7 @@ impl GroupHealth {
         self.abort_late();
     }
 
-    /// Removes a communicator that could not be made from the group.
+    /// Unlinks a communicator that could not be made.
     pub(super) fn release(&self, communicator: &AbortHandle) {
         self.guarded().retain(|other| !other.is(communicator));
         if let Some((_, forced)) = self.listeners.get() {
@@ -220,7 +224,8 @@ impl GroupHealth {
         }
     }
 
-    /// Makes the group's path end with the group, which owns it.
+    /// Links the path to this group: the end of the group aborts the path. The group owns the path, so only a weak
+    /// reference is kept.
     pub(super) fn guard_path(&self, path: &Arc<dyn Path>) {
         let _ = self.path.set(Arc::downgrade(path));
         self.abort_late();
@@ -236,8 +241,8 @@ impl GroupHealth {
 
     /// Aborts all of the group's communicators, and its path. Returns the first failure.
     pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
-        // Inside an NCCL group no communicator would be aborted, and the path would be aborted without the
-        // group's knowledge.
+        // Inside an open NCCL group the communicators cannot be aborted, but the path would be, without ending this
+        // process group.
         comm::refuse_inside_group("ncclCommAbort")?;
         let aborted = AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect();
         if let Some(path) = self.path() {
@@ -246,7 +251,7 @@ impl GroupHealth {
         aborted
     }
 
-    /// Returns the asynchronous error of any of the communicators.
+    /// Returns the first asynchronous error found on the group's communicators.
     pub(super) fn async_error(&self) -> comm::Result<()> {
         self.communicators().iter().try_for_each(AbortHandle::async_error)
     }
@@ -254,7 +259,7 @@ impl GroupHealth {
     /// Returns `Ok` unless a member is in trouble, or the group was aborted on this rank.
     ///
     /// # Errors
-    /// The trouble; [`CommError::Closed`].
+    /// The error of the trouble that ended the group; [`CommError::Closed`] after an abort or drop.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         match self.end.get() {
@@ -263,7 +268,7 @@ impl GroupHealth {
         }
     }
 
-    /// Records that enqueued work may be given up from now on, and ends the work on the path.
+    /// Revokes enqueued work: from now on, checks of work fail. Also aborts the work on the path.
     pub(super) fn revoke(&self, deadline: Deadline) {
         self.revoked.store(true, Ordering::Release);
         if let Some(path) = self.path() {
@@ -271,7 +276,7 @@ impl GroupHealth {
         }
     }
 
-    /// Returns `Ok` if enqueued work has not been given up.
+    /// Returns `Ok` if enqueued work was neither revoked nor aborted.
     ///
     /// # Errors
     /// Those of [`check`](Self::check); [`CommError::Revoked`].
@@ -284,20 +289,20 @@ impl GroupHealth {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
-        // After a member has left, work is given up a moment later, unless all of it was done.
+        // After a member has left, the communicators are aborted a moment later. Work is valid if all of it was done
+        // then.
         if was_left && self.settled.get() == Some(&false) {
             self.check()?;
         }
         Ok(())
     }
 
-    /// Returns true if another member has ended unfinished work on the path, so that work that looks done may
-    /// not be. This rank soon learns the reason, which may be a third member, and [`check`](Self::check) then
-    /// returns it.
+    /// Returns true if another member has ended unfinished work on the path. Work that looks done may then be
+    /// unfinished. The reason, which may be the loss of a third member, soon arrives at this rank and is then returned
+    /// by [`check`](Self::check).
     ///
     /// # Errors
-    /// [`PathError::GivenUp`] if the reason has not arrived in the time that members take to report
-    /// it.
+    /// [`PathError::GivenUp`] if the reason has not arrived within the time in which members report it.
     pub(super) fn is_given_up(&self) -> Result<bool> {
         match self.given_up() {
             Some((seen, peer)) if seen.elapsed() >= self.patience() => Err(self.gave_up(peer)),
@@ -305,8 +310,8 @@ impl GroupHealth {
         }
     }
 
-    /// Returns the place of a member that has ended unfinished work on the path, and the time at which that
-    /// was first seen. Still valid after the path is dropped.
+    /// Returns a member that has ended unfinished work on the path, as its rank in the group, and the time at which
+    /// this rank first noticed that. A member found before is also returned after the path is dropped.
     pub(super) fn given_up(&self) -> Option<(Instant, usize)> {
         let known = self.given_up.get().copied();
         known.or_else(|| {
@@ -315,7 +320,8 @@ impl GroupHealth {
         })
     }
 
-    /// Returns the error for a member that has ended work without reporting a reason.
+    /// Returns the error for a member that has ended work on the path without reporting a reason. `peer` is its rank in
+    /// the group.
     #[cold]
     pub(super) fn gave_up(&self, peer: usize) -> GroupError {
         let peer = self.ranks.get(peer).copied().unwrap_or(peer);
@@ -323,8 +329,8 @@ impl GroupHealth {
         GroupError::Path { operation: WAIT, group, source }
     }
 
-    /// Replaces an error by its cause. After a trouble or an abort, that is the cause of all other errors. A
-    /// communicator is dropped because of another error, so then the error itself is kept.
+    /// Replaces an error by its cause. If trouble or an abort has ended the group, the cause is the reason for the end.
+    /// If a drop has ended the group, the error is kept, because the drop is usually a consequence of the error.
     pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
         match result {
             Ok(value) => Ok(value),
@@ -332,21 +338,22 @@ impl GroupHealth {
         }
     }
 
-    /// Replaces an error by its cause.
+    /// Like [`explain`](Self::explain), for an error.
     #[cold]
     pub(super) fn reason(&self, error: GroupError) -> GroupError {
         use GroupError::{Comm, Driver, NotAgreed, Path, Store, WorkTimeout};
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
-            // Equal on all members.
+            // `NotAgreed` is kept, because it is the same error on all members.
             _ if matches!(error, NotAgreed { .. }) => error,
-            // This rank's own error.
+            // This rank's own driver error has ended the group, and has more detail than the trouble.
             Some(End::Trouble(Trouble::Failed { rank, .. }))
                 if *rank == self.rank() && matches!(error, Driver(_)) =>
             {
                 error
             }
-            // An agreement of the members, or this rank's own revocation, came before another member left.
+            // Errors of the members' agreements, and of this rank's own revocation, are not consequences of another
+            // member's leaving.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(
@@ -371,32 +378,34 @@ impl GroupHealth {
         }
     }
 
-    /// Runs `meet`, a wait for the members that ends with the group. Returns the cause of its error.
+    /// Runs `meet`, which waits for other members. The end of the group ends the wait. If `meet` fails, returns the
+    /// cause of the error.
     pub(super) fn attend<T>(&self, meet: impl FnOnce() -> Result<T>) -> Result<T> {
         let _open = Open::new(self);
-        // After the wait is counted: an end that came before that did not find it.
+        // Checked after the wait is counted, because an earlier end of the group did not count this wait.
         self.check()?;
         meet().map_err(|error| self.cause(error))
     }
 
-    /// Returns the cause of an error in a wait for the members. Waits a moment for a cause that another member knows.
+    /// Returns the cause of an error in a wait for the members. If another member may know the cause, waits a moment
+    /// for its notification.
     pub(super) fn cause(&self, error: GroupError) -> GroupError {
         match &error {
             GroupError::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
-            // The store's host may be a member. The kernel reports its death in a moment.
+            // The process that hosted the store may have been a member. The kernel then reports its death in a moment.
             GroupError::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
             _ => {}
         }
         self.reason(error)
     }
 
-    /// Returns true if this rank waits for the others.
+    /// Returns true if this rank is waiting for other members.
     pub(super) fn is_waiting(&self) -> bool {
         self.waits.load(Ordering::Acquire) > 0
     }
 
-    /// Links `child`, a group that is being made of this group's members. An abort of this group ends it for
-    /// as long as the returned value is held.
+    /// Links `child`, a group that is being made of this group's members. While the returned value is held, an abort of
+    /// this group ends `child`.
     pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
         let pending_children = Arc::new(PendingChild(child.clone()));
         let mut all = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner);
@@ -414,8 +423,9 @@ impl GroupHealth {
         }
     }
 
-    /// Replaces an NCCL error in a step that all members take together by its cause. The first member to
-    /// notice a loss aborts, and others may see the abort before they notice the loss themselves.
+    /// Replaces an NCCL error by its cause, for a step that all members take together. The first member to notice a
+    /// loss aborts its communicator. The other members may see a remote error from that abort before they notice the
+    /// loss.
     pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
         if let Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) = &made {
             self.hear_why(self.heartbeat * 2);
@@ -433,7 +443,7 @@ impl fmt::Debug for GroupHealth {
     }
 }
 
-/// A wait that is counted.
+/// Counts a wait for other members in `waits`, until this value is dropped.
 struct Open<'a>(&'a GroupHealth);
 
 impl<'a> Open<'a> {

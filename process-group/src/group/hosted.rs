@@ -8,22 +8,24 @@ use crate::{
     watch::Watch,
 };
 
-/// The store that this rank hosts for a group. Members read there why a group is over. The store therefore
-/// stays for a moment after the last of this rank's groups, if its group was in trouble or this rank has
-/// left it.
+/// The store that this rank hosts for a group. The members read from the store why a group is over. If
+/// trouble ended the group, or this rank has left it, the store therefore stays open for a moment after this
+/// rank has dropped its last group.
 pub(super) struct Hosted {
     pub(super) store: TcpStore,
     pub(super) watch: Arc<Watch>,
     pub(super) health: Arc<GroupHealth>,
-    /// Shared with the groups that were grown from this one, and need the store too.
+    /// Shared with the groups that were grown from this group and use the same store. Its reference count
+    /// shows whether there are any.
     pub(super) grown: Arc<()>,
 }
 
 impl Hosted {
-    /// The time that others have to read why a group is over.
+    /// The time for which the store stays open, so that other ranks can read why a group is over.
     const MOMENT: Duration = Duration::from_secs(3);
 
-    /// Waits until the others have left the store.
+    /// Ends this rank's watch. Then waits until the other ranks have left the store, unless a grown group
+    /// still uses the store.
     pub(super) fn farewell(&self, deadline: Deadline) {
         self.watch.close();
         if Arc::strong_count(&self.grown) == 1 {
@@ -31,7 +33,8 @@ impl Hosted {
         }
     }
 
-    /// Returns true if this rank has groups of the watch besides the one that is dropped with this.
+    /// Returns true if this rank has other groups with the same watch. The dropped group and this value hold
+    /// `OWN` references.
     fn has_others(&self) -> bool {
         const OWN: usize = 2;
         Arc::strong_count(&self.watch) > OWN

@@ -10,7 +10,7 @@ use std::fmt;
 pub struct GroupId {
     /// The group's number in the store.
     pub uid: u64,
-    /// The generation of the job that made it; see [`Builder::epoch`](super::Builder::epoch).
+    /// The generation of the job that made the group; see [`Builder::epoch`](super::Builder::epoch).
     pub epoch: u64,
 }
 bootstrap::wire_struct!(GroupId { uid, epoch });

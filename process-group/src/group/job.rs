@@ -1,4 +1,4 @@
-//! A rank of a job, with what most programs need.
+//! A rank of a job with a stream, for programs that need no other settings.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use cuda_driver::{Context, Stream, StreamFlags};
 use super::{ProcessGroup, Result};
 use crate::store::Deadline;
 
-/// A rank of a job: its world and a stream on its device.
+/// A rank of a job: the group of all ranks (the world) and a stream on the rank's device.
 ///
 /// ```no_run
 /// use process_group::{Job, comm::ReduceOp};
@@ -27,16 +27,17 @@ pub struct Job {
 
 impl Job {
     /// Joins the job that a launcher describes in the [environment](super::Environment): loads the driver and NCCL,
-    /// connects to the store, takes the device, and builds the world. Blocks until all ranks have come, at most for the
-    /// builder's default timeout. [`ProcessGroup::builder`] has settings for all of it.
+    /// connects to the store, retains the primary context of the rank's device, and builds the world. Blocks until all
+    /// ranks have joined, at most for the builder's default timeout. To change a setting, use [`ProcessGroup::builder`]
+    /// and [`Job::new`].
     ///
     /// # Errors
-    /// Those of [`Builder::build`](super::Builder::build).
+    /// Those of [`Builder::build`](super::Builder::build) and of [`Job::new`].
     pub fn from_env() -> Result<Self> {
         Self::new(ProcessGroup::builder().build()?)
     }
 
-    /// The job of a world that was built in another way.
+    /// Makes a job from a world that was built with a builder. Makes a stream on the world's device.
     ///
     /// # Errors
     /// [`GroupError::Driver`](super::GroupError::Driver) if no stream can be made.
@@ -63,7 +64,8 @@ impl Job {
         self.world.context()
     }
 
-    /// Leaves the job together with the other ranks. Groups that were split from the world are destroyed before.
+    /// Destroys the world. Collective: all ranks call `finish`. Groups that were split from the world must be destroyed
+    /// first.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::destroy`].

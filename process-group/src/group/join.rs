@@ -15,14 +15,14 @@ use crate::{
     store::{Deadline, PrefixStore},
 };
 
-/// The agreement of the ranks of a job.
+/// The protocol of the first agreement of a job's ranks. Each rank publishes a [`Joining`] record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Join;
 
 impl PlainProtocol for Join {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
     type Record = Joining;
-    /// The records. Each rank finds the same result in them.
+    /// The records of all ranks. Every rank computes the same result from them, with [`member::agree`].
     type Agreed = Vec<Joining>;
     type Refusal = Vec<Joining>;
 
@@ -32,8 +32,8 @@ impl PlainProtocol for Join {
     }
 }
 
-/// Meets all ranks of a job, each with its record, and returns the members and the group's number. The end of the group
-/// with `health`, if any, ends the wait.
+/// Publishes this rank's `record`, waits for the records of all ranks of the job, and returns the members and the
+/// group's number. If `health` is given, the end of its group ends the wait.
 pub(super) fn join(
     (group, health): (&str, Option<&Arc<GroupHealth>>),
     job: &PrefixStore,
@@ -51,7 +51,8 @@ pub(super) fn join(
     agreed.map_err(|source| GroupError::Disagreement { group: group.to_owned(), source })
 }
 
-/// Returns the disagreement that an error of the agreement stands for.
+/// Converts an error of the agreement to a disagreement, if it reports different lists of ranks or an unreadable
+/// record.
 fn disagreement(error: &GroupError) -> Option<Disagreement> {
     if let Some([(rank, list), (other, other_list)]) = different_lists(error) {
         let (size, other_size) = (list.len(), other_list.len());

@@ -1,11 +1,11 @@
-//! Launches operations: checks them, records them, enqueues them on the caller's stream, marks their place
-//! there, and counts them.
+//! Launches operations: checks them, logs them, enqueues them on the caller's stream, records an event after them, and
+//! counts them.
 //!
-//! Most calls are one task, made by [`ProcessGroup::alone`]. It and its callees are inlined into each
-//! operation's method. Between two calls NCCL and the driver run many thousand instructions, which evict this
-//! code from the processor's caches and branch predictors. The cost of a call is therefore the memory that it
-//! touches. A straight line of code in which the operation is a constant touches least. Rare cases are out of
-//! line.
+//! Most calls launch one task, through [`ProcessGroup::alone`]. `alone` and its callees are inlined into each
+//! operation's method. Between two calls NCCL and the driver run many thousand instructions, which evict this code from
+//! the processor's caches and branch predictors. The cost of a call is therefore dominated by the memory that the call
+//! touches. Straight-line code in which the operation is a constant touches the least memory. Code for rare cases is
+//! not inlined.
 
 use std::{panic::Location, slice};
 
@@ -47,14 +47,14 @@ impl ProcessGroup {
         }
         let health = &self.counter.health;
         health.check()?;
-        // One-sided operations use the windows of the group's communicator, so they are not messages here.
+        // False for one-sided operations, because these use the windows of the group's communicator.
         let is_message = task.primitive.is_message();
-        // SAFETY: the caller's contract; the task was checked.
+        // SAFETY: the caller upholds the operation's contract. `check_task` has checked the task.
         let launched = unsafe { self.launch_task(task, operation, is_message, stream, site) };
         launched.map_err(|error| health.reason(*error))
     }
 
-    /// Launches several operations under one name, on the group's communicator.
+    /// Launches the tasks that `queue` adds to a batch, together and as one `operation`.
     #[track_caller]
     pub(super) fn together(
         &self,
@@ -62,29 +62,30 @@ impl ProcessGroup {
         stream: &Stream,
         queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
-        // For the same reason as in `alone`.
+        // See `alone` for the reason.
         refuse_inside_group(operation.name())?;
         let batch = Batch::new(self, stream);
         queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
         batch.launch(operation)
     }
 
-    /// Makes the checks that one rank can make alone, and records the position of the task's buffers.
+    /// Checks the task's arguments and buffers, as far as this rank can without the others. Records the window
+    /// positions of the buffers in the task.
     #[inline(always)]
     pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> BoxedResult<(), GroupError> {
         self.communicator.check_task(task, stream, true)?;
         self.buffer_cache.look(&self.name, &self.communicator, task, stream)
     }
 
-    /// In checked mode, tells the other members of an error in this rank's call.
+    /// In checked mode, notifies the other members of an error in this rank's call. Returns the error.
     #[cold]
     fn wrong(&self, operation: Operation, error: Box<GroupError>) -> GroupError {
         self.refused(!operation.is_message(), &error);
         *error
     }
 
-    /// Launches a checked task as `operation`. `message` is true for a message that is called by itself; the
-    /// policy selects its communicator.
+    /// Launches a checked task as `operation`. `message` is true for a message outside a batch. The group's policy for
+    /// messages then selects the communicator.
     ///
     /// # Safety
     /// As for the task's operation.
@@ -101,7 +102,7 @@ impl ProcessGroup {
             self.examine(&[task], operation, site)?;
         }
         if message && self.messages.are_on_path() && self.takes_path(&task)? {
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract of the task's operation.
             return unsafe { self.message_on_path(task, stream, site) };
         }
         let channel =
@@ -111,7 +112,7 @@ impl ProcessGroup {
         blank.start(stream)?;
         let (mut entry, tasks) = (LogEntry::new(site, None), slice::from_ref(&task));
         self.counter.log.begin(&mut entry, &Call::of(tasks, self.size()));
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract of the task's operation.
         let launched = unsafe { channel.communicator.launch(&channel.task(task), stream) };
         if let Err(error) = launched {
             self.counter.log.refuse(entry);
@@ -120,7 +121,8 @@ impl ProcessGroup {
         self.commit(blank, entry, operation.name(), is_collective(operation, tasks), tasks, stream)
     }
 
-    /// Makes the checks that need all tasks of a launch.
+    /// Checks all tasks of a launch together: messages to this rank itself, and in checked mode the other members'
+    /// calls.
     #[cold]
     pub(super) fn examine(
         &self,
@@ -133,11 +135,11 @@ impl ProcessGroup {
         if self.shared_settings.checked { self.compare(tasks, site) } else { Ok(()) }
     }
 
-    /// Marks the place on `stream` after a launch of a graph that captured operations of the group. The group
-    /// does not notice graph launches by itself. The mark lets the caller wait for the launch with a
-    /// deadline, and the watchdog applies the [work timeout](super::Builder::work_timeout) to it. It counts
-    /// as a call that all members make, so all must mark equally many launches. The cost is one event per
-    /// graph launch, and none per captured call.
+    /// Records an event on `stream` after a launch of a graph that captured operations of the group. The group cannot
+    /// detect graph launches. With the returned work the caller can wait for the launch with a deadline, and the
+    /// watchdog applies the [work timeout](super::Builder::work_timeout) to the launch. `track_graph_launch` counts as
+    /// a call that all members make, so all members must call it for the same number of launches. The cost is one event
+    /// per graph launch, and none per captured call.
     ///
     /// ```no_run
     /// # use process_group::comm::ReduceOp;
@@ -162,8 +164,8 @@ impl ProcessGroup {
     pub fn track_graph_launch(&self, stream: &Stream) -> Result<Work> {
         let health = &self.counter.health;
         health.check()?;
-        // Checked before counting: a call that is counted but not marked would make this rank differ from the
-        // others.
+        // The stream is checked before the call is counted. A call that is counted and then fails would make this
+        // rank's count differ from the other members'.
         self.communicator.check_stream("track_graph_launch", stream).map_err(|error| *error)?;
         let blank = self.outstanding.blank(&self.marks, &self.counter)?;
         let entry = LogEntry::new(Location::caller(), None);
@@ -171,8 +173,8 @@ impl ProcessGroup {
         marked.map_err(|error| health.reason(*error))
     }
 
-    /// Commits the enqueued `tasks` to the log, and marks their place on the stream. `collective` is true if all
-    /// members make the call.
+    /// Commits the enqueued `tasks` to the log, and records an event after them on `stream`. `collective` is true if
+    /// all members make the call.
     #[inline(always)]
     pub(super) fn commit(
         &self,
@@ -186,7 +188,7 @@ impl ProcessGroup {
         let log = &self.counter.log;
         let (sequence, span) = log.commit(entry, collective, tasks);
         let work = blank.done(operation, sequence, stream, span)?;
-        // Captured work is not on the stream, and must not hide work that is.
+        // Captured work does not run on the stream yet. It must not replace enqueued work as the stream's latest work.
         if work.is_captured() {
             log.captured(span, tasks);
             let place = self.communicator.place();

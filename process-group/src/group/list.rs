@@ -3,7 +3,7 @@
 use super::Buffer;
 use crate::comm::ArgumentError;
 
-/// A buffer of an operation, by its index in its list.
+/// A buffer of an operation with lists of buffers: the list, the index in the list, and the address range.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     list: &'static str,
@@ -23,8 +23,9 @@ impl Part {
     }
 }
 
-/// Returns the buffers of an operation that reads `send` and writes `receive`, without the own share if it is
-/// in place.
+/// Returns the non-empty buffers of an operation that reads `send` and writes `receive`. `in_place` is this
+/// rank's own share, as its indices in `send` and `receive`. If both are the same buffer, only the receive
+/// buffer is returned.
 pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize, usize)>) -> Vec<Part> {
     let part = |list, written| {
         move |(place, buffer): (usize, &Buffer)| Part {
@@ -40,10 +41,11 @@ pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize
     reads.chain(receive.iter().enumerate().map(part("receive", true))).filter(|part| part.bytes > 0).collect()
 }
 
-/// Fails if buffers overlap and one of them is written.
+/// Fails if two buffers overlap and at least one of the two is written.
 pub(super) fn apart(call: &'static str, mut parts: Vec<Part>) -> Result<(), ArgumentError> {
     parts.sort_unstable_by_key(|part| part.start);
-    // The buffers that start before this one and end last.
+    // The buffer with the highest end so far, in order of start addresses: of all buffers, and of the written
+    // ones.
     let (mut any, mut written) = (None::<Part>, None::<Part>);
     for part in parts {
         let former = if part.written { any } else { written };

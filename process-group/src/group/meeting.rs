@@ -1,7 +1,7 @@
-//! Agreements of a group's members. Their failures become the group's errors.
+//! Agreements among the members of a group. A failed agreement becomes an error of the group.
 //!
-//! All agreements of a job use one part of the store, so that ranks are found that wait for each other in different groups.
-//! The end of the group ends every wait.
+//! All agreements of a job use the same part of the store. Circular waits, in which ranks wait for each other in
+//! agreements of different groups, can therefore be detected. When a group ends, all waits in its agreements end.
 
 use std::{
     collections::BTreeMap,
@@ -22,38 +22,39 @@ use crate::{
     store::{Deadline, PrefixStore, StoreError},
 };
 
-/// An agreement of ranks of the job.
+/// An agreement among ranks of the job.
 #[derive(Clone)]
 pub(super) struct Meeting<'a> {
-    /// The health of their group; `None` while that does not exist.
+    /// Health of the group whose members agree. `None` while the group does not exist yet.
     pub(super) health: Option<&'a Arc<GroupHealth>>,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,
     /// The group's name.
     pub(super) group: &'a str,
-    /// The name of the subject in errors.
+    /// The subject of the agreement as error messages name it, for example `the barrier`.
     pub(super) what: &'static str,
-    /// The agreement's name in the store. It is used once.
+    /// The agreement's name in the store. Each name is used once.
     pub(super) name: String,
-    /// This rank of the job.
+    /// This process's rank of the job.
     pub(super) rank: usize,
-    /// The members, as ranks of the job.
+    /// The members of the agreement, as ranks of the job.
     pub(super) ranks: &'a [usize],
 }
 
 impl Meeting<'_> {
-    /// Returns another agreement of the same ranks, named after this one.
+    /// Returns another agreement of the same ranks. Its name in the store is this agreement's name followed by `name`.
     pub(super) fn part(&self, what: &'static str, name: &str) -> Self {
         Self { what, name: format!("{}/{name}", self.name), ..self.clone() }
     }
 
-    /// Runs this rank's part in the agreement, and returns its result, or its refusal. The deadline limits the wait for
-    /// the other members. For `act` see [`agreement::run`].
+    /// Takes part in the agreement with this rank's `record`. Returns `Ok(Ok(..))` with the agreed value, or
+    /// `Ok(Err(..))` with the refusal. `deadline` limits the wait for the other members. For `act` see
+    /// [`agreement::run`].
     ///
     /// # Errors
-    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`]; the error that ended the
-    /// group. The group ends with [`GroupError::MemberFailed`] if the others may have agreed and this rank
-    /// cannot know.
+    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`], or the error that ended the group. If
+    /// the other members may have agreed and this rank cannot find out, the group ends with
+    /// [`GroupError::MemberFailed`].
     pub(super) fn run<P: Protocol>(
         &self,
         record: P::Record,
@@ -81,7 +82,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// [`run`](Self::run) for an agreement without an action.
+    /// Like [`run`](Self::run), for an agreement without an action.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
@@ -93,8 +94,8 @@ impl Meeting<'_> {
         self.run::<P>(record, deadline, |plan, _, _| match *plan {})
     }
 
-    /// Returns the records of all members, each with its rank of the job. Records are small, because every member reads
-    /// all of them.
+    /// Gathers the records of all members. Returns each record with its member's rank of the job. Records should be
+    /// small, because every member reads all of them.
     ///
     /// # Errors
     /// As for [`run`](Self::run).
@@ -103,7 +104,7 @@ impl Meeting<'_> {
         Ok(records)
     }
 
-    /// Returns the refusal, or the error for another end.
+    /// Converts the ending of an unsuccessful agreement. A refusal becomes `Ok(Err(..))`, every other ending an error.
     fn failed<P: Protocol, T>(&self, failed: Failed<P>, deadline: Deadline) -> Result<Result<T, P::Refusal>> {
         let Failed { ending, store, .. } = failed;
         let (group, meeting, at) = (self.group.to_owned(), self.what, self.name.clone());
@@ -128,10 +129,11 @@ impl Meeting<'_> {
         })
     }
 
-    /// Ends the group, because the others may have agreed with this rank, and it cannot do its part.
+    /// Ends the group because this rank cannot do its part of an agreement that the other members may have reached.
+    /// Returns the error that ended the group.
     fn in_doubt(&self, error: GroupError) -> GroupError {
         let Some(health) = self.health else { return error };
-        // The end of another member may be the cause.
+        // If another member has ended the group, its reason is the cause of `error`.
         let error = health.cause(error);
         if !health.is_over() {
             health.fail(format!("in doubt about {}: {}", self.what, error_text(&error)));
@@ -139,7 +141,7 @@ impl Meeting<'_> {
         health.reason(error)
     }
 
-    /// Returns the error for ranks of the job that did not come.
+    /// Returns the error for members that did not come to the agreement. `ranks` are their ranks of the job.
     pub(super) fn absent(&self, ranks: Vec<u32>, deadline: Deadline) -> GroupError {
         GroupError::Absent {
             group: self.group.to_owned(),
@@ -150,13 +152,15 @@ impl Meeting<'_> {
         }
     }
 
-    /// Returns the error for a rank of the job that has left the group. The group knows the reason, or will.
+    /// Returns the error for a member that has left the group. `rank` is its rank of the job, `cause` the reason that
+    /// it published.
     pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupError {
         StoreError::GivenUp { rank, at: self.name.clone(), cause }.into()
     }
 }
 
-/// Returns two ranks and their different member lists, if an agreement failed because of them.
+/// If an agreement failed because its members had different member lists, returns two such members with their lists.
+/// All ranks are ranks of the job.
 pub(super) fn different_lists(error: &GroupError) -> Option<[(usize, &[u32]); 2]> {
     let GroupError::NotAgreed { source, .. } = error else { return None };
     let Failure::Members { lists } = &**source else { return None };
@@ -164,13 +168,13 @@ pub(super) fn different_lists(error: &GroupError) -> Option<[(usize, &[u32]); 2]
     Some([(*one.ranks.first()? as usize, &one.value), (*other.ranks.first()? as usize, &other.value)])
 }
 
-/// Numbers the agreements of a group.
+/// Numbers the agreements of a group, separately for each kind.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Mutex<BTreeMap<String, u64>>);
 
 impl Attempts {
-    /// Returns the name of the next agreement of this kind. Agreements that fail count too, so that the members' next
-    /// attempts meet under the same name.
+    /// Returns the name of the next agreement of this kind. Failed agreements are counted too, so all members use the
+    /// same name for the next attempt.
     pub(super) fn next(&self, kind: &str) -> String {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(kind.to_owned()).or_default();
@@ -179,23 +183,24 @@ impl Attempts {
     }
 }
 
-/// The least time for an agreement that follows another step of the same call.
+/// The minimum time for an agreement that follows another step of the same call.
 const FOLLOW_UP: Duration = Duration::from_secs(10);
 
-/// Returns the deadline of an agreement that follows another step of a call with this deadline.
+/// Returns the deadline for an agreement that follows another step of the same call: `deadline`, the deadline of the
+/// call, but at least `FOLLOW_UP` from now.
 ///
-/// The step has a time limit of its own, and may have outlasted the deadline. Members that come a moment
-/// later would then be reported as absent.
+/// The earlier step has a time limit of its own and may have outlasted the call's deadline. Without the minimum,
+/// members that arrive a moment later would be reported as absent.
 pub(super) fn follow_up(deadline: Deadline) -> Deadline {
     if deadline.remaining() < FOLLOW_UP { Deadline::after(FOLLOW_UP) } else { deadline }
 }
 
-/// Returns a rank as agreements number it.
+/// Converts a rank to the type that agreements use.
 pub(super) fn id(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }
 
-/// Gives every member the records of all.
+/// The protocol that gives every member the records of all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Gather<R>(PhantomData<R>);
 

@@ -1,38 +1,39 @@
 //! Process groups: ranks that found each other, agreed on their settings, and communicate.
 //!
-//! For: the ranks of a job, and groups of some of them. Not for: NCCL without a store ([`crate::comm`]); windows
-//! that are agreed on (symm-mem).
+//! Use this module for groups of all ranks of a job, or of some of them. For NCCL without a store, use [`crate::comm`].
+//! For windows whose registration the members agree on, use symm-mem.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `builder`, `environment`, `join`, `group_parts`, `shared_settings` | building a group of ranks |
 //! | `error`, `causes` | errors of groups, and what they report |
-//! | `settings` | the settings that every group may have of its own |
+//! | `settings` | settings that each group may have of its own |
 //! | `torch` | joining a group of PyTorch's ranks |
-//! | `meeting` | agreements of the members |
+//! | `meeting` | agreements among the members |
 //! | `member` | each rank's record, and the decisions that follow from all records |
-//! | `process_group`, `hosted` | the group: its members, its end, and the end of a store that it hosts |
+//! | `process_group`, `hosted` | the group: its members and how it ends, and the store that a rank hosts for it |
 //! | `counter` | counts of enqueued work that members can compare |
-//! | `split`, `split_plan`, `shrink`, `grow` | groups of some of the ranks, of the remaining ranks, and with new ranks |
+//! | `split`, `split_plan`, `shrink`, `grow` | groups of some of the ranks, of the surviving ranks, and of all ranks plus new ones |
 //! | `suspend` | releasing the memory of an idle group's communicators |
 //! | `job` | a rank of a job, with what most programs need |
 //! | `startup` | the time that building a group took |
-//! | `typed` | the operations on typed slices |
-//! | `buffer`, `raw`, `one_sided`, `batch` | the operations on raw addresses |
-//! | `validate`, `list`, `launch` | the tasks of an operation, and their launch |
+//! | `typed` | operations on typed slices |
+//! | `buffer`, `raw`, `one_sided`, `batch` | operations on raw addresses |
+//! | `validate`, `list`, `launch` | conversion of an operation to NCCL tasks, and their launch |
 //! | `work` | waiting for operations |
 //! | `connect`, `connection`, `form` | making communicators, on all of their ranks or on none |
 //! | [`p2p`] | selecting the communicators for messages |
 //! | [`path`] | transports besides NCCL that other crates implement |
 //! | `preflight` | comparing calls before they are launched |
 //! | `registration`, `registered`, `pools`, `report` | registering memory or single pools, on all members or on none, and a report of registered buffers |
-//! | `buffer_cache`, `places`, `buffers` | checks that buffers are memory of the group's device, and their position in its windows |
-//! | `health`, `end` | ending a group when a member is in trouble or leaves |
+//! | `buffer_cache`, `places`, `buffers` | checks that buffers are memory of the group's device, and lookup of the buffers' positions in its windows |
+//! | `health`, `end` | ending a group when a member fails or leaves |
 //! | `work_monitor`, `work_checks`, `calls`, `doubt` | the watchdog's checks of a group |
 //!
-//! Invariants: members decide how they call NCCL by a function of records that all of them have; missing
-//! ranks are named; a group is identified by its [`GroupId`], never by a pointer or by a name that may be
-//! used again.
+//! Invariants:
+//! - Members decide how they call NCCL by a function of records that all members have, so all decide alike.
+//! - Errors name the missing ranks.
+//! - A group is identified by its [`GroupId`], never by a pointer, nor by a name, which may be used again.
 
 mod batch;
 mod buffer;

@@ -1,4 +1,5 @@
-//! One-sided operations of a group: those of a communicator, with work and the flight recorder.
+//! One-sided operations of a group. They are those of a communicator, and also return a [`Work`] and appear
+//! in the flight recorder.
 
 use std::panic::Location;
 
@@ -7,10 +8,11 @@ use cuda_driver::{DevicePtr, Stream};
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
 use crate::{comm::CommError, operation::Operation, profile, store::Deadline};
 
-/// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5: a member writes into another's
-/// window, and the other only waits for the signal. They are not counted in [`sequence`](Self::sequence),
-/// since members need not make equally many. Their work has the number of the last counted call before it.
-/// Tested on the embedded device, and on two GPUs with NCCL 2.30.7.
+/// One-sided operations: a member writes into another member's window, and the other member only waits for a
+/// signal. Require NCCL 2.29 and a driver of CUDA 12.5 or newer. [`sequence`](Self::sequence) does not count
+/// these operations, because members need not make equally many. The [`Work`] of a one-sided operation has
+/// the number of the last counted call before it. Tested on the embedded device, and on two GPUs with NCCL
+/// 2.30.7.
 ///
 /// ```no_run
 /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -19,20 +21,22 @@ use crate::{comm::CommError, operation::Operation, profile, store::Deadline};
 /// group.prepare_one_sided(group.timeout())?;
 /// let (size, rank) = (group.size(), group.rank());
 /// // `edge` and `halo` lie in windows of the group.
-/// // SAFETY: nobody uses `halo` before it was waited for, and `edge` stays as it is until then.
+/// // SAFETY: nothing writes `edge` until the put is done. Each member uses its `halo` only after it has
+/// // waited for the signal.
 /// unsafe { group.put_signal(edge, halo, (rank + 1) % size, stream)? };
 /// group.wait_signals((rank + size - 1) % size, 1, stream)?;
 /// # Ok(()) }
 /// ```
 impl ProcessGroup {
-    /// Prepares one-sided operations:
-    /// [`Communicator::prepare_one_sided`](crate::comm::Communicator::prepare_one_sided), decided from the
-    /// records of all members. Collective.
+    /// Prepares one-sided operations, like
+    /// [`Communicator::prepare_one_sided`](crate::comm::Communicator::prepare_one_sided). The records of all
+    /// members decide whether they are supported. Collective. A lazy group is connected first.
     ///
     /// # Errors
-    /// [`GroupError::Comm`](super::GroupError::Comm) with the reason why there are none, which is
-    /// the same on every member unless it is a member's environment. Otherwise the communicator's errors;
-    /// [`GroupError::Lost`](super::GroupError::Lost); [`GroupError::Joined`](super::GroupError::Joined).
+    /// - [`GroupError::Comm`](super::GroupError::Comm) with the reason if one-sided operations are not
+    ///   supported. The reason is the same on every member, unless it lies in one member's environment.
+    /// - The errors of [`connect`](Self::connect) and of the communicator's method;
+    ///   [`GroupError::Lost`](super::GroupError::Lost); [`GroupError::Joined`](super::GroupError::Joined).
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("prepare_one_sided", &self.name, 0);
         self.agrees("prepare_one_sided")?;
@@ -43,8 +47,8 @@ impl ProcessGroup {
         self.counter.health.explain(prepared.map_err(Into::into))
     }
 
-    /// Writes `local` to member `peer`'s memory at the position that `place` has on this rank, and then
-    /// raises the peer's count of this rank's signals:
+    /// Writes `local` to the memory of member `peer`, at the window and offset that `place` has on this rank,
+    /// and then raises the peer's count of signals from this rank. See
     /// [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
     ///
     /// # Errors
@@ -52,7 +56,7 @@ impl ProcessGroup {
     /// [`GroupError::Lost`](super::GroupError::Lost).
     ///
     /// # Safety
-    /// As for the communicator's method.
+    /// As for [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
     #[track_caller]
     pub unsafe fn put_signal(
         &self,
@@ -61,7 +65,7 @@ impl ProcessGroup {
         peer: usize,
         stream: &Stream,
     ) -> Result<Work> {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds this function's contract.
         unsafe {
             self.alone(
                 Operation::PutSignal,
@@ -72,23 +76,24 @@ impl ProcessGroup {
         }
     }
 
-    /// Raises member `peer`'s count of this rank's signals, after all earlier puts to it.
+    /// Raises member `peer`'s count of signals from this rank, after all earlier puts to that member.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
-        // SAFETY: it touches no memory of the program.
+        // SAFETY: a signal accesses no memory of the program.
         unsafe { self.alone(Operation::Signal, self.validate().signal(peer), stream, Location::caller()) }
     }
 
-    /// Makes `stream` wait for `count` further signals of member `peer`, beyond those already waited for.
+    /// Makes `stream` wait for `count` more signals from member `peer`, in addition to those already waited
+    /// for.
     ///
     /// # Errors
     /// As for [`put_signal`](Self::put_signal).
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
-        // SAFETY: it touches no memory of the program.
+        // SAFETY: a wait for signals accesses no memory of the program.
         unsafe {
             self.alone(
                 Operation::WaitSignals,
@@ -100,10 +105,11 @@ impl ProcessGroup {
     }
 }
 
-/// One-sided operations of a batch run in their order, before its other operations. A wait for a member that
-/// itself waits for this rank therefore belongs in a later batch.
+/// In a batch, the one-sided operations run first, in the order in which they were queued, and the other
+/// operations run afterwards. If the peer waits for this rank before it sends a signal, queue the wait for
+/// that signal in a later batch.
 impl Batch<'_> {
-    /// [`ProcessGroup::put_signal`].
+    /// Queues [`ProcessGroup::put_signal`].
     ///
     /// # Errors
     /// See [`ProcessGroup::put_signal`].
@@ -114,7 +120,7 @@ impl Batch<'_> {
         self.queue(self.group.validate().put_signal(local, place, peer)?)
     }
 
-    /// [`ProcessGroup::signal`].
+    /// Queues [`ProcessGroup::signal`].
     ///
     /// # Errors
     /// See [`ProcessGroup::signal`].
@@ -122,7 +128,7 @@ impl Batch<'_> {
         self.queue(self.group.validate().signal(peer)?)
     }
 
-    /// [`ProcessGroup::wait_signals`].
+    /// Queues [`ProcessGroup::wait_signals`].
     ///
     /// # Errors
     /// See [`ProcessGroup::wait_signals`].

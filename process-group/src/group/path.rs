@@ -1,8 +1,8 @@
-//! Transports besides NCCL, which other crates implement to serve operations of a group.
+//! Transports that other crates implement, to carry operations of a group in place of NCCL.
 //!
-//! For: crates above this one that move data without a communicator, and keep the group's order, its
-//! [`Work`](super::Work), its recorder and its checks. Not for: selecting the operations that use the path.
-//! The members agree on those when they join ([`P2pPolicy`](super::P2pPolicy)).
+//! Use this module to move data without a communicator while the group keeps the order of calls,
+//! [`Work`](super::Work), the flight recorder and the checks. A path does not select the operations that it
+//! carries: the members agree on those when the group is built; see [`P2pPolicy`](super::P2pPolicy).
 
 use std::fmt;
 
@@ -12,51 +12,52 @@ use super::Buffer;
 pub use super::{MessageDifference, PathError};
 use crate::store::Deadline;
 
-/// Serves operations of a group in place of NCCL, on this rank. One value for each group.
+/// Carries operations of a group in place of NCCL, on this rank. Each group has its own value.
 ///
-/// The group calls [`plan`](Self::plan) and checks its caller's arguments. It then calls
-/// [`launch`](Self::launch) to enqueue the work, marks the place on the stream after it, and records the
-/// operation, as with NCCL. When the group is over, however it ended, it calls [`abort`](Self::abort). The
-/// group drops the path when it is dropped itself.
+/// For each call, the group asks [`plan`](Self::plan) and checks the caller's arguments. It then calls
+/// [`launch`](Self::launch) to enqueue the work, marks the end of the work on the stream, and records the
+/// operation, as for NCCL. When the group is over, for whatever reason, the group calls
+/// [`abort`](Self::abort). The path is dropped together with the group.
 ///
-/// Ranks here are the group's.
+/// All ranks in this trait are ranks in the group.
 pub trait Path: Send + Sync + fmt::Debug {
-    /// Returns its name, one word.
+    /// Returns the path's name, one word.
     fn name(&self) -> &'static str;
 
     /// Describes the path and its resources in one line, for reports.
     fn describe(&self) -> String;
 
-    /// Returns the device memory that it uses on this rank, in bytes.
+    /// Returns the device memory that the path uses on this rank, in bytes.
     fn device_bytes(&self) -> u64;
 
-    /// Returns `Ok` if the path takes an operation.
+    /// Returns `Ok` if the path carries this operation.
     ///
-    /// All members that an operation concerns must get the same answer, or they would wait for each other on
-    /// different transports. The answer therefore depends only on the operation, which all of them know, and
-    /// on the settings that all members agreed on when the path was made. It must not depend on lengths,
-    /// addresses, time, or one rank's state.
+    /// All members that take part in an operation must get the same answer, or they would wait for each other
+    /// on different transports. The answer therefore depends only on `operation`, whose fields all these
+    /// members know, and on the settings that all members agreed on when the path was made. The answer must
+    /// not depend on lengths, addresses, time, or one rank's state.
     ///
     /// # Errors
     /// The reason why the operation goes to NCCL instead.
     fn plan(&self, operation: Operation) -> Result<(), Declined>;
 
-    /// Enqueues messages that it [takes](Self::plan) on `stream`: after the work that is on the stream
-    /// already, and before work that is enqueued later. Messages of one call must not wait for each other to
-    /// end. Messages of one rank to another are in the order of calls on both ends, whatever the streams.
+    /// Enqueues on `stream` messages that the path [carries](Self::plan), after the work that is already on
+    /// the stream and before work that is enqueued later. Messages of one call must not wait for each other
+    /// to end. Messages from one rank to another are matched in the order of calls on both ends, even if they
+    /// are on different streams.
     ///
-    /// One end compares its message with the other's before it is launched, as soon as both are known,
-    /// because a wrong message must not arrive. The call does not block on the host, unless this rank is too
-    /// far ahead of a peer; then it blocks until `deadline`. A call that does not return within the [work
-    /// timeout](super::Builder::work_timeout) ends the group.
+    /// As soon as both ends of a message are known, and before the message is launched, one end compares the
+    /// two, because a wrong message must not arrive. The call does not block the host, unless this rank is
+    /// too far ahead of a peer; then it blocks, at most until `deadline`. A call that does not return within
+    /// the [work timeout](super::Builder::work_timeout) ends the group.
     ///
     /// # Errors
-    /// [`PathError::Refused`] with nothing changed. After any other the group is over.
+    /// [`PathError::Refused`] if nothing has changed. After any other error the group is over.
     ///
     /// # Safety
-    /// The buffers are valid until the stream has passed the work; in a capture, until every launch
-    /// of its graph has. Until then nothing else uses the memory that is received into, and nothing writes
-    /// the memory that is sent.
+    /// The buffers are valid until the stream has passed the work. In a capture, they are valid until the
+    /// stream of every launch of the graph has passed the work. Until then nothing else uses memory that is
+    /// received into, and nothing writes memory that is sent.
     unsafe fn launch(
         &self,
         messages: &[Message],
@@ -64,26 +65,27 @@ pub trait Path: Send + Sync + fmt::Debug {
         deadline: Deadline,
     ) -> Result<(), PathError>;
 
-    /// Ends all launched work, unfinished, even if it waits for something, and refuses later calls. May be
-    /// called from any thread, also while another is in [`launch`](Self::launch). A second call only waits.
-    /// Returns when no work runs any more, and at the deadline at the latest.
+    /// Ends all launched work without completing it, even if the work waits for a peer, and makes the path
+    /// refuse later calls. May be called from any thread, also while another thread is in
+    /// [`launch`](Self::launch). A second call only waits. Returns when no work runs any more, at the latest
+    /// at `deadline`.
     fn abort(&self, deadline: Deadline);
 
-    /// Returns a member that has ended unfinished work, if there is one, even if it could not report that to
-    /// the group. Work that looks done from then on may be unfinished. Called when work is seen to be done.
-    /// Must only read memory.
+    /// Returns a member that has ended work before completion, if there is one, even if that member could not
+    /// report it to the group. From then on, work that looks done may be incomplete. The group calls this
+    /// method when it sees that work is done. The method must only read memory.
     fn given_up(&self) -> Option<usize>;
 }
 
-/// The operation that a path is asked about. It contains only data that all participating members know.
+/// The operation that is passed to [`Path::plan`]. Contains only data that all participating members know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// A message of one member to another, which may be itself.
+    /// A message from one member to another, or to itself.
     Message {
-        /// The sender.
+        /// The sender's rank.
         from: usize,
-        /// The receiver.
+        /// The receiver's rank.
         to: usize,
     },
 }
@@ -93,18 +95,18 @@ pub enum Operation {
 #[error("{0}")]
 pub struct Declined(pub String);
 
-/// One end of a message.
+/// A message that this rank sends or receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// This rank's end.
+    /// The direction of the message.
     pub way: Way,
-    /// The other end.
+    /// The rank on the other end.
     pub peer: usize,
     /// The buffer to send, or to receive into.
     pub buffer: Buffer,
 }
 
-/// This rank's end of a message.
+/// The direction of a message, seen from this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {
     /// This rank sends.

@@ -1,8 +1,9 @@
-//! The position of a group's buffers in windows that its members have in common.
+//! Positions of a group's buffers in windows that all members have in common.
 //!
-//! NCCL requires a collective's buffers at the same offset of the same window on every rank. It does not
-//! check that, and computes with other memory if they differ. Members therefore compare the positions: in the
-//! hash of every call, and before the launch in [checked mode](super::Builder::checked).
+//! If a collective's buffers lie in windows, NCCL requires the same offset in the same window on every rank.
+//! NCCL does not check this, and computes with wrong memory if the offsets differ. Members therefore compare
+//! the positions: in the hash of every call, and before the launch in [checked
+//! mode](super::Builder::checked).
 
 use std::sync::{
     Arc, PoisonError, RwLock, RwLockReadGuard,
@@ -16,43 +17,45 @@ use crate::{
     memory::{self, PlanKey, PlanNames, WindowOffset},
 };
 
-/// Names memory that ranks hold at the same positions of a common plan, such as that of a symmetric pool.
+/// Finds the positions of addresses in a plan. A plan is a layout of memory that is the same on all ranks,
+/// such as that of a symmetric pool.
 pub trait SymmetricPlaces: Send + Sync {
     /// Returns the plan.
     fn plan(&self) -> SymmetricPlan;
 
-    /// Describes the position of the `bytes` at `address` in one line of text, which is the same on every
-    /// rank for the same position. Returns `None` if they are not part of the plan.
+    /// Describes in one line of text the position of the range of `bytes` bytes at `address`. The text is the
+    /// same on every rank for the same position. Returns `None` if the range is not part of the plan.
     fn locate(&self, address: u64, bytes: u64) -> Option<String>;
 
-    /// Returns the segment of the plan that contains `address`, if it is in a window of the group.
+    /// Returns the segment of the plan that contains `address`, if that segment is in a window of the group.
+    /// The default implementation returns `None`.
     fn window(&self, address: u64) -> Option<SymmetricSegment> {
         let _ = address;
         None
     }
 }
 
-/// Identifies the plan by which ranks hold memory.
+/// Identifies a plan; see [`SymmetricPlaces`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SymmetricPlan {
-    /// Equal on all ranks for one plan, and different for different plans. All of it is compared.
+    /// Equal on all ranks for one plan, and different for different plans. Members compare a hash of all bytes.
     pub identity: Vec<u8>,
     /// The plan's name in descriptions of calls.
     pub name: String,
 }
 
-/// A segment of a plan that is in a window of a group on every rank.
+/// A segment of a plan. On every rank the segment is in a window of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SymmetricSegment {
     /// The segment's number in the plan, equal on all ranks.
     pub segment: u32,
-    /// Its first address on this rank.
+    /// The segment's first address on this rank.
     pub start: u64,
-    /// One past its last.
+    /// One past the segment's last address on this rank.
     pub end: u64,
 }
 
-/// A segment and its plan.
+/// A segment, with the key of its plan.
 pub(super) struct PlannedSegment {
     plan: PlanKey,
     pub(super) segment: SymmetricSegment,
@@ -68,13 +71,14 @@ impl PlannedSegment {
 #[derive(Default)]
 pub(super) struct Places {
     known: RwLock<Vec<(PlanKey, Arc<dyn SymmetricPlaces>)>>,
-    /// True if there are any.
+    /// True if `known` is not empty. Saves taking the lock.
     any: AtomicBool,
     names: Arc<PlanNames>,
 }
 
 impl Places {
-    /// Makes the plans of a group whose calls are described with `names`.
+    /// Makes an empty list of plans. `names` collects the names of plans for descriptions of the group's
+    /// calls.
     pub(super) fn new(names: Arc<PlanNames>) -> Self {
         Self { names, ..Self::default() }
     }
@@ -83,7 +87,7 @@ impl Places {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the plan of `places`, unless this same value is known. Returns true if it was added.
+    /// Adds the plan of `places`, unless the same `Arc` was added before. Returns true if the plan was added.
     pub(super) fn add(&self, places: Arc<dyn SymmetricPlaces>) -> bool {
         let SymmetricPlan { identity, name } = places.plan();
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +121,8 @@ impl Places {
         self.known().iter().find_map(of_plan).filter(inside)
     }
 
-    /// Records the position of a task's buffers that no other check looks up.
+    /// Sets the window offsets in a task. Used when buffers are not checked, because then no other code looks
+    /// the buffers up.
     pub(super) fn note(&self, communicator: &Communicator, task: &mut Task) {
         if self.are_none() {
             return;
@@ -133,8 +138,8 @@ impl Places {
     }
 }
 
-/// Makes the groups of this process look up the position of buffers anew. Call it after windows of a plan, or
-/// memory in one, were added or removed.
+/// Makes all groups of this process look up the positions of buffers again. Call this function after windows
+/// of a plan, or memory in such a window, were added or removed.
 pub fn places_changed() {
     memory::renew();
 }

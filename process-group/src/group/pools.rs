@@ -11,24 +11,26 @@ use super::{
 use crate::{comm::refuse_inside_group, error_text, memory, registration::Enlistment, store::Deadline};
 
 impl ProcessGroup {
-    /// Registers the present and later segments of `pool` with the group's communicator, and with its
+    /// Registers the segments of `pool`, including later ones, with the group's communicator and with its
     /// [lanes](super::P2pPolicy::Lanes), on all members or on none. Other pools of the allocator are not
-    /// registered. Collective: every member calls it with a pool of its own, whose buffers the members use
-    /// together, and no other thread of the process uses the group meanwhile. A lazy group is connected. The
-    /// pool may be made after the group, and needs no
-    /// [`SegmentRegistrar`](crate::registration::SegmentRegistrar), nor [`Builder::registration`](super::Builder::registration).
+    /// registered. Collective: every member passes a pool of its own. In an operation, either all members
+    /// pass buffers of these pools, or none does. No other thread of the process may use the group during the
+    /// call. A lazy group is connected first. The pool may be made after the group. Neither a
+    /// [`SegmentRegistrar`](crate::registration::SegmentRegistrar) nor
+    /// [`Builder::registration`](super::Builder::registration) is needed.
     ///
-    /// The communicators of [pairs](super::P2pPolicy), and groups that are split from this one, are not
-    /// included. Blocks that the pool [borrows](caching_alloc::core::PoolSettings::borrows) are not either: they
-    /// are memory of the default pool. If a later segment cannot be registered, the group ends on all members
-    /// with [`GroupError::MemberFailed`]. The pool stays registered until
-    /// [`deregister_pool`](Self::deregister_pool), or the end of the group. The group keeps the allocator alive
-    /// as long, but not the pool's segments.
+    /// The pool is not registered with communicators of [pairs](super::P2pPolicy), nor with groups that are
+    /// split from this one. Blocks that the pool [borrows](caching_alloc::core::PoolSettings::borrows) are
+    /// not registered, because they are memory of the default pool. If a later segment cannot be registered,
+    /// the group ends on all members with [`GroupError::MemberFailed`]. The pool stays registered until
+    /// [`deregister_pool`](Self::deregister_pool) or the end of the group. Until then the group keeps the
+    /// allocator alive, but not the pool's segments.
     ///
     /// # Errors
-    /// - [`GroupError::NotRegistered`] with the rank that cannot register its pool and the reason; the same on
-    ///   every member. Its pool may have other memory than those of the others, or memory that cannot be
-    ///   registered, or be registered already.
+    /// - [`GroupError::NotRegistered`] with the rank that cannot register its pool, and the reason. All
+    ///   members get the same error. Possible reasons are that the rank's pool has another kind of memory
+    ///   than the pools of the other ranks, that its memory cannot be registered, or that the pool is
+    ///   registered already.
     /// - Those of [`connect`](Self::connect); [`GroupError::Joined`]. [`GroupError::Comm`] for a suspended group.
     #[doc(alias = "register_mem_pool")]
     pub fn register_pool(&self, pool: &Pool, deadline: Deadline) -> Result<()> {
@@ -44,19 +46,19 @@ impl ProcessGroup {
         let outcome = self.enlist(&meeting, self.enlistment(registered, pool), deadline)?;
         let enlistment = outcome.or_else(|reason| self.not_registered(reason))?;
         registered.pools().push(enlistment);
-        // Buffers that were seen before are in registered memory now.
+        // Cached lookups of the pool's buffers are stale: the memory is registered now.
         memory::renew();
         Ok(())
     }
 
-    /// Deregisters a pool from the group's communicators, after the work that the members have enqueued is done.
-    /// Collective, like [`register_pool`](Self::register_pool).
+    /// Waits until the work that all members have enqueued is done, and then deregisters the pool from the
+    /// group's communicators. Collective, like [`register_pool`](Self::register_pool).
     ///
     /// # Errors
-    /// - [`GroupError::NotRegistered`] for a pool that was not registered, and [`GroupError::Comm`] for a suspended
-    ///   group. Nothing has changed.
-    /// - [`GroupError::WorkTimeout`], and [`GroupError::Absent`] with the members that did not come. The pool
-    ///   stays registered.
+    /// - [`GroupError::NotRegistered`] for a pool that was not registered, and [`GroupError::Comm`] for a
+    ///   suspended group. Nothing has changed.
+    /// - [`GroupError::WorkTimeout`] if work of this member is not done, and [`GroupError::Absent`] with the
+    ///   members that did not come. In both cases the pool stays registered.
     /// - [`GroupError::MemberFailed`] if a member could not deregister a segment. The group has ended.
     ///
     /// # Safety
@@ -73,7 +75,7 @@ impl ProcessGroup {
         };
         let meeting = self.meeting("the deregistration of a pool", "pool");
         self.quiesce(deadline)?;
-        // A member's work may still use the memory of another one.
+        // Work of other members may still use this rank's memory.
         meeting.gather((), deadline)?;
         let mut pools = registered.pools();
         let at = pools.iter().position(|enlistment| enlistment.follows(pool));
@@ -88,7 +90,8 @@ impl ProcessGroup {
         self.counter.health.check()
     }
 
-    /// Prepares the registration of a pool. The error is this rank's problem.
+    /// Prepares the registration of a pool on this rank. The error text says why this rank cannot register
+    /// the pool.
     fn enlistment(&self, registered: &Registered, pool: &Pool) -> Result<Enlistment, String> {
         let me = &self.members[self.rank];
         decide(&[Member { registration: RegistrationSupport::here(true, self.nccl()), ..me.clone() }])

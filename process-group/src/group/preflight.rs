@@ -1,8 +1,8 @@
-//! Checked mode: before anything is launched, the members of a call compare their calls.
+//! Checked mode: members compare their calls before anything is launched.
 //!
-//! Collectives are compared among all members, messages between sender and receiver. All members that compare
-//! see the same data, so they reach the same result. On a mismatch nothing has been launched, and the group
-//! stays usable.
+//! Collectives are compared among all members, messages between sender and receiver. All members of a comparison see
+//! the same data, so they reach the same result. After a mismatch nothing has been launched, and the group stays
+//! usable.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,20 +24,22 @@ use crate::{
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Card {
-    /// Its place in the group.
+    /// The rank's position in the group.
     place: usize,
-    /// The collectives, in order.
+    /// Descriptions of the collectives, in the order of the calls.
     collectives: Vec<String>,
-    /// The messages by the peer's place: to the peer, and from it.
+    /// Descriptions of the messages, by the peer's rank in the group: first those to the peer, then those from the
+    /// peer.
     messages: BTreeMap<usize, (Vec<String>, Vec<String>)>,
-    /// The buffers that collectives need at the same place on every rank: call and buffer, and place.
+    /// The buffers that collectives need at the same window offset on every rank. Each entry describes the call with
+    /// its buffer, and the buffer's position.
     places: Vec<(String, String)>,
-    /// The call site, as `file:line`. It is shown, and not compared.
+    /// The call site, as `file:line`. Shown in errors, but not compared.
     site: String,
 }
 wire_struct!(Card { place, collectives, messages, places, site });
 
-/// The comparison of calls that members are about to make.
+/// The agreement that compares the calls that members are about to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Comparison;
 
@@ -77,7 +79,7 @@ impl PlainProtocol for Comparison {
     }
 }
 
-/// Returns true if all members make this call. For a batch that depends on its tasks.
+/// Returns true if all members make this call. A batch is collective if it contains a collective.
 #[inline(always)]
 pub(super) fn is_collective(operation: Operation, tasks: &[Task]) -> bool {
     match operation {
@@ -87,7 +89,8 @@ pub(super) fn is_collective(operation: Operation, tasks: &[Task]) -> bool {
 }
 
 impl Card {
-    /// Builds the card of these tasks. Of messages it takes only those with `peer`.
+    /// Describes `tasks` for the comparison. With `peer`, the card contains only the messages with that rank. Without
+    /// `peer`, it contains only the collectives.
     fn of(tasks: &[Task], peer: Option<usize>) -> Self {
         let mut card = Self::default();
         for task in tasks.iter().filter(|task| task.is_message() == peer.is_some()) {
@@ -98,7 +101,8 @@ impl Card {
                     let calls = if primitive == Primitive::Send { to } else { from };
                     calls.push(format!("{count} {dtype}"));
                 }
-                // The parts of a list are not calls of their own.
+                // The sends and receives of a `_list` operation are not calls of their own, so the operation is added
+                // once.
                 let list = format!("{call} of {dtype}");
                 if peer.is_none() && card.collectives.last() != Some(&list) {
                     card.collectives.push(list);
@@ -108,7 +112,7 @@ impl Card {
             let mut words = format!("{call} of {count} {dtype}");
             match op {
                 _ if !primitive.reduces() => {}
-                // Each member may have its own factor.
+                // Each member may have its own factor, so the factor is not compared.
                 ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => words += " by premul_sum",
                 op => words += &format!(" by {op}"),
             }
@@ -126,23 +130,24 @@ impl Card {
         format!("calls {calls}{}", self.at_site())
     }
 
-    /// Returns the call site, for the end of a description.
+    /// Returns the call site, formatted as the end of a description. Empty if there is none.
     fn at_site(&self) -> String {
         if self.site.is_empty() { String::new() } else { format!(" at {}", self.site) }
     }
 
-    /// Returns the messages to a peer.
+    /// Returns the descriptions of the messages to `peer`.
     fn to(&self, peer: usize) -> &[String] {
         self.messages.get(&peer).map_or(&[], |(to, _)| to)
     }
 
-    /// Returns the messages from a peer.
+    /// Returns the descriptions of the messages from `peer`.
     fn from(&self, peer: usize) -> &[String] {
         self.messages.get(&peer).map_or(&[], |(_, from)| from)
     }
 }
 
-/// Returns the places of those buffers in `tasks` that need the same place on every rank.
+/// Returns the positions of those buffers in `tasks` that need the same window offset on every rank, each with a
+/// description of its call.
 fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
     let known = &group.buffer_cache.places;
     if known.are_none() {
@@ -158,16 +163,16 @@ fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
     tasks.iter().flat_map(of).collect()
 }
 
-/// Returns the index of the first value that is not the majority's, and that of the first one that is. On a tie, the
-/// first value counts as the majority's.
+/// Returns the index of the first value that differs from the majority, and the index of the first value that belongs
+/// to the majority. On a tie, the first value counts as the majority.
 fn odd_one<V: PartialEq>(values: impl Iterator<Item = V>) -> Option<(usize, usize)> {
     let values = ValuesByRank::of((0..).zip(values));
     let usual = values.entries.first()?.ranks.first()?;
     Some((*values.minority().first()? as usize, *usual as usize))
 }
 
-/// Returns the first buffer that is not at the same place on all ranks, and the cards of a rank that differs from the
-/// majority and of one of the majority, by their indices. The cards' calls are equal.
+/// Returns the first buffer whose position is not the same on all ranks: the buffer's index, the index of a card that
+/// differs from the majority, and the index of a card of the majority. The calls on all cards must be equal.
 fn misplaced(cards: &[(u32, Card)]) -> Option<(usize, usize, usize)> {
     let count = cards.iter().map(|(_, card)| card.places.len()).max()?;
     (0..count).find_map(|buffer| {
@@ -176,8 +181,8 @@ fn misplaced(cards: &[(u32, Card)]) -> Option<(usize, usize, usize)> {
     })
 }
 
-/// Compares the cards. Returns the first ranks that do not match: a collective that differs from the
-/// majority's, or a message that the peer does not expect.
+/// Compares the cards. On a mismatch, returns two ranks with descriptions of their calls: a rank whose collective
+/// differs from the majority's and a rank of the majority, or the two ends of a message that do not match.
 fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
     if let Some((odd, usual)) = odd_one(cards.iter().map(|(_, card)| &card.collectives)) {
         let ((rank, odd), (other, usual)) = (&cards[odd], &cards[usual]);
@@ -199,12 +204,13 @@ fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
 }
 
 impl ProcessGroup {
-    /// Compares the tasks that are about to be launched with those of their other members.
+    /// Compares the tasks that this rank is about to launch: collectives with those of all members, messages with those
+    /// of the peer.
     ///
     /// # Errors
-    /// [`GroupError::CallsDiffer`], the same on all members that compared. [`GroupError::Absent`]
-    /// with the members that did not come. [`GroupError::NotAgreed`] if those wait for this one in another
-    /// call. The error that ended the group.
+    /// [`GroupError::CallsDiffer`] or [`GroupError::SymmetricOffsetMismatch`], the same on all members of the
+    /// comparison. [`GroupError::Absent`] with the members that did not come. [`GroupError::NotAgreed`] if the absent
+    /// members wait for this member in another call. The error that ended the group.
     pub(super) fn compare(&self, tasks: &[Task], site: &'static Location<'static>) -> Result<()> {
         let site = format!("{}:{}", site.file(), site.line());
         // One-sided operations have no matching call on the other rank.
@@ -213,8 +219,8 @@ impl ProcessGroup {
             let card = Card { places: places(self, &tasks), site: site.clone(), ..Card::of(&tasks, None) };
             self.meet("all", &self.ranks, card)?;
         }
-        // In ascending order, so that ranks cannot wait for each other in a circle: one of them would have to
-        // wait for a rank lower than its previous one.
+        // Peers are met in ascending order, which excludes circular waits: in a circle, each rank would wait for a rank
+        // lower than the one that waits for it.
         let messages = tasks.iter().filter(|task| task.is_message() && task.rank != self.rank);
         let peers: BTreeSet<usize> = messages.map(|task| task.rank).collect();
         for peer in peers {
@@ -226,17 +232,17 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// In checked mode, tells the other members that this rank's call is invalid. They are about to make it. Messages
-    /// are excluded, because their peer may be the invalid part.
+    /// In checked mode, reports to the other members, which are about to make the same call, that this rank's call is
+    /// invalid. Does nothing for messages, because the peer may be the invalid argument.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
         if self.shared_settings.checked && is_collective && self.standing().is_ok() {
             let card = Card { collectives: vec![format!("nothing ({error})")], ..Card::default() };
-            // This rank returns its own error.
+            // The result is ignored: the caller returns this rank's own error.
             let _ = self.meet("all", &self.ranks, card);
         }
     }
 
-    /// Compares the cards of `ranks` of the job.
+    /// Compares `card` with the cards of the other members of `ranks`, which are ranks of the job.
     fn meet(&self, name: &str, ranks: &[usize], card: Card) -> Result<()> {
         let meeting = self.meeting_of("a checked call", &format!("checked/{name}"), ranks);
         let card = Card { place: self.rank, ..card };
@@ -278,7 +284,7 @@ mod tests {
         assert!(apart.ends_with("but in segment 1 of pool 3 at offset 0 on rank 0"), "{apart}");
     }
 
-    /// Returns the card as a record of the rank at this place.
+    /// Returns the card with this place, as the record of the rank with the same number.
     fn at(place: usize, card: Card) -> (u32, Card) {
         (place as u32, Card { place, ..card })
     }

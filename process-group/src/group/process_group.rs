@@ -1,4 +1,4 @@
-//! A process group: its members, its identity, and its end.
+//! A process group: its members, its identity, and how it ends.
 
 use std::{
     fmt,
@@ -32,7 +32,7 @@ use crate::{
     watch::{Guard, Watch},
 };
 
-/// One rank's member of a group.
+/// A process group, as one of its ranks uses it. The group's operations are methods of this type.
 ///
 /// ```no_run
 /// # use process_group::{ProcessGroup, comm::ReduceOp};
@@ -45,29 +45,30 @@ use crate::{
 /// # Ok(()) }
 /// ```
 pub struct ProcessGroup {
-    /// The first field, so that on drop the other members are told before anything is freed.
+    /// First field, because fields drop in order: the other members learn that this rank has left before
+    /// anything is freed.
     pub(super) membership: Membership,
     pub(super) name: Arc<str>,
     pub(super) rank: usize,
-    /// The ranks of the job that are members, in the order of their ranks here.
+    /// The members, as ranks of the job, in the order of their ranks in this group.
     pub(super) ranks: Arc<[usize]>,
     pub(super) members: Arc<[Member]>,
     pub(super) communicator: Communicator,
     pub(super) connection: Connection,
     pub(super) messages: Messages,
-    /// Called with the group's communicators.
+    /// Called with each communicator that the group makes.
     pub(super) followers: Vec<Follower>,
-    /// The source of group numbers in the store, which a group shares with its subgroups.
+    /// The source of group numbers in the store. The group and its subgroups use the same source.
     pub(super) numbers: PrefixStore,
     /// The user's store.
     pub(super) root: SharedStore,
-    /// The first group's own part of the store, which it shares with its subgroups.
+    /// The first group's own part of the store. All groups split from the first group share it.
     pub(super) job: PrefixStore,
     /// This group's own part of the store.
     pub(super) store: PrefixStore,
-    /// The prefix of that part's keys in `job`: empty, or with `/` at its end.
+    /// The prefix of this group's keys in `job`: empty, or with `/` at its end.
     pub(super) path: String,
-    /// The store under them, if this rank hosts it for the group.
+    /// The server of the store, if this rank hosts the store for the group.
     pub(super) host: Option<Hosted>,
     pub(super) shared_settings: SharedSettings,
     pub(super) counter: Arc<Counter>,
@@ -79,7 +80,8 @@ pub struct ProcessGroup {
     pub(super) watch: Arc<Watch>,
     /// Keeps the watchdog's checks of the group running.
     pub(super) _guard: Guard,
-    /// Registration with the communicators that all members make. Pairs have their own.
+    /// The result of registration with the communicators that all members share. Communicators of pairs have
+    /// their own results.
     pub(super) registered: OnceLock<Registered>,
     pub(super) buffer_cache: BufferCache,
 }
@@ -87,8 +89,8 @@ pub struct ProcessGroup {
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
 
-/// Tells whether a group is still usable ([`ProcessGroup::health_handle`]). Keeps no part of the group
-/// alive.
+/// Reports whether a group is still usable; see [`ProcessGroup::health_handle`]. The handle keeps no part of
+/// the group alive.
 #[derive(Clone)]
 pub struct HealthHandle(Weak<GroupHealth>);
 
@@ -109,53 +111,53 @@ impl fmt::Debug for HealthHandle {
 }
 
 impl ProcessGroup {
-    /// Returns the time that making the group took. The current memory use of its communicator is in
+    /// Returns how long it took to make the group. The current memory use of the group's communicator is in
     /// [`memory_statistics`](crate::comm::Communicator::memory_statistics), if available.
     #[must_use]
     pub fn startup(&self) -> Startup {
         self.startup.report(self.communicator.making())
     }
 
-    /// Returns its identity.
+    /// Returns the group's identity.
     #[must_use]
     pub fn id(&self) -> GroupId {
         self.counter.id
     }
 
-    /// Returns its name, as used in messages and in the store.
+    /// Returns the group's name, as used in error messages and in the store.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns this rank, below [`size`](Self::size).
+    /// Returns this process's rank in the group, which is below [`size`](Self::size).
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Returns the number of ranks.
+    /// Returns the number of members.
     #[must_use]
     #[doc(alias = "world_size")]
     pub fn size(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Returns this rank's rank of the job.
+    /// Returns this process's rank of the job.
     #[must_use]
     pub fn global_rank(&self) -> usize {
         self.ranks[self.rank]
     }
 
-    /// Returns the ranks of the job that are members, in the order of their ranks here.
+    /// Returns the members, as ranks of the job, in the order of their ranks in this group.
     #[must_use]
     pub fn global_ranks(&self) -> Vec<usize> {
         self.ranks.to_vec()
     }
 
-    /// Returns the members' descriptions of themselves, in the order of their ranks here; the same on every
-    /// member. A group that was [joined from PyTorch](super::Builder::join_torch) has only this rank's, because
-    /// PyTorch's ranks publish none.
+    /// Returns each member's description of itself, in the order of the members' ranks in this group. The
+    /// list is the same on every member. A group that was [joined from PyTorch](super::Builder::join_torch)
+    /// has only this rank's description, because PyTorch's ranks publish none.
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
@@ -182,64 +184,65 @@ impl ProcessGroup {
         &self.communicator
     }
 
-    /// Returns the group's own part of the store, for its members' agreements. It can be used after the group
-    /// is over. Waits there then end with their deadline.
+    /// Returns the group's own part of the store, for agreements among its members. This part can be used
+    /// after the group is over; waits in it then end only at their deadline.
     #[must_use]
     pub fn store(&self) -> PrefixStore {
         PrefixStore::new("user", Arc::new(self.store.clone()))
     }
 
-    /// Returns the part of the store that the group shares with all groups that were split, directly or not,
-    /// from the same first group. It is for agreements among ranks of the job, independent of these groups.
+    /// Returns the part of the store that the group shares with all groups that were split, directly or
+    /// indirectly, from the same first group. Use this part for agreements among ranks of the job that do not
+    /// depend on these groups.
     #[must_use]
     pub fn job_store(&self) -> PrefixStore {
         PrefixStore::new("job", Arc::new(self.job.clone()))
     }
 
-    /// Returns the group's default deadline, for waits that are given none.
+    /// Returns the group's default deadline, counted from now, for waits that are given none.
     #[must_use]
     pub fn timeout(&self) -> Deadline {
         Deadline::after(self.shared_settings.own.time_limit())
     }
 
-    /// Returns the number of calls that were enqueued on this rank: collectives, messages, and marked
-    /// launches of graphs. It numbers this rank's calls and must not be compared with another rank's, as
-    /// members need not exchange equally many messages. [`enqueued_on`](super::enqueued_on) returns counts
-    /// that members can compare. Calls that a graph captured count once, when they were captured.
+    /// Returns the number of calls that this rank has enqueued: collectives, messages, and marked launches of
+    /// graphs. Do not compare this number with another rank's, because members need not exchange equally many
+    /// messages. [`enqueued_on`](super::enqueued_on) returns counts that members can compare. Calls that a
+    /// graph captured count once, when they were captured.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.counter.log.launched()
     }
 
-    /// Returns `Ok` if the group can have windows. Decided from the records of all members, so every member
-    /// gets the same answer.
+    /// Returns `Ok` if the group supports windows. The result follows from the records of all members, so
+    /// every member gets the same.
     ///
     /// # Errors
-    /// The reason why not.
+    /// The reason why windows are not supported.
     pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         if self.has_strangers() {
             return Err(WindowsUnsupported::Strangers);
         }
-        // The oldest driver decides for all.
+        // The oldest driver among the members decides.
         let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
         member::window_facts(&self.members).decide(self.nccl(), driver, self.size())
     }
 
-    /// Returns `Ok` while the group is usable. Does not block. For programs that currently make no other call
-    /// of the group.
+    /// Returns `Ok` while the group is usable. Does not block. Useful while a program makes no other call of
+    /// the group.
     ///
     /// # Errors
-    /// The error that ended the group: [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Comm`] for an
+    /// The error that ended the group, for example [`GroupError::Lost`], [`GroupError::Overdue`],
+    /// [`GroupError::CollectiveDiverged`] or [`GroupError::MemberFailed`]. [`GroupError::Comm`] for an
     /// asynchronous error on this rank, which ends the group.
     pub fn check(&self) -> Result<()> {
         self.counter.health.check()?;
         self.counter.health.check_background()
     }
 
-    /// Returns `Ok` while the group is usable, as far as this process knows. It is [`check`](Self::check)
-    /// without asking the library, for a program's own wait loops that should end with the group. Takes a few
-    /// ns.
+    /// Returns `Ok` while the group is usable, as far as this process knows. Unlike [`check`](Self::check),
+    /// this method does not query NCCL. It is for wait loops of a program that should end when the group
+    /// ends. Takes a few ns.
     ///
     /// # Errors
     /// As for [`check`](Self::check), except errors that were not noticed yet.
@@ -253,23 +256,24 @@ impl ProcessGroup {
         HealthHandle(Arc::downgrade(&self.counter.health))
     }
 
-    /// Waits until all members have arrived here. For the host only: it does not wait for work on the
-    /// devices.
+    /// Waits until all members have called this method. Synchronizes hosts only: it does not wait for work on
+    /// the devices.
     ///
     /// If ranks wait for each other in a circle, each in another call, all calls of the circle fail when the
-    /// first deadline of them passes, also those with a longer one.
+    /// first of their deadlines passes, also those with a later deadline.
     ///
     /// # Errors
-    /// [`GroupError::Absent`] with the members that did not come, the same on every member that
-    /// came; [`GroupError::NotAgreed`] with the circle if those wait for this one in another call;
-    /// [`GroupError::Lost`]; [`GroupError::Joined`].
+    /// - [`GroupError::Absent`] with the members that did not come, the same on every member that came.
+    /// - [`GroupError::NotAgreed`] with the circle, if the absent members wait for this member in another
+    ///   call.
+    /// - [`GroupError::Lost`]; [`GroupError::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
         self.agrees("barrier")?;
         self.meeting("the barrier", "barrier").gather((), deadline).map(drop)
     }
 
     /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs
-    /// are not included.
+    /// are not included, unless marked with [`track_graph_launch`](Self::track_graph_launch).
     ///
     /// # Errors
     /// [`GroupError::WorkTimeout`] with the first operation that is not done; [`GroupError::Comm`]
@@ -278,8 +282,8 @@ impl ProcessGroup {
         self.outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))
     }
 
-    /// Waits on the host until `work` of this group is done. After the deadline it asks all members for their
-    /// progress, which takes up to `patience` more.
+    /// Waits on the host until `work` of this group is done. If `deadline` passes, this method asks all
+    /// members for their progress, to add it to the error. That takes up to `patience` longer.
     ///
     /// # Errors
     /// Those of [`Work::wait_until`].
@@ -293,10 +297,10 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns the progress and the last call of every member. Asks over the store. A separate thread of each
-    /// member answers within a second, even if its other threads are blocked. Not collective. A member that
-    /// does not answer by the deadline has died, has stopped, or cannot reach the store.
-    /// [`observe`](Self::observe) asks from outside.
+    /// Returns the progress and the last call of every member, which it asks through the store. On each
+    /// member, a separate thread answers within a second, even if all other threads are blocked. Not
+    /// collective. A member that does not answer by the deadline has died, has stopped, or cannot reach the
+    /// store. [`observe`](Self::observe) asks from a process that is not a member.
     ///
     /// # Errors
     /// [`GroupError::Store`].
@@ -309,42 +313,44 @@ impl ProcessGroup {
         self.hosting_with(store, Arc::default())
     }
 
-    /// [`hosting`](Self::hosting) that shares the store with the groups that hold `grown`.
+    /// Like [`hosting`](Self::hosting), but shares the store with the groups that hold a clone of `grown`.
     pub(super) fn hosting_with(self, store: Option<TcpStore>, grown: Arc<()>) -> Self {
         let (watch, health) = (self.watch.clone(), self.counter.health.clone());
         Self { host: store.map(|store| Hosted { store, watch, health, grown }), ..self }
     }
 
-    /// Returns the contents of this rank's flight recorder: its last calls in this group, in the group that
-    /// it was split from, and in all groups split from that.
+    /// Returns the contents of this rank's flight recorder. The recorder holds this rank's last calls in the
+    /// group and in all groups that share its recorder: those split, directly or indirectly, from the same
+    /// first group.
     #[must_use]
     pub fn dump(&self) -> Dump {
         self.counter.log.recorder().dump()
     }
 
-    /// Returns a handle that aborts the group's communicator from any thread, even if a call blocks in it.
-    /// The abort also ends the group and its communicators for messages.
+    /// Returns a handle that aborts the group's communicator from any thread, even while another thread is
+    /// blocked in a call on that communicator. The abort also ends the group and its communicators for
+    /// messages.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.communicator.abort_handle()
     }
 
-    /// Ends the group on all members, because shared state has failed on this rank. From then on each member
-    /// gets [`GroupError::MemberFailed`] with this rank and `reason`, also from [`check`](Self::check). Does
-    /// not block. The communicators are aborted in the background, and the other members are told through the
-    /// store.
+    /// Ends the group on all members, because state that the members share has failed on this rank. From then
+    /// on each member gets [`GroupError::MemberFailed`] with this rank and `reason`, also from
+    /// [`check`](Self::check). Does not block: the communicators are aborted in the background, and the other
+    /// members learn the reason through the store.
     ///
-    /// For crates above this one that keep their own state in a group.
+    /// For crates that build on this one and keep state of their own for a group.
     pub fn fail(&self, reason: impl Into<String>) {
         self.counter.health.fail(reason.into());
     }
 
-    /// Ends the group when its work is done. Collective: every member destroys it. The rank that hosts the
-    /// store for the group waits a moment for the others to leave the store, so that they do not see it
-    /// close. Subgroups end first.
+    /// Ends the group when its work is done. Collective: every member calls this method. If this rank hosts
+    /// the store for the group, this rank waits up to 10 s, at most until `deadline`, for the other members
+    /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent.
     ///
-    /// An [adopted](Communicator::adopt) communicator is not destroyed: it is [released](Communicator::release)
-    /// to its owner, once the work of all members is done.
+    /// An [adopted](Communicator::adopt) communicator is not destroyed. It is
+    /// [released](Communicator::release) to its owner, once the work of all members is done.
     ///
     /// # Errors
     /// Those of [`Communicator::destroy`]; for an adopted communicator, those of [`quiesce`](Self::quiesce),
@@ -353,15 +359,15 @@ impl ProcessGroup {
         const FAREWELL: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
         if self.communicator.is_adopted() {
-            // Nothing else waits for the members, whose work may use this rank's windows.
+            // Nothing else waits for the other members, and their work may use this rank's windows.
             self.quiesce(deadline)?;
             self.barrier(deadline)?;
         }
-        // Outstanding work is dropped last, because dropping the path ends work that is not done. After an
-        // error the rest is dropped in the reverse order, with the store last.
+        // `outstanding` is dropped after `messages`, because dropping `messages` drops the path, which ends work
+        // that is not done. After an error, these variables are dropped in reverse order, `host` last.
         let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
         counter.health.check()?;
-        // NCCL waits for its own work. Revoked work needs no wait.
+        // NCCL waits for its own work, so only work on a path needs this wait. Revoked work needs none.
         if messages.are_on_path() && counter.health.check_work().is_ok() {
             outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
         }
@@ -370,7 +376,7 @@ impl ProcessGroup {
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();
         counter.health.explain(destroyed.map_err(GroupError::from))?;
         membership.end();
-        // The state of work that is done now is not asked again.
+        // Records the work that is done now, because its state is not queried again.
         outstanding.look();
         if let Some(host) = &host {
             host.farewell(deadline.at_most(FAREWELL));
@@ -378,10 +384,10 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Ends the group at once. Every member must abort it too. The flight recorder's dump is written first,
-    /// if there is a [folder](super::Builder::dump_folder) for it. A dump that cannot be written does not stop the
-    /// abort. The group also ends if its communicator is [adopted](Communicator::adopt), but work that is blocked on
-    /// the device stays blocked until the owner of the communicator ends it.
+    /// Ends the group at once. Every member must abort the group too. The flight recorder's dump is written
+    /// first, if a [folder](super::Builder::dump_folder) is set. A dump that cannot be written does not stop
+    /// the abort. A group whose communicator is [adopted](Communicator::adopt) also ends, but work that is
+    /// blocked on the device stays blocked until the owner of the communicator ends it.
     ///
     /// # Errors
     /// Those of [`Communicator::abort`].
@@ -391,13 +397,13 @@ impl ProcessGroup {
         Ok(self.counter.health.abort_all(deadline)?)
     }
 
-    /// Returns true if some members do not use this crate: they publish no record, and take part in no
-    /// meetings.
+    /// Returns true if some members do not use this crate. Such members publish no record, and take part in
+    /// no agreements.
     fn has_strangers(&self) -> bool {
         self.members.len() < self.size()
     }
 
-    /// Fails in a group whose members cannot make agreements.
+    /// Returns [`GroupError::Joined`] if the group's members cannot make agreements.
     pub(super) fn agrees(&self, operation: &'static str) -> Result<()> {
         if self.has_strangers() {
             return Err(GroupError::Joined { operation, group: self.name.to_string() });
@@ -405,12 +411,12 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns the next agreement of this kind, of all members.
+    /// Returns the next agreement of this kind among all members.
     pub(super) fn meeting(&self, what: &'static str, kind: &str) -> Meeting<'_> {
         self.meeting_of(what, kind, &self.ranks)
     }
 
-    /// Returns the next agreement of this kind, of `ranks` of the job.
+    /// Returns the next agreement of this kind among `ranks`, which are ranks of the job.
     pub(super) fn meeting_of<'a>(
         &'a self,
         what: &'static str,
@@ -436,5 +442,5 @@ impl fmt::Debug for ProcessGroup {
     }
 }
 
-/// The type of the user's store. The group shares it with the user's other keys.
+/// The user's store. It also holds keys that are not the group's.
 pub(super) type SharedStore = Arc<dyn Store>;

@@ -1,4 +1,4 @@
-//! The group's operations on raw addresses, as calls and as parts of a batch.
+//! Operations of a group on raw addresses, as single calls and as parts of a batch.
 
 use std::panic::Location;
 
@@ -13,10 +13,11 @@ use crate::{comm::ReduceOp, operation::Operation};
 /// Every operation enqueues work on `stream` and returns. All members make the same calls in the same order.
 /// While `stream` captures, the operation becomes a part of the graph.
 ///
-/// Operations whose shares lie in one buffer take it whole. Operations with a name that ends in `_list` take
-/// a buffer for every member, in the order of ranks, of any length and at any address; [`Buffer::split`]
-/// makes such a list from split sizes. The NCCL calls of a `_list` operation depend on the call alone. They
-/// never depend on the addresses of the buffers, which may differ between ranks.
+/// An operation that divides a buffer into shares takes the buffer as a whole. An operation whose name ends
+/// in `_list` takes one buffer per member, in the order of ranks, each of any length and at any address;
+/// [`Buffer::split`] makes such a list from split sizes. The NCCL calls of a `_list` operation do not depend
+/// on the addresses of the buffers, which may differ between ranks. The only exception is a share that a rank
+/// sends to itself: in place, it is not sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw<'a>(&'a ProcessGroup);
 
@@ -27,9 +28,9 @@ impl ProcessGroup {
         Raw(self)
     }
 
-    /// Launches several operations together, with one number and one [`Work`]: for example messages in both
-    /// directions, or several buckets to reduce. All are checked as they are queued, and launched when the
-    /// closure has returned.
+    /// Launches several operations together, as one call with one number and one [`Work`]: for example
+    /// messages in both directions, or several buckets to reduce. Each operation is checked when it is
+    /// queued. All are launched after the closure has returned.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -47,7 +48,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// The closure's error, with nothing launched; otherwise as for the operations of [`Raw`].
+    /// The closure's error, after which nothing was launched. Otherwise as for the operations of [`Raw`].
     #[doc(alias = "coalescing")]
     #[doc(alias = "batch_isend_irecv")]
     #[track_caller]
@@ -56,8 +57,8 @@ impl ProcessGroup {
     }
 }
 
-/// Defines each operation as a method of [`Raw`] and as a method of [`Batch`]. A `single` operation is one task, a
-/// `list` operation several.
+/// Defines each operation as a method of [`Raw`] and as a method of [`Batch`]. A `single` operation becomes
+/// one task, a `list` operation several.
 macro_rules! operations {
     ($($(#[$about:meta])* $kind:ident $method:ident($($argument:ident: $type:ty),*) => $operation:ident;)*) => {
         impl Raw<'_> {$(
@@ -68,13 +69,14 @@ macro_rules! operations {
             /// [`GroupError::Lengths`](super::GroupError::Lengths),
             /// [`GroupError::ListLength`](super::GroupError::ListLength) and
             /// [`GroupError::RootBuffer`](super::GroupError::RootBuffer).
-            /// [`GroupError::Comm`](super::GroupError::Comm) with an argument that the communicator refuses, or with
-            /// NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued but could
-            /// not be marked.
+            /// [`GroupError::Comm`](super::GroupError::Comm) if the communicator refuses an argument, or with
+            /// NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued, but
+            /// the event after it could not be recorded.
             ///
             /// # Safety
-            /// The buffers are device-accessible memory of the stated length until the work is done. Until then
-            /// nothing else writes memory that the operation reads, or accesses memory that it writes.
+            /// Until the work is done, the buffers are device-accessible memory of the stated length, nothing
+            /// else writes memory that the operation reads, and nothing else accesses memory that the
+            /// operation writes.
             #[track_caller]
             pub unsafe fn $method(&self, $($argument: $type,)* stream: &Stream) -> Result<Work> {
                 launch!($kind self.0, Operation::$operation, stream, $method($($argument),*))
@@ -85,12 +87,13 @@ macro_rules! operations {
             #[doc = concat!("Queues [`Raw::", stringify!($method), "`].")]
             ///
             /// # Errors
-            /// Those of the checks of the operation in [`Raw`]; nothing is queued then.
+            /// The errors of the argument checks of the same operation in [`Raw`]. After such an error
+            /// nothing is queued.
             ///
             /// # Safety
-            /// From the launch of the batch until its work is done, the buffers are device-accessible memory of the
-            /// stated length, nothing else writes memory that the operation reads, and nothing else accesses memory
-            /// that it writes.
+            /// From the launch of the batch until its work is done, the buffers are device-accessible memory
+            /// of the stated length, nothing else writes memory that the operation reads, and nothing else
+            /// accesses memory that the operation writes.
             pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
                 let parts = self.group.validate().$method($($argument),*)?;
                 queue!($kind self, parts)
@@ -101,11 +104,11 @@ macro_rules! operations {
 
 macro_rules! launch {
     (single $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of the method of `Raw` upholds the method's contract.
         unsafe { $group.alone($operation, $group.validate().$method($($argument),*), $stream, Location::caller()) }
     };
     (list $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller of the method of `Raw` upholds the method's contract.
         $group.together($operation, $stream, |batch| unsafe { batch.$method($($argument),*) })
     };
 }
@@ -120,46 +123,48 @@ macro_rules! queue {
 }
 
 operations! {
-    /// Reduces all members' `send` and gives the result to all. For an in-place operation, pass the same
-    /// buffer twice.
+    /// Reduces the `send` of all members, and writes the result to every member's `receive`. For an in-place
+    /// operation, pass the same buffer twice.
     #[doc(alias = "allreduce")]
     single all_reduce(send: Buffer, receive: Buffer, op: ReduceOp) => AllReduce;
 
-    /// Gives the root's `buffer` to all, into theirs.
+    /// Copies the root's `buffer` to the `buffer` of every member.
     single broadcast(buffer: Buffer, root: usize) => Broadcast;
 
-    /// Reduces all members' `send` into the root's `receive`; the others' `receive` stays as it is.
+    /// Reduces the `send` of all members into the root's `receive`. On the other members `receive` stays as
+    /// it is.
     single reduce(send: Buffer, receive: Buffer, op: ReduceOp, root: usize) => Reduce;
 
-    /// Gives all members' `send`, in the order of ranks, to all; `receive` holds as many for every member. In
-    /// place: `send` is this rank's share of `receive`.
+    /// Concatenates the `send` of all members, in the order of ranks, into every member's `receive`, which
+    /// holds as many elements as `send` for each member. In place: `send` is this rank's share of `receive`.
     #[doc(alias = "all_gather_into_tensor")]
     single all_gather(send: Buffer, receive: Buffer) => AllGather;
 
-    /// Gives every member's `send` to all, each into its buffer of the list. `receive[i]` is as long as
-    /// member `i`'s `send`, and all members give the same lengths. In place: `send` is `receive[rank]`.
+    /// Copies the `send` of every member `i` to `receive[i]` on all members. `receive[i]` is as long as
+    /// member `i`'s `send`, and all members pass the same lengths. In place: `send` is `receive[rank]`.
     /// Launches one broadcast per member in one NCCL group.
     #[doc(alias = "all_gather")]
     #[doc(alias = "allgatherv")]
     list all_gather_list(send: Buffer, receive: &[Buffer]) => AllGatherList;
 
-    /// Reduces all members' `send`, which holds a share for every member, and gives each member its own. In place:
-    /// `receive` is this rank's share of `send`.
+    /// Reduces the `send` of all members, which holds one share for every member, and writes share `i` of the
+    /// result to member `i`'s `receive`. In place: `receive` is this rank's share of `send`.
     #[doc(alias = "reduce_scatter_tensor")]
     single reduce_scatter(send: Buffer, receive: Buffer, op: ReduceOp) => ReduceScatter;
 
-    /// Reduces every `send[i]` into member `i`'s `receive`. All members give the same lengths. In place:
-    /// `receive` is `send[rank]`. Launches one reduction per member in one NCCL group.
+    /// Reduces the `send[i]` of all members into member `i`'s `receive`. All members pass the same lengths.
+    /// In place: `receive` is `send[rank]`. Launches one reduction per member in one NCCL group.
     #[doc(alias = "reduce_scatter")]
     list reduce_scatter_list(send: &[Buffer], receive: Buffer, op: ReduceOp) => ReduceScatterList;
 
-    /// Gives the `j`-th share of every member's `send` to member `j`, in the order of ranks. Never in place.
+    /// Copies share `j` of every member's `send` to member `j`, whose `receive` holds these shares in the
+    /// order of ranks. Never in place.
     #[doc(alias = "all_to_all_single")]
     single all_to_all(send: Buffer, receive: Buffer) => AllToAll;
 
-    /// Gives every member's `send[i]` to member `i`, which receives it in the entry of `receive` for the
-    /// sender's rank. The lengths on both ends are equal, and may be 0. The own share may be in place.
-    /// Launches messages in one NCCL group.
+    /// Sends every member's `send[i]` to member `i`, which receives it in the entry of `receive` for the
+    /// sender's rank. The lengths on both ends are equal, and may be 0. Only the share that a rank sends to
+    /// itself may be in place. Launches messages in one NCCL group.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::{Buffer, GroupError}};
@@ -174,27 +179,28 @@ operations! {
     #[doc(alias = "alltoallv")]
     list all_to_all_list(send: &[Buffer], receive: &[Buffer]) => AllToAllList;
 
-    /// Gives all members' `send`, in the order of ranks, to the root, whose `receive` holds as many for every
-    /// member. `receive` is ignored on the other members. In place: `send` is the root's share of `receive`.
+    /// Concatenates the `send` of all members, in the order of ranks, into the root's `receive`, which holds
+    /// as many elements as `send` for each member. `receive` is ignored on the other members. In place:
+    /// `send` is the root's share of `receive`.
     #[doc(alias = "gather_single")]
     single gather(send: Buffer, receive: Option<Buffer>, root: usize) => Gather;
 
-    /// Gives every member's `send` to the root, each into its buffer of the root's list. The list is ignored
-    /// on the other members. In place: the root's `send` is its `receive[rank]`. Launches messages in one
-    /// NCCL group.
+    /// Copies the `send` of every member `i` to the root's `receive[i]`. `receive` is ignored on the other
+    /// members. In place: the root's `send` is its `receive[rank]`. Launches messages in one NCCL group.
     list gather_list(send: Buffer, receive: &[Buffer], root: usize) => GatherList;
 
-    /// Gives every member its share of the root's `send`, which holds as many elements as `receive` for every
-    /// member. `send` is ignored on the other members. In place: `receive` is the root's share of `send`.
+    /// Copies share `i` of the root's `send` to member `i`'s `receive`. `send` holds as many elements as
+    /// `receive` for each member, and is ignored on the other members. In place: `receive` is the root's
+    /// share of `send`.
     single scatter(send: Option<Buffer>, receive: Buffer, root: usize) => Scatter;
 
-    /// Gives every member its buffer of the root's list. The list is ignored on the other members. In place:
-    /// the root's `receive` is its `send[rank]`. Launches messages in one NCCL group.
+    /// Copies the root's `send[i]` to member `i`'s `receive`. `send` is ignored on the other members. In
+    /// place: the root's `receive` is its `send[rank]`. Launches messages in one NCCL group.
     list scatter_list(send: &[Buffer], receive: Buffer, root: usize) => ScatterList;
 
-    /// Sends `buffer` to member `peer`, which receives as many elements.
+    /// Sends `buffer` to member `peer`, which must receive as many elements.
     single send(buffer: Buffer, peer: usize) => Send;
 
-    /// Receives `buffer` from member `peer`.
+    /// Receives into `buffer` from member `peer`.
     single recv(buffer: Buffer, peer: usize) => Recv;
 }

@@ -1,4 +1,4 @@
-//! The outcome of registration.
+//! Results of registration.
 
 use std::fmt;
 #[cfg(feature = "registration")]
@@ -12,87 +12,89 @@ use crate::memory::Unregistrable;
 #[cfg(feature = "registration")]
 use crate::registration::Enlistment;
 
-/// The reason why a group's memory is not registered; the same on every member. Ranks are those of the job.
+/// The reason why a group's memory is not registered. All members get the same reason. Ranks are those of the
+/// job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRegistered {
-    /// No rank requested it.
+    /// No rank requested registration.
     #[error(
         "no rank has enabled registration; call Builder::registration(true), or set \
          NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=1, on all ranks"
     )]
     NotAsked,
-    /// The group is lazy. Its members agree on registration when they make its communicator.
+    /// The group is lazy and has no communicator yet. Its members agree on registration when they make the
+    /// communicator.
     #[error("the group has not made its communicator yet (Builder::lazy); call ProcessGroup::connect first")]
     Lazy,
-    /// The group was joined from PyTorch.
+    /// The group was joined from PyTorch, whose ranks do not agree on registration.
     #[error(
         "the group was joined from PyTorch, whose ranks do not say what they register; make a group of Rust's ranks"
     )]
     Joined,
-    /// Some ranks requested it, but not this one.
+    /// Some ranks requested registration, but `rank` did not.
     #[error(
         "rank {rank} has not enabled registration, but others have; enable it on all ranks (Builder::registration) or on none"
     )]
     NotAskedOf {
-        /// The rank.
+        /// The rank that did not request registration.
         rank: usize,
     },
-    /// A rank is built without the feature.
+    /// A rank is built without the feature `registration`.
     #[error("rank {rank} is built without the feature `registration` of process-group; enable it there")]
     NotBuilt {
-        /// The rank.
+        /// The rank without the feature.
         rank: usize,
     },
-    /// A rank's library has no registration.
+    /// A rank's release of NCCL has no registration.
     #[error("rank {rank} has NCCL {release}; registration needs NCCL 2.19 or newer on all ranks")]
     Release {
-        /// The rank.
+        /// The rank with the old release.
         rank: usize,
-        /// Its release.
+        /// The release of NCCL on that rank.
         release: Version,
     },
-    /// A rank's environment forbids it.
+    /// A rank's environment forbids registration.
     #[error(
         "{setting} in the environment of rank {rank}, so NCCL registers nothing there; remove it from the environment"
     )]
     Environment {
-        /// The rank.
+        /// The rank with the setting.
         rank: usize,
-        /// The setting.
+        /// The environment variable with its value.
         setting: &'static str,
     },
-    /// A rank has no allocator attached.
+    /// A rank had no `SegmentRegistrar` attached to an allocator.
     #[error(
         "rank {rank} had attached no SegmentRegistrar to an allocator of its device when the communicator was made; \
          attach one on every rank before the group is built"
     )]
     NoAllocator {
-        /// The rank.
+        /// The rank without a registrar.
         rank: usize,
     },
-    /// Ranks have allocators of different kinds. A buffer could then be registered on some ranks and not on
-    /// others.
+    /// Ranks have allocators with different kinds of memory. A buffer could then be registered on some ranks
+    /// and not on others.
     #[error(
         "rank {rank} has allocators of {found}, but rank {other} of {other_found}; use the same on all ranks"
     )]
     Allocators {
-        /// One rank.
+        /// A rank whose allocators differ from those of `other`.
         rank: usize,
-        /// The kind of its allocators' memory.
+        /// The kinds of memory of `rank`'s allocators.
         found: String,
-        /// The other.
+        /// The rank that `rank` is compared with.
         other: usize,
-        /// The kind of the other's.
+        /// The kinds of memory of `other`'s allocators.
         other_found: String,
     },
     /// No allocator has memory that can be registered.
     #[error("the memory of the ranks' allocators cannot be registered: {reason}")]
     Unregistrable {
-        /// The reason.
+        /// The reason why the memory cannot be registered.
         reason: Unregistrable,
     },
-    /// The pool was not registered.
+    /// The pool is not registered with the group.
     #[error("pool {pool:?} is not registered with the group; ProcessGroup::register_pool registers a pool")]
     UnknownPool {
         /// The name of the pool.
@@ -101,27 +103,27 @@ pub enum NotRegistered {
     /// A rank could not register its segments.
     #[error("rank {rank} could not register its memory: {problem}")]
     Failed {
-        /// The rank.
+        /// The rank that failed.
         rank: usize,
-        /// The failure.
+        /// A description of the failure.
         problem: String,
     },
 }
 
-/// The outcome of registration with communicators that were made together.
+/// The result of registration with communicators that were made together.
 pub(super) struct Registered {
     pub(super) outcome: Result<(), NotRegistered>,
-    /// The registrars whose segments the communicators know.
+    /// Serial numbers of the registrars whose segments are registered with the communicators.
     pub(super) registrars: Vec<u64>,
     #[cfg(feature = "registration")]
     pub(super) _enlistment: Option<Enlistment>,
-    /// The pools that are registered besides.
+    /// Pools that were registered later, by `ProcessGroup::register_pool`.
     #[cfg(feature = "registration")]
     pub(super) pools: Mutex<Vec<Enlistment>>,
 }
 
 impl Registered {
-    /// Nothing is registered, for this reason.
+    /// Makes the result for communicators with which nothing is registered, for this reason.
     pub(super) fn not(reason: NotRegistered) -> Self {
         Self {
             outcome: Err(reason),
@@ -140,7 +142,7 @@ impl Registered {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if the segments of this pool are registered.
+    /// Returns true if the segments of this pool are registered, alone or with the whole allocator.
     pub(super) fn has(&self, pool: &Pool) -> bool {
         self._enlistment.iter().chain(&*self.pools()).any(|enlistment| enlistment.follows(pool))
     }

@@ -1,8 +1,9 @@
-//! Registration of a group's memory: on all of its members, or on none.
+//! Registration of a group's memory, on all members or on none.
 //!
-//! Each rank's record says if the rank wants registration, and if it can register. If all want it and can,
-//! every rank registers its segments with the communicators that were just made. The ranks then meet once
-//! more, each with its registered classes or its error. All of them reach the same outcome from that.
+//! Each rank's record states whether the rank wants registration, and whether it can register. If all ranks
+//! want to and can, every rank registers its segments with the communicators that were just made. The ranks
+//! then make one more agreement, to which each contributes its memory classes or its error. From these
+//! contributions, all ranks compute the same result.
 
 #[cfg(feature = "registration")]
 use {self::vote::Ballot, crate::error_text, crate::registration::Enlistment};
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{comm::Communicator, store::Deadline};
 
-/// Decides from the members' records.
+/// Returns `Ok` if, by the members' records, all members want registration and can register.
 pub(super) fn decide(members: &[Member]) -> Result<(), NotRegistered> {
     if members.iter().all(|member| member.registration == RegistrationSupport::NotAsked) {
         return Err(NotRegistered::NotAsked);
@@ -36,19 +37,19 @@ pub(super) fn decide(members: &[Member]) -> Result<(), NotRegistered> {
 }
 
 impl Builder {
-    /// Registers the segments of the allocators that this process follows with the group's communicator, with
-    /// the communicators of its [messages](super::P2pPolicy), and with those of groups that are split from it
-    /// (default: off, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
+    /// Enables registration: the segments of the allocators that this process follows are registered with the
+    /// group's communicator, with the communicators of its [messages](super::P2pPolicy), and with those of
+    /// groups that are split from it (default: off, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
     /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree: either all register, or
-    /// none does, and [`ProcessGroup::registration`] returns the reason. Attach allocators before the group
-    /// is made; see the module `registration`.
+    /// none does, and then [`ProcessGroup::registration`] returns the reason. Attach allocators before the
+    /// group is made; see the module `registration`.
     pub fn registration(mut self, wanted: bool) -> Self {
         self.registration = Some(wanted);
         self
     }
 
-    /// Checks that the buffers given to the group are memory of its device; see
-    /// [`GroupSettings::check_buffers`] (default: on).
+    /// Checks that the buffers passed to the group are memory of the group's device (default: on). See
+    /// [`GroupSettings::check_buffers`].
     pub fn check_buffers(self, check: bool) -> Self {
         self.settings(GroupSettings::new().check_buffers(check))
     }
@@ -56,18 +57,18 @@ impl Builder {
 
 impl ProcessGroup {
     /// Returns `Ok` if the memory of this process's allocators is registered with the group's communicator,
-    /// and with its [lanes](super::P2pPolicy::Lanes). The answer is the same on every member, from when those
-    /// were made. The communicators of pairs have their own answers in
+    /// and with its [lanes](super::P2pPolicy::Lanes). The answer is fixed when these communicators are made,
+    /// and is the same on every member. The communicators of pairs have their own answers in
     /// [`P2pReport::not_registered`](super::P2pReport::not_registered).
     ///
     /// # Errors
-    /// The reason why not, with the rank that causes it.
+    /// The reason why the memory is not registered, with the rank that is the cause, if there is one.
     pub fn registration(&self) -> Result<(), NotRegistered> {
         self.registered.get().map_or(Err(NotRegistered::Lazy), |registered| registered.outcome.clone())
     }
 
-    /// Agrees with `all`, the ranks that made these communicators, on registration with them. Collective if
-    /// all members of the group want it.
+    /// Agrees on registration with `communicators`. `all` is the agreement of the ranks that made them.
+    /// Collective among these ranks if all members of the group want registration.
     pub(super) fn agree_on_registration(
         &self,
         all: &Meeting<'_>,
@@ -105,8 +106,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Registers the enlistment's segments, if the members of the meeting can register theirs. `enlistment` may
-    /// be this rank's problem.
+    /// Registers the segments of `enlistment`, if all members of the meeting can register theirs.
+    /// `enlistment` is an error text if this rank cannot register.
     #[cfg(feature = "registration")]
     pub(super) fn enlist(
         &self,
@@ -145,7 +146,7 @@ mod vote {
     use crate::group::NotRegistered;
     use crate::{memory::Unregistrable, registration::MemoryClass};
 
-    /// The result that a rank brings to the meeting.
+    /// The contribution of one rank to the agreement.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub(super) struct Ballot {
         pub(super) classes: Vec<MemoryClass>,
@@ -166,7 +167,7 @@ mod vote {
         }
     }
 
-    /// Returns the outcome of all ballots, each with its rank of the job.
+    /// Computes the common result from the ballots of all members, each with its member's rank of the job.
     pub(super) fn count(ballots: &[(u32, Ballot)]) -> Result<(), NotRegistered> {
         let mut ballots: Vec<_> = ballots.iter().map(|(rank, ballot)| (*rank as usize, ballot)).collect();
         ballots.sort_by_key(|(rank, _)| *rank);
@@ -222,7 +223,7 @@ mod vote {
                 let mut records: Vec<_> = (10..).zip(ballots).collect();
                 let counted = count(&records);
                 prop_assert_eq!(counted.is_ok(), good);
-                // In any order.
+                // The result does not depend on the order of the ballots.
                 records.reverse();
                 prop_assert_eq!(count(&records), counted);
             }

@@ -1,28 +1,29 @@
-//! Reports which operations' buffers were in registered memory, and the reasons for those that were not.
+//! Report of the buffers that were in registered memory, by operation, and of the reasons why other buffers
+//! were not.
 
 use std::fmt;
 
 use super::NotRegistered;
 use crate::memory::{Place, Unregistrable};
 
-/// The registration of a buffer when it was given to an operation.
+/// The registration of a buffer at the time when it was passed to an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum RegistrationStatus {
-    /// In a segment that is registered with the group's communicator.
+    /// The buffer is in a segment that is registered with the group's communicator.
     Registered,
-    /// In a segment that could be registered, but the members did not agree to it.
+    /// The buffer is in a segment that can be registered, but the members did not agree to register.
     /// [`RegistrationReport::policy`] has the reason.
     NotAgreed,
-    /// In no segment of an allocator that is followed, nor of a [pool](super::ProcessGroup::register_pool) that is
-    /// registered.
+    /// The buffer is neither in a segment of a followed allocator, nor in a registered
+    /// [pool](super::ProcessGroup::register_pool).
     Foreign,
-    /// In a segment of a pool that is re-mappable.
+    /// The buffer is in a segment of a re-mappable pool.
     Remappable,
-    /// In a segment of a pool whose memory cannot be exported.
+    /// The buffer is in a segment of a pool whose memory cannot be exported.
     NotExportable,
-    /// In a segment of an allocator that was attached after the group was made.
+    /// The buffer is in a segment of an allocator that was attached after the group's communicator was made.
     Late,
 }
 
@@ -34,7 +35,8 @@ impl RegistrationStatus {
         Self::ALL.get(code as usize).copied()
     }
 
-    /// Returns the state of memory for a communicator that knows these registrars' segments, if any.
+    /// Returns the status of memory at `place`, for a communicator with which the segments of `registrars`
+    /// are registered. `registrars` is `None` if the members have not agreed to register.
     pub(super) fn of(place: &Place, registrars: Option<&[u64]>) -> Self {
         match (place.segment, registrars) {
             (None, _) => Self::Foreign,
@@ -44,7 +46,7 @@ impl RegistrationStatus {
         }
     }
 
-    /// Returns the state of memory in a registrable segment, by the registrar of its allocator.
+    /// Returns the status of memory in a registrable segment whose allocator has the registrar `registrar`.
     pub(super) fn of_registrar(registrar: u64, registrars: Option<&[u64]>) -> Self {
         match registrars {
             None => Self::NotAgreed,
@@ -53,7 +55,8 @@ impl RegistrationStatus {
         }
     }
 
-    /// Returns the reason why such memory is not registered; `None` if it is.
+    /// Returns the reason why memory with this status is not registered. `None` for
+    /// [`Registered`](Self::Registered).
     #[must_use]
     pub const fn reason(self) -> Option<&'static str> {
         match self {
@@ -67,36 +70,38 @@ impl RegistrationStatus {
     }
 }
 
-/// Counts of buffers by their registration, for one group's calls on this rank.
+/// Numbers of buffers by registration status, for one group's calls on this rank.
 ///
-/// The buffers of every valid operation of the group are counted, also while a graph captures them. The
-/// buffers of `_list` operations and of batches are counted under the NCCL operations that they consist of.
+/// The buffers of every valid operation of the group are counted, also those of operations that a graph
+/// captures. The buffers of `_list` operations and of batches are counted under the NCCL operations that the
+/// call consists of.
 ///
-/// Not counted are buffers without elements, one-sided operations (their buffers are in windows), launches of
-/// graphs, and calls on [`ProcessGroup::communicator`](super::ProcessGroup::communicator) itself. When several threads call at the same moment,
-/// a few calls may be missed. Buffers given to a lazy group before its members have agreed are counted as
-/// [`RegistrationStatus::NotAgreed`] until they do, and then under their actual state. Messages are counted as if all
-/// communicators of pairs had registered memory;
-/// [`P2pReport::not_registered`](super::P2pReport::not_registered) lists those that have none. Nothing is
-/// counted in a group whose [`Builder::check_buffers`](super::Builder::check_buffers) is off.
+/// Not counted are buffers without elements, buffers of one-sided operations (which are in windows), launches
+/// of graphs, and calls on [`ProcessGroup::communicator`](super::ProcessGroup::communicator) itself. When
+/// several threads call at the same moment, a few calls may be missed. Buffers passed to a lazy group before
+/// its members have agreed on registration are first counted as [`RegistrationStatus::NotAgreed`], and after
+/// the agreement under their actual status. Messages are counted as if the communicators of all pairs had
+/// registered memory; [`P2pReport::not_registered`](super::P2pReport::not_registered) lists the pairs'
+/// communicators that have none. Nothing is counted in a group whose
+/// [`Builder::check_buffers`](super::Builder::check_buffers) is off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistrationReport {
-    /// The outcome of registration, with the reason if nothing is registered.
+    /// `Ok` if the members register memory. Otherwise the reason why none does.
     pub policy: Result<(), NotRegistered>,
-    /// The operations that had buffers.
+    /// One entry for each operation with counted buffers.
     pub operations: Vec<OperationBuffers>,
 }
 
-/// The registration of one operation's buffers.
+/// The numbers of registered and other buffers of one operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationBuffers {
-    /// The operation, by its method's name.
+    /// The name of the operation's method.
     pub operation: &'static str,
     /// The number of registered buffers.
     pub registered: u64,
-    /// The numbers of other buffers, by their state.
+    /// The numbers of buffers that are not registered, by status.
     pub unregistered: Vec<(RegistrationStatus, u64)>,
 }
 

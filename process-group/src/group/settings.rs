@@ -1,4 +1,4 @@
-//! The settings that every group may have of its own.
+//! Settings that each group may have of its own.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ pub(super) type EndCallback = Arc<dyn Fn(GroupError) + Send + Sync>;
 /// Settings of one group, for [`Builder::settings`](super::Builder::settings),
 /// [`ProcessGroup::split_with`](super::ProcessGroup::split_with) and
 /// [`ProcessGroup::shrink_with`](super::ProcessGroup::shrink_with). A group that is split or shrunk from another
-/// inherits the settings that it is not given. The other settings of a [`Builder`](super::Builder) hold for the group
-/// and all groups made from it: the heartbeat, for example, is that of the process.
+/// inherits every setting that is not set here. The other settings of a [`Builder`](super::Builder), for example the
+/// heartbeat, are the same for the group and all groups made from it.
 ///
 /// ```
 /// use process_group::{comm::Config, group::GroupSettings};
 /// use std::time::Duration;
 ///
-/// // The communicator of a split uses few thread blocks. Its work is late after a minute, and its end is logged.
+/// // Use few thread blocks, treat work as overdue after a minute, and log the end of the group.
 /// let settings = GroupSettings::new()
 ///     .config(Config::new().ctas(1, 4))
 ///     .work_timeout(Duration::from_secs(60))
@@ -42,84 +42,86 @@ pub struct GroupSettings {
 }
 
 impl GroupSettings {
-    /// Returns settings that are all inherited, or have their defaults.
+    /// Returns settings of which none is set: each is inherited, or has its default.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Settings of the communicator. The group sets its name, and the members set its window facts. All members
-    /// should give the same ones.
+    /// Sets the configuration of the group's communicator. The group fills in the communicator's name, and window facts
+    /// from the members' records. All members should pass the same configuration.
     pub fn config(self, config: Config) -> Self {
         Self { config: Some(config), ..self }
     }
 
-    /// Settings of the communicators that carry messages besides the group's own (default: the group's
-    /// settings, with a limit on thread blocks so that all communicators fit on the device at once). The
-    /// group sets their names and window facts.
+    /// Sets the configuration of the additional communicators that carry messages (default: the configuration of the
+    /// group's communicator, with a limit on thread blocks so that all communicators fit on the device at once). The
+    /// group fills in their names and window facts.
     pub fn p2p_config(self, config: Config) -> Self {
         Self { p2p_config: Some(config), ..self }
     }
 
-    /// The group's default deadline for calls that take none (default 10 minutes), and the time that
-    /// [`Builder::build`](super::Builder::build) waits for the other ranks.
+    /// Sets the default deadline of the group's calls that take none (default: 10 minutes).
+    /// [`Builder::build`](super::Builder::build) waits as long for the other ranks.
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout: Some(timeout), ..self }
     }
 
-    /// The time that work may take once it is the oldest of its stream, whether or not a thread waits for it
-    /// (default: the [timeout](Self::timeout)). It also limits how long a call on a [path](super::Path) may
-    /// take to return. After it, the group ends on every member with [`GroupError::Overdue`], which names the
-    /// ranks that have not joined, and the flight recorders have written their dumps. Work that a graph
-    /// captured is not watched, unless [`track_graph_launch`](super::ProcessGroup::track_graph_launch) marks the graph's launches.
+    /// Sets how long work may take, counted from when it is the oldest work of its stream, whether or not a thread
+    /// waits for it (default: the [timeout](Self::timeout)). The same limit applies to calls on a [path](super::Path)
+    /// that do not return. When it passes, the group ends on every member with [`GroupError::Overdue`], which names the
+    /// ranks that have not joined the operation, and the flight recorders write their dumps. Work that a graph captured
+    /// is not watched, unless [`track_graph_launch`](super::ProcessGroup::track_graph_launch) marks the graph's
+    /// launches.
     pub fn work_timeout(self, timeout: Duration) -> Self {
         Self { work_timeout: Some(timeout), ..self }
     }
 
-    /// The longest pause between two checks of the group by the watchdog (default 100 ms, at least 1 ms). A
-    /// check finds late work, asynchronous errors and errors of the driver. The pause is at most 1/16 of the
-    /// [work timeout](Self::work_timeout). One thread checks all groups of the process, at the shortest of
-    /// their intervals. Each member may choose for itself.
+    /// Sets the longest pause between two checks of the group by the watchdog (default: 100 ms; at least 1 ms). A check
+    /// finds overdue work, asynchronous errors of NCCL and errors of the driver. The pause is never longer than 1/16 of
+    /// the [work timeout](Self::work_timeout). One thread checks all groups of the process, at the shortest of their
+    /// pauses. Members may have different values.
     pub fn check_interval(self, interval: Duration) -> Self {
         Self { check_interval: Some(interval), ..self }
     }
 
-    /// Times every operation on the device (default: off, unless `PROCESS_GROUP_TIMING` is 1). An operation
-    /// then has two events with timestamps in place of one without.
-    /// [`Work::elapsed_us`](super::Work::elapsed_us) and the flight recorder report how long an operation
-    /// took. The recorder also distinguishes the operation that a stream is running from those that wait
-    /// behind it. Each rank may choose for itself.
+    /// Measures the duration of every operation on the device (default: off, unless `PROCESS_GROUP_TIMING` is 1). Each
+    /// operation then uses two events with timestamps, in place of one event without.
+    /// [`Work::elapsed_us`](super::Work::elapsed_us) and the flight recorder report the durations. The recorder also
+    /// distinguishes the operation that a stream is running from operations that wait behind it. Ranks may have
+    /// different values.
     pub fn timing(self, timing: bool) -> Self {
         Self { timing: Some(timing), ..self }
     }
 
-    /// Checks that the buffers given to the group are memory of its device (default: on). Each allocation is
-    /// checked when it is first seen. Memory that was freed and reused since is not noticed. Without the
-    /// check, [`ProcessGroup::registration_report`](super::ProcessGroup::registration_report) counts nothing.
+    /// Checks that the buffers passed to the group are memory of the group's device (default: on). Each allocation is
+    /// checked when it is first seen. If it is freed later and its addresses are reused, the check does not notice.
+    /// Without the check, [`ProcessGroup::registration_report`](super::ProcessGroup::registration_report) counts
+    /// nothing.
     pub fn check_buffers(self, check: bool) -> Self {
         Self { check_buffers: Some(check), ..self }
     }
 
-    /// Calls `callback` once, with the reason, when the group ends by itself: [`GroupError::Lost`],
+    /// Calls `callback` once, with the reason, when the group ends for one of these reasons: [`GroupError::Lost`],
     /// [`GroupError::MemberFailed`] (an NCCL error, or [`ProcessGroup::fail`](super::ProcessGroup::fail)),
     /// [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`], [`GroupError::MessagesDiffer`], or
-    /// [`GroupError::Left`] when another member has dropped or aborted the group. It is not called when this
-    /// rank destroys, drops or aborts the group, nor for a group that is not made yet, whose error the caller
-    /// gets.
+    /// [`GroupError::Left`] when another member has dropped or aborted the group. The callback is not called when this
+    /// rank destroys, drops or aborts the group. It is not called either when making the group fails, because the
+    /// caller then gets the error.
     ///
-    /// The callback runs on a thread of its own that holds no lock, so it may block, use the group and end
-    /// the process. It runs beside the abort of the communicators and the flight recorder's dump, and waits
-    /// for neither. A panic inside it ends only that thread. A callback that owns the group keeps it alive;
-    /// give it a [`Weak`](std::sync::Weak).
+    /// The callback runs on a thread of its own that holds no lock, so the callback may block, use the group and end
+    /// the process. It runs concurrently with the abort of the communicators and the flight recorder's dump. A panic in
+    /// the callback ends only that thread. A callback that owns the group keeps the group alive; give the callback a
+    /// [`Weak`](std::sync::Weak) instead.
     ///
-    /// Every group of a job has its own end: after a loss, the callback is called for the group and for each
-    /// subgroup with the lost rank. The error names the group.
+    /// The groups of a job end separately: after the loss of a rank, the callback is called for the group and for each
+    /// subgroup with that rank. The error names the group that has ended.
     pub fn on_end(self, callback: impl Fn(GroupError) + Send + Sync + 'static) -> Self {
         Self { on_end: Some(Arc::new(callback)), ..self }
     }
 
-    /// Returns these settings, with those of `inherited` that are not set here.
+    /// Returns these settings. Settings that are not set here are taken from `inherited`.
     pub(super) fn or(self, inherited: &Self) -> Self {
-        // Without `..`, so that no setting is forgotten.
+        // No `..` in this pattern, so that no setting is forgotten.
         let Self { config, p2p_config, timeout, work_timeout, check_interval, timing, check_buffers, on_end } =
             self;
         Self {
@@ -139,13 +141,14 @@ impl GroupSettings {
         self.config.clone().unwrap_or_default()
     }
 
-    /// Checks the settings of communicators before `call` meets the other ranks, which would wait for this one.
+    /// Checks the settings of communicators. Done before `call` meets the other ranks, because they would wait for this
+    /// rank if the settings failed later.
     pub(super) fn check(&self, call: &'static str, nccl: &Nccl) -> comm::Result<()> {
         comm::settings(call, nccl, &self.communicator())?;
         self.p2p_config.as_ref().map_or(Ok(()), |config| comm::settings(call, nccl, config).map(drop))
     }
 
-    /// Returns the default time limit of waits for the members.
+    /// Returns the default time limit of waits for other members.
     pub(super) fn time_limit(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(600))
     }
@@ -157,7 +160,7 @@ impl GroupSettings {
 
     /// Returns the longest pause between two checks by the watchdog.
     pub(super) fn pause(&self) -> Duration {
-        /// Overdue work is found at most 1/16 of its timeout after its deadline.
+        /// Overdue work is found at most 1/16 of the work timeout after its deadline.
         const SHARE: u32 = 16;
         self.check_interval.unwrap_or(Watchdog::PAUSE).min(self.work_limit() / SHARE)
     }
@@ -202,7 +205,7 @@ mod tests {
             (world.time_limit(), world.work_limit(), world.pause()),
             (second(60), second(60), Watchdog::PAUSE)
         );
-        // The limit of work follows the timeout, unless it is set.
+        // Without a work timeout, the limit of work is the group's timeout.
         let short = GroupSettings::new().timeout(second(1)).timing(false).or(&world);
         assert_eq!((short.work_limit(), short.pause(), short.times()), (second(1), second(1) / 16, false));
         let child = GroupSettings::new().work_timeout(second(32)).check_interval(second(1)).or(&world);

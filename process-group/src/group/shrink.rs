@@ -1,7 +1,8 @@
 //! Groups of the surviving members.
 //!
-//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. The survivors are
-//! therefore the members of an agreement, which compares its member lists as soon as a second member comes.
+//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. Each survivor
+//! therefore joins an agreement whose member list is its own list of survivors. The agreement compares these lists as
+//! soon as a second member comes.
 
 use std::convert::Infallible;
 
@@ -26,22 +27,23 @@ struct Shrink;
 /// The state of a communicator that is to be shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
-    /// NCCL can shrink it.
+    /// NCCL can shrink the communicator.
     Alive,
-    /// NCCL can shrink it after giving up its work.
+    /// NCCL can shrink the communicator after its work is given up.
     Hurt,
-    /// It no longer exists.
+    /// The communicator no longer exists, or NCCL must not shrink it.
     Gone,
 }
 wire_enum!(State { 0 => Alive {}, 1 => Hurt {}, 2 => Gone {} });
 
 impl PlainProtocol for Shrink {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    /// Members that were left out must not agree under the name of the agreement that left them out.
+    /// Keeps members that were left out from agreeing under the same name as the agreement that left them out.
     const KEEPS_MEMBERS: bool = true;
-    /// The state of the communicator, and the number of the new group on the first survivor.
+    /// The state of the member's communicator, and the number of the new group. Only the first survivor's number
+    /// counts.
     type Record = (State, u64);
-    /// The worst state, and the number.
+    /// The worst state among the survivors, and the number of the new group.
     type Agreed = (State, u64);
     type Refusal = Infallible;
 
@@ -53,15 +55,16 @@ impl PlainProtocol for Shrink {
 }
 
 impl ProcessGroup {
-    /// Makes a group of this group's members without the `excluded` ones, which are ranks of this group. The
-    /// order of the members stays. Collective over the survivors, who all give the same list; the lists are
-    /// compared before anything is made. The excluded members do not call, and may have died. After
-    /// [`GroupError::Lost`] the survivors exclude the rank that it names.
+    /// Makes a group of this group's members without the `excluded` ones, which are ranks of this group. The remaining
+    /// members keep their order. Collective among the survivors, which all pass the same list; the lists are compared
+    /// before anything is made. The excluded members do not call this method, and may have died. After
+    /// [`GroupError::Lost`] the survivors exclude the rank that the error names.
     ///
-    /// NCCL shrinks the communicator (2.27.3) if every survivor's is usable. Otherwise the survivors make a
-    /// new one over the store, for example after a loss, which aborts the communicator, and always if the
-    /// communicator is [adopted](comm::Communicator::adopt). [`startup`](Self::startup) tells which. This group stays, to be aborted. After an
-    /// [orderly](ShrinkMode::Orderly) shrink it can also be destroyed by all its members.
+    /// NCCL (from 2.27.3) shrinks the communicator if every survivor's communicator is usable. Otherwise the survivors
+    /// make a new communicator over the store: for example after a loss, because a loss aborts the communicator, and
+    /// always if the communicator is [adopted](comm::Communicator::adopt). [`startup`](Self::startup) tells how the new
+    /// communicator was made. This group remains, and must be aborted. After an [orderly](ShrinkMode::Orderly) shrink
+    /// all its members may destroy it instead.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, comm::ShrinkMode, group::GroupError};
@@ -73,22 +76,22 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`CommError::Argument`] for an invalid list, before the others are met.
-    /// - [`GroupError::Shrink`] if two survivors gave different lists, and [`GroupError::Absent`] with the
-    ///   survivors that did not come, the same on every one that came. Nothing has changed, and all may try
-    ///   again. Members that come after others have made a group without them get [`GroupError::Shrink`] too.
-    /// - [`GroupError::Lost`]: another member has died, and has to be excluded too.
+    /// - [`CommError::Argument`] for an invalid list, before this rank meets the other survivors.
+    /// - [`GroupError::Shrink`] if two survivors passed different lists, and [`GroupError::Absent`] with the survivors
+    ///   that did not come. Every survivor that came gets the same error. Nothing has changed, and all may try again. A
+    ///   member that comes after others have made a group without it also gets [`GroupError::Shrink`].
+    /// - [`GroupError::Lost`] if another member has died, and must be excluded too.
     /// - [`CommError::Closed`] if this group was aborted meanwhile, and
     ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
-    /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`]
-    ///   from NCCL itself.
+    /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`] for an
+    ///   error of NCCL.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self> {
         self.shrink_with(excluded, mode, GroupSettings::new(), self.timeout())
     }
 
-    /// [`shrink`](Self::shrink) with settings for the new group and a deadline. `settings` may be a
-    /// [`Config`](comm::Config) for the communicator. The group inherits those that are not set.
+    /// Like [`shrink`](Self::shrink), with settings for the new group and a deadline. `settings` may be a
+    /// [`Config`](comm::Config) for the communicator. The new group inherits settings that are not set.
     ///
     /// # Errors
     /// As for [`shrink`](Self::shrink).
@@ -105,8 +108,8 @@ impl ProcessGroup {
         let attempt = || self.meeting("the shrinking", "shrink");
         let shared_settings = self.shared_settings.of_subgroup(settings.into());
         if let Err(error) = self.prepare_shrink(&shared_settings.own, excluded, mode, deadline) {
-            // The others count the attempt too, and miss this rank. Exception: the group has ended. Then they may wait in
-            // the attempt for this rank's next call.
+            // Count this attempt, because the other survivors count it too, and find this rank absent. Exception: if
+            // the group has ended, the others may wait in this attempt for this rank's next call.
             if !self.counter.health.is_over() {
                 drop(attempt());
             }
@@ -116,13 +119,13 @@ impl ProcessGroup {
         let config = shared_settings.own.communicator();
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         let name = format!("{} without {}", self.name, Ranges(excluded));
-        // Its path is set when the group has its number. Its health monitor knows the losses that ended this group, and
-        // a further one ends the meeting.
+        // The new group's path is set below, when its number is known. The new group's health monitor knows the losses
+        // that ended this group. A further loss ends the meeting.
         let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
         let unborn = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.health.is_over() => State::Gone,
-            // Only its owner may have NCCL shrink it.
+            // Only the owner of an adopted communicator may have NCCL shrink it.
             _ if self.communicator.is_adopted() || self.is_suspended() => State::Gone,
             (Ok(()), ShrinkMode::Orderly) => State::Alive,
             (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => State::Hurt,
@@ -136,7 +139,7 @@ impl ProcessGroup {
         let numbered = began.elapsed();
         let began = Instant::now();
         let agreed = meeting.decide::<Shrink>((state, number), deadline);
-        // In doubt. The others may be about to shrink this group's communicator.
+        // This rank cannot know whether the others agreed. They may be about to shrink this group's communicator.
         if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
             && *rank == self.global_rank()
         {
@@ -152,7 +155,7 @@ impl ProcessGroup {
             let mode = if worst == State::Hurt { ShrinkMode::AfterFailure } else { ShrinkMode::Orderly };
             let config = parts.config(config);
             let made = self.communicator.shrink(&excluded, mode, &config, deadline);
-            // A loss that was noticed meanwhile has aborted the attempt. The caller may try again.
+            // A loss that was noticed meanwhile has aborted this attempt. The caller may try again after that error.
             let made = self.counter.health.explain(parts.health.explain_making(made))?;
             parts.take(id, made, follow_up(deadline))?
         } else {
@@ -164,7 +167,7 @@ impl ProcessGroup {
         Ok(group)
     }
 
-    /// Checks the arguments of a shrink, and for an orderly one waits for this rank's work.
+    /// Checks the arguments of a shrink. For an orderly shrink, also waits for this rank's work.
     fn prepare_shrink(
         &self,
         settings: &GroupSettings,
@@ -183,31 +186,32 @@ impl ProcessGroup {
         if self.counter.health.check_work().is_ok() { self.quiesce(deadline) } else { Ok(()) }
     }
 
-    /// Gives up the work that this rank has enqueued. Work that waits for other members ends unfinished, and
-    /// waits for it return an error. The group accepts no further work. It can still be split, shrunk,
-    /// destroyed and aborted. Local: every member that goes on must revoke it too. Requires NCCL 2.28.7; see
+    /// Gives up the work that this rank has enqueued. Work that waits for other members ends unfinished, and waits for
+    /// that work return an error. The group accepts no further work, but can still be split, shrunk, destroyed and
+    /// aborted. Local: every member that continues with this group must revoke the group too. Requires NCCL 2.28.7; see
     /// [`Communicator::revoke`](comm::Communicator::revoke).
     ///
     /// # Errors
-    /// [`GroupError::Lost`]; [`GroupError::Comm`] with those of
+    /// [`GroupError::Lost`]; [`GroupError::Comm`] with the errors of
     /// [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         let health = &self.counter.health;
         health.check()?;
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
-        // A refused call must not give up any work.
+        // These checks come first, because a refused call must not give up any work.
         comm::refuse_inside_group("ncclCommRevoke")?;
         self.communicator.shared().refuse_adopted("ncclCommRevoke")?;
         health.explain(self.communicator.check().map_err(GroupError::from))?;
-        // Before NCCL's call, because work that NCCL gives up looks done.
+        // Called before NCCL revokes the work, because work that NCCL has given up looks done.
         health.revoke(deadline);
         let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
         let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
         health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
-    /// Returns the error for survivors with different lists, in place of that of the agreement.
+    /// Converts the agreement's error for different member lists to [`GroupError::Shrink`]. Returns other errors
+    /// unchanged.
     fn differ(&self, error: GroupError) -> GroupError {
         let Some([(rank, left), (other, other_left)]) = different_lists(&error) else { return error };
         let place = |rank| self.ranks.iter().position(|of_job| *of_job == rank).unwrap_or_default();
@@ -230,7 +234,7 @@ mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
 
     proptest! {
-        /// NCCL shrinks as the worst communicator allows. The first survivor gives the number.
+        /// The worst state among the communicators decides how NCCL shrinks. The first survivor provides the number.
         #[test]
         fn the_worst_state_and_the_first_number_count(
             records in vec((select(vec![State::Alive, State::Hurt, State::Gone]), any::<u64>()), 1..6),

@@ -12,44 +12,45 @@ use super::{
 use crate::{profile, store::Deadline};
 
 impl ProcessGroup {
-    /// Splits off subgroups, named `name[0]`, `name[1]` and so on. Collective: all members call it with the
-    /// same name, and with the same lists or each with its color. The requests are compared before NCCL is
-    /// called. Members without a subgroup get `None`.
+    /// Splits the group into subgroups, named `name[0]`, `name[1]` and so on. Collective: all members pass
+    /// the same name, and either the same lists or each its own color. The requests are compared before NCCL
+    /// is called. Members without a subgroup get `None`.
     ///
-    /// The subgroups' ids are consecutive in the order of the subgroups, and greater than those of all groups
-    /// made before. From NCCL 2.18 the communicator is split from this group's, after this rank's work in it
-    /// is done. Before that, each subgroup makes a new one over the store. Subgroups of a
-    /// [lazy](super::Builder::lazy) group also make a new one, each when it is needed. Subgroups have this
-    /// group's [settings](GroupSettings) and [policy](super::Builder::p2p) for messages;
-    /// [`split_with`](Self::split_with) replaces settings.
+    /// The ids of the subgroups are consecutive, in the order of the subgroups, and greater than those of all
+    /// groups made before. From NCCL 2.18, a subgroup's communicator is split from this group's communicator,
+    /// after this rank's work in this group is done. With older releases, each subgroup makes a new
+    /// communicator over the store. Subgroups of a [lazy](super::Builder::lazy) group also make new
+    /// communicators, each when it is needed. Subgroups have this group's [settings](GroupSettings) and
+    /// [policy](super::Builder::p2p) for messages; [`split_with`](Self::split_with) replaces settings.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::Request};
     /// # fn main() -> Result<(), process_group::group::GroupError> {
     /// # let world: ProcessGroup = ProcessGroup::builder().build()?;
-    /// // Neighbouring pairs, and those of the same place in their pair.
+    /// // Pairs of neighbouring ranks, and groups of ranks with the same position in their pair.
     /// let pairs = world.split("tp", &Request::Color { color: Some(world.rank() as u32 / 2), key: 0 })?;
     /// let rows = world.split("dp", &Request::Lists(vec![vec![0, 2], vec![1, 3]]))?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Absent`], [`GroupError::NotAgreed`] and [`GroupError::Split`], the same on every member
-    ///   that came. Nothing has changed.
-    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] or [`GroupError::Store`] for an error that this
-    ///   member finds on its own before it meets the others. For them it is then absent.
-    /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed. The
-    ///   group has ended.
-    /// - [`GroupError::Left`] if a member left this group meanwhile. Members that have made the new group before get
-    ///   [`GroupError::MemberFailed`] from it.
-    /// - [`GroupError::Comm`] from NCCL itself, after which this group may be poisoned.
+    /// - [`GroupError::Absent`], [`GroupError::NotAgreed`] and [`GroupError::Split`], the same on every
+    ///   member that came. Nothing has changed.
+    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] or [`GroupError::Store`] for an error that
+    ///   this member finds before it meets the others. The other members then find this member absent.
+    /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed.
+    ///   The group has ended.
+    /// - [`GroupError::Left`] if a member left this group meanwhile. On members that had already made the new
+    ///   group, the new group fails with [`GroupError::MemberFailed`].
+    /// - [`GroupError::Comm`] for an error of NCCL, after which this group's communicator may be poisoned.
     /// - [`GroupError::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
         self.split_with(name, request, GroupSettings::new(), self.timeout())
     }
 
-    /// [`split`](Self::split) with settings for the new group and a deadline. `settings` may be a
-    /// [`Config`](crate::comm::Config) for the communicator. The group inherits those that are not set.
+    /// Like [`split`](Self::split), with settings for the new group and a deadline. `settings` may be a
+    /// [`Config`](crate::comm::Config) for the communicator. The new group inherits settings that are not
+    /// set.
     ///
     /// # Errors
     /// As for [`split`](Self::split).
@@ -60,8 +61,8 @@ impl ProcessGroup {
         settings: impl Into<GroupSettings>,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
-        // This rank reports its own errors before it meets the others, who would otherwise wait for it inside
-        // NCCL.
+        // This rank returns its own errors before it meets the other members, which would otherwise wait for
+        // this rank inside NCCL.
         let _range = profile::range("split", &self.name, 0);
         self.agrees("split")?;
         let meeting = self.meeting("the split", "split");
@@ -78,7 +79,7 @@ impl ProcessGroup {
             self.quiesce(deadline)?;
         }
         let began = Instant::now();
-        // As many as there may be subgroups.
+        // One number for each possible subgroup: there are at most as many subgroups as members.
         let taken = || Ok(take_numbers(&self.numbers, self.rank == 0, self.size())?);
         let number = self.counter.health.attend(taken)?;
         let numbered = began.elapsed();

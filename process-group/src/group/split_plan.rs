@@ -16,26 +16,27 @@ pub enum Request {
     /// Ranks with the same color become one subgroup, ordered by key and then by rank. Ranks without a color
     /// are in no subgroup. Subgroups are numbered by ascending color.
     Color {
-        /// The color, if any.
+        /// The color. `None` for no subgroup.
         color: Option<u32>,
-        /// The sort key among the ranks of the color.
+        /// The sort key among the ranks of the same color.
         key: i64,
     },
-    /// The ranks of the job in every subgroup, in the order of their new ranks. The lists must be equal on
-    /// every member.
+    /// One list for each subgroup: the subgroup's ranks of the job, in the order of their new ranks. All
+    /// members must pass equal lists.
     Lists(Vec<Vec<usize>>),
 }
 
-/// A member's place in the split.
+/// A member's subgroup, and its rank there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// The number of the subgroup.
+    /// The index of the subgroup.
     pub group: usize,
-    /// Its rank there.
+    /// The member's rank in the subgroup.
     pub rank: usize,
 }
 
-/// The subgroups of a split: for each, its members' places in the parent, in order.
+/// The subgroups of a split. Each is a list of its members' ranks in the parent group, in the order of their
+/// new ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SplitPlan {
     groups: Vec<Vec<usize>>,
@@ -45,18 +46,18 @@ pub struct SplitPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// Two members have different requests where all must be equal.
+    /// Two members have different requests, but all requests must be equal.
     #[error(
         "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
     )]
     Different {
-        /// One rank.
+        /// The rank with the different request.
         rank: usize,
-        /// Its request.
+        /// The request of `rank`.
         asked: String,
-        /// The other.
+        /// The rank that `rank` is compared with.
         other: usize,
-        /// The other's request.
+        /// The request of `other`.
         other_asked: String,
     },
     /// A list names a rank that is not in the group that is split.
@@ -64,24 +65,24 @@ pub enum SplitError {
     NotAMember {
         /// The index of the list.
         list: usize,
-        /// The rank.
+        /// The rank that is not in the group.
         rank: usize,
-        /// The group's ranks.
+        /// The ranks of the group that is split.
         members: Vec<usize>,
     },
-    /// A rank is named twice. The groups of one split have no common members.
+    /// A rank is named twice. The subgroups of one split must not overlap.
     #[error(
         "split: rank {rank} is in list {first} and in list {second}; split twice for groups that overlap"
     )]
     Twice {
-        /// The rank.
+        /// The rank that is named twice.
         rank: usize,
-        /// The list of its first occurrence.
+        /// The index of the list with the rank's first occurrence.
         first: usize,
-        /// The list of its second occurrence.
+        /// The index of the list with the rank's second occurrence.
         second: usize,
     },
-    /// A list without ranks.
+    /// A list is empty.
     #[error("split: list {list} is empty")]
     Empty {
         /// The index of the list.
@@ -90,8 +91,8 @@ pub enum SplitError {
 }
 
 impl SplitPlan {
-    /// Computes the plan from the requests of the members, in the order of their places in the parent.
-    /// `members` are their ranks of the job.
+    /// Computes the subgroups from the requests of the members, in the order of the members' ranks in the
+    /// parent group. `members` contains their ranks of the job, in the same order.
     ///
     /// # Errors
     /// The reason why the requests do not form a split; the same on every member.
@@ -120,7 +121,9 @@ impl SplitPlan {
         }
     }
 
-    /// Groups members by color, ordered by key and then by place. Subgroups are in ascending order of color.
+    /// Groups the parent group's ranks by color. `colors` has the color and key of each rank, in the order of
+    /// ranks. Each subgroup is ordered by key and then by rank, and subgroups are in ascending order of
+    /// color.
     #[must_use]
     pub fn from_colors(colors: &[(Option<u32>, i64)]) -> Self {
         let mut groups: BTreeMap<u32, Vec<(i64, usize)>> = BTreeMap::new();
@@ -136,10 +139,11 @@ impl SplitPlan {
         Self { groups: groups.into_values().map(ordered).collect() }
     }
 
-    /// Builds the subgroups that `lists` name by ranks of the job. `members` are those of the parent.
+    /// Builds the subgroups from `lists`, whose entries are ranks of the job. `members` has the parent
+    /// group's ranks of the job.
     ///
     /// # Errors
-    /// A rank that is not a member, or is named twice; an empty list.
+    /// A listed rank is not a member or is listed twice, or a list is empty.
     pub fn from_lists(lists: &[Vec<usize>], members: &[usize]) -> Result<Self, SplitError> {
         let places: HashMap<usize, usize> =
             members.iter().enumerate().map(|(place, rank)| (*rank, place)).collect();
@@ -162,13 +166,15 @@ impl SplitPlan {
         Ok(Self { groups })
     }
 
-    /// Returns the subgroups: for each, its members' places in the parent, in order.
+    /// Returns the subgroups. Each is a list of its members' ranks in the parent group, in the order of their
+    /// new ranks.
     #[must_use]
     pub fn groups(&self) -> &[Vec<usize>] {
         &self.groups
     }
 
-    /// Returns the subgroup and rank of the member at `place` of the parent, if it has any.
+    /// Returns the subgroup and the new rank of the member with rank `place` in the parent group. `None` if
+    /// it is in no subgroup.
     #[must_use]
     pub fn placement(&self, place: usize) -> Option<Placement> {
         self.groups.iter().enumerate().find_map(|(group, places)| {
@@ -194,9 +200,9 @@ pub(super) struct Split;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SplitRecord {
     pub(super) request: Request,
-    /// The name of the subgroups.
+    /// The name that all subgroups have in common.
     pub(super) name: String,
-    /// The number of the first subgroup, if this is the first member.
+    /// The number of the first subgroup. Only the first member's value counts.
     pub(super) number: u64,
 }
 
@@ -245,7 +251,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every member with a color is in exactly one subgroup, with the others of its color, in order.
+        /// Every member with a color is in exactly one subgroup, together with the other members of that
+        /// color, in order.
         #[test]
         fn colors_partition_the_members(colors in colors()) {
             let plan = SplitPlan::from_colors(&colors);
@@ -268,7 +275,7 @@ mod tests {
             prop_assert_eq!(plan.groups().len(), distinct.len());
         }
 
-        /// Lists are kept as they are, or refused.
+        /// Valid lists are kept as they are. Other lists are refused.
         #[test]
         fn lists_are_kept_or_refused(
             lists in prop::collection::vec(prop::collection::vec(0usize..10, 0..4), 0..4),

@@ -4,21 +4,21 @@ use std::{fmt, time::Duration};
 
 use crate::comm::Making;
 
-/// The time that making a group took on this rank, and the way in which it was made.
+/// How long it took to make a group on this rank, and how its communicator was made.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Startup {
-    /// The time until all members had met, in µs. For a new group, in the store and with the processes of
-    /// this host.
+    /// The time until all members had met, in µs. For a new group, the members meet over the store, and with
+    /// the processes of the same host.
     pub rendezvous_us: f64,
-    /// The time until the group's number and unique id were known, in µs. A split needs the number alone, as
-    /// NCCL passes on the rest itself.
+    /// The time to get the group's number and unique id, in µs. For a split or a shrink, this is the time to
+    /// get the number only.
     pub exchange_us: f64,
-    /// NCCL's part; `None` until there is a communicator.
+    /// The origin and the cost of the communicator. `None` until there is one.
     pub making: Option<Making>,
 }
 
-/// The times measured so far.
+/// The times measured while a group was made.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
     rendezvous: Duration,
@@ -26,12 +26,12 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Records the time for meeting the members and for the group's number.
+    /// Records how long the meeting of the members took, and how long it took to get the group's number.
     pub(super) fn met(&mut self, rendezvous: Duration, exchange: Duration) {
         (self.rendezvous, self.exchange) = (rendezvous, exchange);
     }
 
-    /// Returns the report of a group whose communicator was made like this.
+    /// Returns the report. `making` is the origin and the cost of the group's communicator, if there is one.
     pub(super) fn report(&self, making: Option<Making>) -> Startup {
         Startup { rendezvous_us: us(self.rendezvous), exchange_us: us(self.exchange), making }
     }

@@ -9,40 +9,43 @@ use crate::{
     store::{Deadline, StoreError},
 };
 
-/// A step of one communicator, with its deadline and the check of whether to wait on.
+/// A step on one communicator. Its arguments are a deadline, and a function whose error ends the wait.
 type Step = fn(&Communicator, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
 impl ProcessGroup {
-    /// Releases device memory of the group's communicators, also of those for messages, until the group is
-    /// [resumed](Self::resume). [`memory_statistics`](Communicator::memory_statistics) tells how much.
-    /// Collective: all members suspend, or none does. Every member must have waited for its work, and no other
-    /// thread may use the group meanwhile. NCCL waits for all work on the device of each member.
+    /// Releases device memory of the group's communicators, including those for messages, until the group is
+    /// [resumed](Self::resume). [`memory_statistics`](Communicator::memory_statistics) tells how much memory
+    /// is released. Collective: all members suspend, or none does. Every member must have waited for its own
+    /// work, and no other thread may use the group during the call. NCCL waits for all work on the device of
+    /// each member.
     ///
-    /// A suspended group refuses operations, splits and new communicators with [`CommError::Suspended`]. It can
-    /// be resumed, shrunk over the store, destroyed and aborted. Memory of the program and its windows stays.
-    /// Messages on a [path](crate::Path) are not affected. Launches of graphs that captured the group's
-    /// operations are not noticed. Launch none before [`resume`](Self::resume): their kernels would access
-    /// memory that is not mapped, which is an error of the device. The graphs are valid again afterwards.
+    /// A suspended group refuses operations, splits and new communicators with [`CommError::Suspended`]. The
+    /// group can be resumed, shrunk over the store, destroyed and aborted. The program's memory and its
+    /// windows stay allocated. Messages on a [path](crate::Path) are not affected. The group does not notice
+    /// launches of graphs that captured its operations. Do not launch such graphs before
+    /// [`resume`](Self::resume): their kernels would access memory that is not mapped, which is an error of
+    /// the device. After `resume` the graphs are valid again.
     ///
-    /// Requires NCCL 2.29.7. Groups split from this one are suspended by themselves.
+    /// Requires NCCL 2.29.7. Groups split from this one are suspended separately.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::GroupError};
     /// # fn sleep(world: &ProcessGroup) -> Result<(), GroupError> {
     /// world.quiesce(world.timeout())?;
     /// world.suspend(world.timeout())?;
-    /// // The device has room for other things.
+    /// // The released device memory can be used for other things.
     /// world.resume(world.timeout())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Comm`] with [`CommError::Missing`] below 2.29.7, before any call of NCCL; with
-    ///   [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] the second time.
-    /// - [`GroupError::InFlight`] with the work of this member that is not done, and [`GroupError::Unmade`] on
-    ///   the other members.
-    /// - [`GroupError::Absent`] with the members that did not come, and [`GroupError::NotAgreed`] if those wait
-    ///   for this one in another call.
+    /// - [`GroupError::Comm`]: with [`CommError::Missing`] if NCCL is older than 2.29.7, before NCCL is
+    ///   called; with [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] if
+    ///   the group is suspended already.
+    /// - [`GroupError::InFlight`] with the work of this member that is not done. The other members get
+    ///   [`GroupError::Unmade`].
+    /// - [`GroupError::Absent`] with the members that did not come, and [`GroupError::NotAgreed`] if these
+    ///   wait for this member in another call.
     ///
     /// After these errors nothing has changed. If NCCL fails on a member, the group ends on all members with
     /// [`GroupError::MemberFailed`].
@@ -69,8 +72,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Allocates the memory again that [`suspend`](Self::suspend) has released. Collective: all members resume,
-    /// or none does. The devices need as much free memory as was released.
+    /// Allocates again the memory that [`suspend`](Self::suspend) has released. Collective: all members
+    /// resume, or none does. The devices need as much free memory as was released.
     ///
     /// # Errors
     /// As for [`suspend`](Self::suspend), and [`GroupError::Comm`] with [`CommError::NotSuspended`].
@@ -99,7 +102,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Makes the checks that need no other member, and returns the agreement.
+    /// Makes the checks that involve no other member, and returns the agreement for the step.
     fn begin_step(&self, call: &'static str, what: &'static str) -> Result<Meeting<'_>> {
         self.agrees(call)?;
         refuse_inside_group(call)?;
@@ -108,7 +111,7 @@ impl ProcessGroup {
         Ok(self.meeting(what, call))
     }
 
-    /// Returns all communicators of the group, in the one order that all members have.
+    /// Returns all communicators of the group, in the order that all members use.
     fn communicators(&self) -> Vec<&Communicator> {
         let mut all = self.messages.in_order(self.rank);
         all.push(&self.communicator);
@@ -122,7 +125,8 @@ impl ProcessGroup {
         Err(GroupError::InFlight { call, group, operation: work.operation(), sequence: work.sequence() })
     }
 
-    /// Takes the step on all members, or on none if one is not `ready`.
+    /// Runs `step` on the communicators of all members. If one member is not `ready`, no member runs the
+    /// step.
     fn take_step(
         &self,
         all: &Meeting<'_>,
@@ -142,7 +146,7 @@ impl ProcessGroup {
         taken.map_err(|error| if has_acted { self.end_step(error) } else { error })
     }
 
-    /// Ends the group after a failure of the step, and returns the cause.
+    /// Ends the group after the step has failed. Returns the error that ended the group.
     fn end_step(&self, error: GroupError) -> GroupError {
         let health = &self.counter.health;
         if health.is_over() {

@@ -1,17 +1,17 @@
 //! Joins the default group of a `torch.distributed` job.
 //!
-//! PyTorch's ranks find each other by one value: rank 0 puts NCCL's unique id under a key of the store, and
-//! the others wait for it there. A rank needs nothing else to be in their communicator. All other agreements
-//! that this crate makes over the store are not possible, because PyTorch's ranks do not answer them.
+//! PyTorch's ranks find each other by one value: rank 0 stores NCCL's unique id under a key of the store, and
+//! the others wait for that key. With the unique id, a rank can join their communicator. This crate's other
+//! agreements over the store are not possible, because PyTorch's ranks do not take part in them.
 //!
 //! | release | backend | key of the unique id, below [`DEFAULT_GROUP`] |
 //! |---|---|---|
-//! | up to 2.14 | `nccl` | `0`, the first of a counter |
+//! | up to 2.14 | `nccl` | `0`, the first value of a counter |
 //! | 2.15 | `nccl-legacy` | the same |
-//! | 2.15 | `nccl`, `nccl2`, `nccl-lazy` | `0/nccl_storekey_0`, the group's name and the first of a counter |
+//! | 2.15 | `nccl`, `nccl2`, `nccl-lazy` | `0/nccl_storekey_0`, the group's name and the first value of a counter |
 //!
-//! All three lines of 2.15 were seen in a store that it had written to. Rank 0 therefore writes the id under
-//! both keys, and the others accept either.
+//! The rows of 2.15 were observed in a store that PyTorch 2.15 had written to. Rank 0 writes the id under
+//! both keys, and the other ranks accept either.
 
 use std::{slice, sync::Arc, time::Duration};
 
@@ -32,59 +32,65 @@ use crate::{
     watch::Watch,
 };
 
-/// The prefix of the default group in the store: its own prefix, its name with a slash, the device's type
-/// with a slash.
+/// The prefix of the default group's keys in the store. PyTorch joins three parts with slashes: `default_pg`,
+/// the group's name with a slash, and the device type with a slash.
 const DEFAULT_GROUP: &str = "default_pg/0//cuda/";
 
-/// The keys of unique ids below it.
+/// The keys of the unique id, below `DEFAULT_GROUP`.
 const UNIQUE_ID: [&str; 2] = ["0", "0/nccl_storekey_0"];
 
-/// The counter of arrived ranks when `TORCH_DIST_INIT_BARRIER` is 1, and the key that the last rank sets.
+/// PyTorch's counter of arrived ranks, used if `TORCH_DIST_INIT_BARRIER` is 1, and the key that the last rank
+/// sets.
 const ARRIVED: [&str; 2] =
     ["default_pg/store_based_barrier_key:0", "default_pg/store_based_barrier_key:0:last_worker"];
 
-/// The most ranks that share one unique id, unless `TORCH_NCCL_RANKS_PER_ROOT` sets another limit.
+/// The maximum number of ranks that share one unique id, unless `TORCH_NCCL_RANKS_PER_ROOT` sets another
+/// limit.
 const RANKS_PER_ROOT: usize = 128;
 
 impl Builder {
     /// Joins the default group of a `torch.distributed` job. The other ranks may use Python, or call this
     /// function too. Collective, together with `init_process_group("nccl")` in Python.
     ///
-    /// This rank takes its place from `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT`, as
-    /// `torchrun` sets them. If no agent hosts the store, rank 0 hosts it, in either language. An explicit
-    /// [`store`](Self::store) must be the job's own, without any prefix.
+    /// This rank takes its position in the job from `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and
+    /// `MASTER_PORT`, as `torchrun` sets them. If no agent of `torchrun` hosts the store, rank 0 hosts it,
+    /// whether rank 0 uses Python or Rust. An explicit [`store`](Self::store) must be the job's own store,
+    /// without any prefix.
     ///
     /// Supports `nccl` with PyTorch 2.11 and 2.15, and `nccl-legacy` with 2.15. All ranks must load the same
-    /// release of NCCL: set `NCCL_SYS_LIBRARY` to PyTorch's file (`nvidia/nccl/lib/libnccl.so.2` beside its
-    /// packages).
+    /// release of NCCL: set `NCCL_SYS_LIBRARY` to the file that PyTorch loads (`nvidia/nccl/lib/libnccl.so.2`
+    /// in the folder of PyTorch's packages).
     ///
     /// The group has all functions of a communicator: every operation of this crate, [`Work`](super::Work)
-    /// and deadlines, the flight recorder, abort. It lacks everything that needs an agreement of the members,
-    /// because PyTorch's ranks do not answer:
+    /// and deadlines, the flight recorder, and abort. Functions that need an agreement of the members are
+    /// missing, because PyTorch's ranks take part in none:
     /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) return [`GroupError::Joined`],
     ///   [windows](ProcessGroup::windows_supported) are unsupported, and [`members`](ProcessGroup::members)
-    ///   is this rank alone. All-reduce one element in place of a barrier.
-    /// - Members are not watched: a rank that dies is noticed by a deadline, or by NCCL. In
-    ///   [`progress`](ProcessGroup::progress) PyTorch's ranks do not answer.
-    /// - Calls are not [compared](Self::checked), neither before nor after.
+    ///   contains only this rank. In place of a barrier, all-reduce one element.
+    /// - Members are not monitored: a rank that dies is noticed only by a deadline, or by NCCL. PyTorch's
+    ///   ranks do not answer [`progress`](ProcessGroup::progress).
+    /// - Calls are not [compared](Self::checked), neither before the launch nor afterwards.
     ///
     /// Requirements on PyTorch's ranks:
-    /// - `init_process_group` names the backend `nccl`. Without a backend it makes a group of `gloo` too,
-    ///   which waits for this rank. `TORCH_DISTRIBUTED_DEBUG` must not be `DETAIL`, for the same reason.
+    /// - `init_process_group` must name the backend `nccl`. Without a backend, PyTorch also makes a group of
+    ///   `gloo`, which waits for this rank. For the same reason, `TORCH_DISTRIBUTED_DEBUG` must not be
+    ///   `DETAIL`.
     /// - `send` and `recv` need a `device_id` in `init_process_group`, or must be part of
-    ///   `batch_isend_irecv`. Otherwise, up to 2.14, a pair of ranks makes its own communicator.
-    /// - No further groups. This call joins the first communicator of the job. `new_group` splits that
-    ///   communicator if it exists from the start (after a `device_id`, and always in 2.15), and every rank
-    ///   would have to take part.
+    ///   `batch_isend_irecv`. Otherwise PyTorch up to 2.14 makes a separate communicator for each pair of
+    ///   ranks.
+    /// - The ranks must not make further groups. This call joins the first communicator of the job.
+    ///   `new_group` splits that communicator if it exists from the start (after a `device_id`, and always in
+    ///   2.15), and every rank would have to take part in the split.
     ///
-    /// The example `torch_all_reduce` adds up across both languages.
+    /// The example `torch_all_reduce` sums values of Python and Rust ranks.
     ///
     /// # Errors
     /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`], [`GroupError::Store`],
     ///   [`GroupError::Dump`], as for [`build`](Self::build).
     /// - [`GroupError::Setting`] for a setting that needs an agreement with PyTorch's ranks.
-    /// - [`GroupError::Torch`], when rank 0 publishes no unique id by the deadline.
-    /// - [`GroupError::Comm`], also when other ranks do not come by the deadline.
+    /// - [`GroupError::Torch`] if the job has more ranks than can share one unique id, or if rank 0 publishes
+    ///   none by the deadline.
+    /// - [`GroupError::Comm`], also if other ranks do not come by the deadline.
     /// - [`GroupError::Driver`].
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
@@ -137,7 +143,7 @@ impl Builder {
             messages,
             followers: self.followers,
         };
-        // PyTorch's number for its default group.
+        // PyTorch gives its default group the number 0.
         let group = parts.joined(GroupId { uid: 0, epoch: self.epoch }, communicator)?;
         Ok(group.hosting(host))
     }
@@ -154,8 +160,8 @@ fn key(name: &str) -> String {
     format!("{DEFAULT_GROUP}/{name}")
 }
 
-/// Counts this rank for PyTorch's ranks that may wait for all. This rank does not wait: they publish nothing
-/// before their wait is over.
+/// Counts this rank as arrived, for PyTorch's ranks that may wait for all ranks. This rank does not wait for
+/// them here, because they publish no unique id before their own wait is over.
 fn arrive(store: &dyn Store, size: usize) -> Result<()> {
     let [count, last] = ARRIVED;
     if usize::try_from(store.add(count, 1)?) == Ok(size) {
@@ -164,14 +170,14 @@ fn arrive(store: &dyn Store, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Makes a unique id and writes it under the keys of every release.
+/// Makes a unique id and writes it under the keys of all supported releases.
 fn publish(store: &dyn Store, nccl: &Nccl) -> Result<UniqueId> {
     let id = nccl.unique_id()?;
     UNIQUE_ID.iter().try_for_each(|name| store.set(&key(name), id.as_bytes()))?;
     Ok(id)
 }
 
-/// Waits for the unique id under any of its keys.
+/// Waits until one of the keys in `UNIQUE_ID` exists, and returns the unique id under that key.
 fn follow(store: &dyn Store, deadline: Deadline) -> Result<UniqueId> {
     const LONGEST: Duration = Duration::from_millis(50);
     let keys = UNIQUE_ID.map(key);

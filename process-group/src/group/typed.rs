@@ -10,15 +10,16 @@ use crate::{
     operation::Operation,
 };
 
-/// An element type that NCCL has. `half::f16` and `half::bf16` need the feature `half` of `lockstep-process-group`.
+/// An element type that NCCL supports. `half::f16` and `half::bf16` need the feature `half` of
+/// `lockstep-process-group`.
 ///
 /// # Safety
-/// An element of [`DTYPE`](Self::DTYPE) has as many bytes as the type.
+/// An element of [`DTYPE`](Self::DTYPE) has the same size as `Self`.
 #[diagnostic::on_unimplemented(
     note = "`half::f16` and `half::bf16` need the feature `half` of lockstep-process-group"
 )]
 pub unsafe trait Scalar: Element {
-    /// NCCL's name of the type.
+    /// NCCL's data type for `Self`.
     const DTYPE: DataType;
 }
 
@@ -28,7 +29,7 @@ macro_rules! scalars {
         const _: () = assert!(DataType::$dtype.size() == size_of::<$scalar>());
 
         $(#[$attribute])*
-        // SAFETY: checked above.
+        // SAFETY: the assertion above compares the sizes.
         unsafe impl Scalar for $scalar {
             const DTYPE: DataType = DataType::$dtype;
         }
@@ -50,24 +51,24 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
 }
 
 /// Every operation is enqueued on the stream of the slice that it writes (or sends), and returns. All members make the
-/// same calls in the same order, with slices of the same lengths. Later calls on the slices, on any stream and from the
-/// host, take effect after the operation; the slices may be dropped at once.
+/// same calls in the same order, with slices of the same lengths. Later accesses to the slices, on any stream or from
+/// the host, are ordered after the operation. The slices may be dropped at once.
 ///
-/// While the stream captures, the operation becomes a part of the graph, which holds the slices. Wait for the launches
-/// of the graph with [`track_graph_launch`](ProcessGroup::track_graph_launch), whose [`Work`] has an end, and not for
-/// the captured operation.
+/// While the stream captures, the operation becomes a part of the graph, and the graph keeps the memory of the slices.
+/// Do not wait for the captured operation. Wait for launches of the graph instead:
+/// [`track_graph_launch`](ProcessGroup::track_graph_launch) returns the [`Work`] of a launch.
 ///
 /// # Errors
-/// As for the operation of the same name in [`Raw`](super::Raw); [`GroupError::Driver`](super::GroupError::Driver) if
+/// As for the operation of the same name in [`Raw`](super::Raw). [`GroupError::Driver`](super::GroupError::Driver) if
 /// the operation cannot be [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupError::Comm`]
-/// with [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], whose address nothing checks.
+/// with [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], because nothing checks the address of its factor.
 ///
 /// [`GroupError::Comm`]: super::GroupError::Comm
 impl ProcessGroup {
-    /// Reduces all members' `values` and gives the result to all, in place.
+    /// Reduces the `values` of all members, and writes the result to every member's `values`.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn all_reduce<'a, T: Scalar>(
         &self,
@@ -79,8 +80,8 @@ impl ProcessGroup {
         let stream = values.stream();
         let site = Location::caller();
         stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: the elements are memory of a slice, borrowed exclusively. `enqueue_using` orders the operation
-            // with the other uses, and holds the memory until they are done.
+            // SAFETY: the elements are memory of a slice that is borrowed exclusively. `enqueue_using` orders the
+            // operation with other uses of this memory, and keeps the memory until the operation is done.
             unsafe {
                 self.alone(
                     Operation::AllReduce,
@@ -92,10 +93,10 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives the root's `values` to all, into theirs.
+    /// Copies the root's `values` to the `values` of every member.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn broadcast<'a, T: Scalar>(
         &self,
@@ -119,10 +120,10 @@ impl ProcessGroup {
         })
     }
 
-    /// Reduces all members' `values` into the root's, in place. Those of the others keep their values.
+    /// Reduces the `values` of all members into the root's `values`. The other members' `values` stay as they are.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn reduce<'a, T: Scalar>(
         &self,
@@ -147,10 +148,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives all members' `send`, in the order of ranks, to all; `receive` holds as many for every member.
+    /// Concatenates the `send` of all members, in the order of ranks, into every member's `receive`, which holds as
+    /// many elements as `send` for each member.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[doc(alias = "all_gather_into_tensor")]
     #[track_caller]
     pub fn all_gather<'a, 'b, T: Scalar>(
@@ -163,7 +165,7 @@ impl ProcessGroup {
         let stream = receive.stream();
         let site = Location::caller();
         stream.enqueue_using(&[memory(send), memory(receive)], || {
-            // SAFETY: as in `all_reduce`; `send` is borrowed.
+            // SAFETY: as in `all_reduce` for `receive`. `send` is a borrowed slice that the operation only reads.
             unsafe {
                 self.alone(
                     Operation::AllGather,
@@ -175,10 +177,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Reduces all members' `send`, which holds a share for every member, and gives each member its own.
+    /// Reduces the `send` of all members, which holds one share for every member, and writes share `i` of the result to
+    /// member `i`'s `receive`.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[doc(alias = "reduce_scatter_tensor")]
     #[track_caller]
     pub fn reduce_scatter<'a, 'b, T: Scalar>(
@@ -204,10 +207,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives the `j`-th share of every member's `send` to member `j`, in the order of ranks.
+    /// Copies share `j` of every member's `send` to member `j`, whose `receive` holds these shares in the order of
+    /// ranks.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[doc(alias = "all_to_all_single")]
     #[track_caller]
     pub fn all_to_all<'a, 'b, T: Scalar>(
@@ -232,11 +236,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives all members' `send`, in the order of ranks, to the root, whose `receive` holds as many for every member.
-    /// On the other members, `receive` is `None`.
+    /// Concatenates the `send` of all members, in the order of ranks, into the root's `receive`, which holds as many
+    /// elements as `send` for each member. On the other members, `receive` is `None`.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn gather<'a, T: Scalar>(
         &self,
@@ -262,11 +266,11 @@ impl ProcessGroup {
         })
     }
 
-    /// Gives every member its share of the root's `send`, which holds as many elements as `receive` for every member.
-    /// On the other members, `send` is `None`.
+    /// Copies share `i` of the root's `send` to member `i`'s `receive`. `send` holds as many elements as `receive` for
+    /// each member. On the other members, `send` is `None`.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn scatter<'a, T: Scalar>(
         &self,
@@ -292,10 +296,10 @@ impl ProcessGroup {
         })
     }
 
-    /// Sends `values` to member `peer`, which receives as many elements.
+    /// Sends `values` to member `peer`, which must receive as many elements.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn send<'a, T: Scalar>(&self, values: impl Into<DeviceView<'a, T>>, peer: usize) -> Result<Work> {
         let values = values.into();
@@ -307,10 +311,10 @@ impl ProcessGroup {
         })
     }
 
-    /// Receives `values` from member `peer`.
+    /// Receives into `values` from member `peer`.
     ///
     /// # Errors
-    /// See the head of this section.
+    /// See the documentation of this `impl` block.
     #[track_caller]
     pub fn recv<'a, T: Scalar>(&self, values: impl Into<DeviceViewMut<'a, T>>, peer: usize) -> Result<Work> {
         let values = values.into();
@@ -324,7 +328,7 @@ impl ProcessGroup {
     }
 }
 
-/// Refuses a reduction that reads memory at an address that nothing checks.
+/// Refuses [`ReduceOp::PreMulSumAt`], which reads its factor from an address that nothing checks.
 fn checked(op: ReduceOp) -> Result<ReduceOp> {
     match op {
         ReduceOp::PreMulSumAt(_) => Err(ArgumentError::RawFactor.into()),

@@ -1,4 +1,4 @@
-//! Converts operations to NCCL tasks, and checks their arguments against the group and each other.
+//! Converts operations to NCCL tasks. Checks the arguments against the group, and against each other.
 
 use cuda_driver::DevicePtr;
 
@@ -9,7 +9,7 @@ use crate::{
     operation::Operation,
 };
 
-/// The address of a buffer that this rank does not have.
+/// The address in a [`Buffer`] that this rank does not have.
 const NONE: DevicePtr = DevicePtr(0);
 
 /// Converts each operation of a group, with its arguments, to tasks.
@@ -257,7 +257,8 @@ impl Validator<'_> {
         Ok(Task::signals(Primitive::WaitSignals, count, peer))
     }
 
-    /// Checks the lengths of two buffers that hold so many shares each.
+    /// Checks that both buffers have the same type and shares of the same size. `shares` has the number of
+    /// shares in `send` and in `receive`.
     #[inline(always)]
     fn fits(
         &self,
@@ -267,7 +268,7 @@ impl Validator<'_> {
         shares: (usize, usize),
         rule: &'static str,
     ) -> BoxedResult<(), GroupError> {
-        // A share that is not a whole number of elements never fits.
+        // A buffer that cannot be divided into equal shares never fits.
         let share = |buffer: Buffer, shares: usize| {
             buffer.elements.is_multiple_of(shares).then_some(buffer.elements / shares)
         };
@@ -278,7 +279,7 @@ impl Validator<'_> {
         Err(cold_err(move || lengths(self.group, operation, send, receive, rule)))
     }
 
-    /// Checks that a list has one buffer for every member, and returns the index of this rank's.
+    /// Checks that `buffers` has one buffer for every member. Returns the index of this rank's buffer.
     fn own(
         &self,
         operation: Operation,
@@ -298,7 +299,7 @@ impl Validator<'_> {
         }))
     }
 
-    /// Checks that all buffers of a list have one type.
+    /// Checks that all `buffers` have the type of `like`.
     fn one_type(&self, operation: Operation, like: Buffer, buffers: &[Buffer]) -> Result<()> {
         const RULE: &str = "all buffers must hold elements of one type";
         match buffers.iter().find(|buffer| buffer.dtype != like.dtype) {
@@ -332,14 +333,15 @@ fn task(primitive: Primitive, send: Buffer, receive: Buffer, count: usize) -> Ta
     Task::new(primitive, send.ptr, receive.ptr, count, send.dtype)
 }
 
-/// Returns one message of the operation `call`, from `buffer` or into it.
+/// Returns one message to or from `peer`, as a part of the operation `call`. `out` is true for a send.
 #[inline(always)]
 fn message(call: Operation, buffer: Buffer, out: bool, peer: usize) -> Task {
     let primitive = if out { Primitive::Send } else { Primitive::Recv };
     task(primitive, buffer, buffer, buffer.elements).with(peer).within(call)
 }
 
-/// Fails for messages to this rank itself that lack their counterpart, or have another length.
+/// Fails if `tasks` contains a message from this rank to itself without a counterpart, or with one of another
+/// length or type.
 pub(super) fn to_oneself(group: &ProcessGroup, tasks: &[Task]) -> Result<()> {
     let own =
         |primitive| tasks.iter().filter(move |task| task.primitive == primitive && task.rank == group.rank);

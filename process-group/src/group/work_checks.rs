@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl GroupHealth {
-    /// Ends the group on all members, because the two ends of a message have made different calls. Does not
-    /// block.
+    /// Ends the group on all members, because the sender and the receiver of a message have made different
+    /// calls. Does not block.
     pub(super) fn differ(self: &Arc<Self>, difference: MessageDifference) {
         let group = self.monitor().map_or(String::new(), |monitor| monitor.id.clone());
         let trouble = Trouble::MessagesDiffer { group, difference };
@@ -24,7 +24,7 @@ impl GroupHealth {
         self.trouble(trouble);
     }
 
-    /// Runs the watchdog's check once.
+    /// Runs the watchdog's check of this group once.
     pub(crate) fn look(self: &Arc<Self>, now: Instant) {
         let Some(monitor) = self.monitor().filter(|_| !self.is_over()) else {
             self.report_end();
@@ -41,14 +41,15 @@ impl GroupHealth {
                 let ask = move || health.accuse(late);
                 let _ = runtime::spawn("overdue", ask);
             }
-            // The thread that asks the others is blocked, or could not be started.
+            // There is no answer. The thread that asks is blocked, could not be started, or left asking to
+            // another member.
             (Some((since, of)), late) if now.saturating_duration_since(since) > self.patience() * 2 => {
                 match late.filter(|late| late.sequence == of) {
                     Some(late) => {
                         let nobody = Progress { group: self.name.to_string(), members: Vec::new() };
                         self.trouble(self.overdue(monitor, late, nobody));
                     }
-                    // By now it is done. The next look asks about the next late work.
+                    // The work that was late is done by now. The next check asks about the next late work.
                     None => *asked = None,
                 }
             }
@@ -56,15 +57,15 @@ impl GroupHealth {
         }
     }
 
-    /// Returns the time that other members have to report their progress, or the reason why they have given
-    /// up.
+    /// Returns how long to wait for other members to report their progress, or the reason why they have left
+    /// the group.
     pub(super) fn patience(&self) -> Duration {
         const ANSWER: Duration = Duration::from_secs(2);
         ANSWER + self.heartbeat
     }
 
-    /// Asks all members for their progress, on a separate thread, and returns the cell that receives the
-    /// answer. A store that does not answer therefore blocks nobody.
+    /// Asks all members for their progress on a separate thread, so that a store that does not answer blocks
+    /// no caller. Returns the `OnceLock` that the thread sets to the answer.
     pub(super) fn ask_aside(&self, deadline: Deadline) -> Arc<OnceLock<Progress>> {
         let answer = Arc::<OnceLock<_>>::default();
         if let Some(monitor) = self.monitor() {
@@ -76,7 +77,7 @@ impl GroupHealth {
                     let _ = answer.set(progress);
                 }
             };
-            // Without a thread the wait's error names no rank.
+            // If the thread cannot be started, the error of the wait names no rank.
             let _ = runtime::spawn("progress", ask);
         }
         answer
@@ -88,8 +89,8 @@ impl GroupHealth {
         Trouble::Overdue { group, rank: self.rank(), operation, sequence, waited, progress }
     }
 
-    /// Asks all members for their progress, and tells all of them which ranks have not joined. One member
-    /// does that for all.
+    /// Asks all members for their progress, and reports to all members which ranks have not joined. Only one
+    /// member of the group does this: the first to write its rank to the key `overdue`.
     fn accuse(&self, late: Pending) {
         let Some(monitor) = self.monitor() else { return };
         self.recorder.trouble();
@@ -101,7 +102,7 @@ impl GroupHealth {
         let deadline = Deadline::after(self.patience());
         match monitor.progress_rpc.ask(&monitor.id, &self.name, self.ranks(), deadline) {
             Ok(progress) => self.signal.tell(self.overdue(monitor, late, progress)),
-            // Lets another member do it, now or for later work.
+            // Clears the key, so that another member may ask, now or for later work.
             Err(_) => drop(monitor.store.compare_set("overdue", own.as_bytes(), b"")),
         }
     }
@@ -120,7 +121,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    /// Returns a function that runs the watchdog so many times, starting after all earlier looks.
+    /// Returns a function that runs the watchdog's check so many times, at times later than all earlier
+    /// checks.
     fn looks(health: &Arc<GroupHealth>) -> impl FnMut(u64) + use<> {
         let (health, mut now) = (health.clone(), Instant::now() + LONG);
         move |times| {
@@ -132,7 +134,7 @@ mod tests {
     }
 
     rusty_fork_test! {
-        /// For example when a member of this host dies while NCCL destroys the communicator.
+        /// For example, a member of this host dies while NCCL destroys the communicator.
         #[test]
         fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
             let machine = machine(1);
@@ -157,7 +159,8 @@ mod tests {
             });
         }
 
-        /// The work that the others were asked about completed.
+        /// The work about which the other members were asked completes. Work that is late afterwards is asked
+        /// about again.
         #[test]
         fn what_is_late_later_is_asked_about_anew() {
             let machine = machine(1);
@@ -191,7 +194,8 @@ mod tests {
             machine.world.finish().unwrap();
         }
 
-        /// The others are not asked, because another member seems to ask them, without a result.
+        /// This member does not ask the others, because the store says that another member asks. That member
+        /// never reports a result.
         #[test]
         fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
             let machine = machine(1);

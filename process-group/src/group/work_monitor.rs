@@ -1,4 +1,4 @@
-//! A group's state for the watchdog.
+//! The watchdog's state of one group.
 
 use std::{
     cmp::Reverse,
@@ -19,22 +19,23 @@ use crate::{record::ProgressRpc, store::PrefixStore, watch::Rolling};
 
 /// The enqueued work of a group, as the watchdog sees it.
 pub(super) trait OpenWork: Send + Sync {
-    /// Returns true if all of it is known to be done.
+    /// Returns true if all enqueued work is known to be done.
     fn is_done(&self) -> bool;
 
-    /// Returns the oldest work of every stream that is not done. Costs one query for a stream without changes.
+    /// Returns the oldest unfinished work of every stream that has any. Costs one query for a stream without
+    /// changes.
     fn oldest(&self) -> Vec<OldestWork>;
 }
 
-/// The oldest work of a stream.
+/// The oldest unfinished work of a stream.
 pub(super) struct OldestWork {
-    /// Different for each work of the group.
+    /// A key that is different for each work of the group.
     pub(super) key: u64,
     pub(super) operation: &'static str,
     pub(super) sequence: u64,
 }
 
-/// A group's state for the watchdog, from when the group is made.
+/// The watchdog's state of one group. Exists from when the group is made.
 pub(crate) struct WorkMonitor {
     /// The group's id, as members use it in the store.
     pub(super) id: String,
@@ -44,29 +45,30 @@ pub(crate) struct WorkMonitor {
     rolling: Arc<Rolling>,
     work: Weak<dyn OpenWork>,
     work_timeout: Duration,
-    /// The longest pause between two checks.
+    /// The longest pause between two checks by the watchdog.
     pause: Duration,
-    /// Calls on the group's path.
+    /// Calls on the group's path, a transport besides NCCL, that have not returned.
     calls: Calls,
     oldest: Mutex<Oldest>,
     /// True if members were found to have made different calls.
     suspected: AtomicBool,
-    /// The time at which the members were asked about late work, and the number of that work. Reset to `None`
-    /// when the answer is overdue and that work is done.
+    /// The time at which the other members were asked about late work, and the sequence number of that work.
+    /// Reset to `None` if the answer is overdue and that work is done.
     pub(super) asked: Mutex<Option<(Instant, u64)>>,
 }
 
-/// The oldest work of each stream.
+/// The oldest unfinished work of each stream.
 #[derive(Default)]
 struct Oldest {
-    /// The time of the last look.
+    /// The time of the last check.
     looked: Option<Instant>,
-    /// The work by its key, and the time for which it was seen to be the oldest.
+    /// The key of each work, and how long the work has been seen as the oldest of its stream.
     works: Vec<(u64, Duration)>,
 }
 
 impl WorkMonitor {
-    /// The most time that one look adds. While the process was stopped it did not wait for anybody.
+    /// The most time that one check adds to the age of work. While the process was stopped, its work did not
+    /// wait for other ranks.
     pub(super) const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
@@ -84,7 +86,7 @@ impl WorkMonitor {
         Self { id, store, progress_rpc, rolling, work, work_timeout, pause, calls, oldest, suspected, asked }
     }
 
-    /// The group's id.
+    /// Returns the group's id.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
@@ -94,22 +96,22 @@ impl WorkMonitor {
         &self.rolling
     }
 
-    /// Records that members have made different calls. The members find out which.
+    /// Records that members have made different calls. The members then find out which calls differ.
     pub(crate) fn suspect(&self) {
         self.suspected.store(true, Ordering::Release);
     }
 
-    /// Returns true if members have made different calls.
+    /// Returns true if members were found to have made different calls.
     pub(super) fn is_suspected(&self) -> bool {
         self.suspected.load(Ordering::Acquire)
     }
 
-    /// The calls of the group's path that have not returned.
+    /// Returns the calls on the group's path that have not returned.
     pub(super) fn calls(&self) -> &Calls {
         &self.calls
     }
 
-    /// Returns the longest pause between two checks.
+    /// Returns the longest pause between two checks by the watchdog.
     pub(crate) fn pause(&self) -> Duration {
         self.pause
     }
@@ -119,8 +121,8 @@ impl WorkMonitor {
         self.work.upgrade().is_some_and(|work| work.is_done())
     }
 
-    /// Checks work and calls, and returns the late one. Of several it returns the one that has waited
-    /// longest, and of those the one that was called first.
+    /// Checks enqueued work and calls on the path, and returns the one that is late. If several are late,
+    /// returns the one that has waited longest; of equals, the one with the lowest sequence number.
     pub(super) fn look(&self, now: Instant) -> Option<Pending> {
         let open = self.work.upgrade().map_or(Vec::new(), |work| work.oldest());
         let mut oldest = self.oldest.lock().unwrap_or_else(PoisonError::into_inner);

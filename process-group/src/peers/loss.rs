@@ -1,4 +1,4 @@
-//! The failures of ranks that are watched, and the errors of watching them.
+//! The failures of watched ranks, and the errors of the watch itself.
 
 use std::{fmt, io, path::PathBuf, time::Duration};
 
@@ -10,7 +10,8 @@ use crate::store::StoreError;
 pub enum Loss {
     /// The process has ended without leaving the group.
     Died,
-    /// The process exists, but has not run for this time: it was stopped, or its host is overloaded.
+    /// The process exists, but has sent no heartbeat for this time: the process was stopped, or its host is
+    /// overloaded.
     Silent(Duration),
 }
 bootstrap::wire_enum!(Loss { 0 => Died {}, 1 => Silent(time) });
@@ -44,13 +45,13 @@ pub enum PeerError {
     Greeting {
         /// The rank.
         rank: usize,
-        /// The expected and the found value.
+        /// Description of the problem.
         problem: String,
     },
-    /// Ranks of this host that did not connect.
+    /// Ranks of this host did not connect in time.
     #[error("ranks {ranks:?} of this host did not greet within {waited:.1?}")]
     Absent {
-        /// The ranks.
+        /// The ranks that did not connect.
         ranks: Vec<usize>,
         /// Duration of the wait.
         waited: Duration,

@@ -1,4 +1,4 @@
-//! Exchanges the memory with the processes' locks over [`crate::link`].
+//! Exchanges, over [`crate::link`], the shared memory that contains each process's locks.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -11,10 +11,10 @@ use crate::{
 
 /// A watched process of this host.
 pub(super) struct Peer {
-    /// Its place in the group.
+    /// Index of the peer in the group's list of members.
     pub(super) place: usize,
     pub(super) page: Page,
-    /// The index of the lock in its page that this process waits for.
+    /// Index of the lock, in the peer's page, that this process waits for.
     pub(super) slot: usize,
     /// The connection closes when the peer's process ends, at the latest.
     pub(super) socket: OwnedFd,
@@ -24,20 +24,21 @@ pub(super) struct Peer {
 
 const LOCKS: Tag = Tag(*b"lock");
 
-/// Returns the places of the members that are other processes of this host. Each of them has one lock in the page of
-/// the member at `place`, in this order.
+/// Returns the indices of the members that are other processes on the host of the member at index `place`. The page
+/// of that member has one lock for each of them, in this order.
 pub(super) fn others(place: usize, members: &[Member]) -> impl Iterator<Item = usize> {
     let me = &members[place];
     (0..members.len()).filter(move |other| me.is_beside(&members[*other]))
 }
 
-/// Returns the index of the lock that `waiter` waits for in the page of the member at `owner`.
+/// Returns the index of the lock that the member at index `waiter` waits for, in the page of the member at index
+/// `owner`.
 pub(super) fn slot(waiter: usize, owner: usize, members: &[Member]) -> Option<usize> {
     others(owner, members).position(|other| other == waiter)
 }
 
-/// Exchanges pages with the members that are other processes of this host. `own` is the memory of this process's
-/// locks.
+/// Exchanges pages with the members that are other processes of this host. `place` is the index of this process in
+/// `members`. `own` is the shared memory of this process's page.
 pub(super) fn meet(
     store: &PrefixStore,
     place: usize,
@@ -76,7 +77,7 @@ pub(super) fn meet(
         let (owner, memory) = (peer as usize, memory.ok_or_else(|| refused("no descriptor".into()))?);
         let page = Page::open(memory.as_fd(), others(owner, members).count()).map_err(refused)?;
         let slot = slot(place, owner, members).ok_or_else(|| refused("it is not beside this one".into()))?;
-        // Without it, the end of the socket shows the peer's death.
+        // `None` if the kernel has no pidfds. The closing of the socket then shows the peer's death.
         let process = link.open_process().map_err(told)?;
         Ok(Peer { place: owner, page, slot, socket: link.into_socket(), process })
     };

@@ -1,9 +1,9 @@
 //! Detects processes of this host that have died or stopped.
 //!
-//! Every process holds one robust lock for each of its peers on the host, which the kernel releases when the process
-//! dies. It increments a heartbeat counter regularly, and keeps a socket to each peer. One thread per peer waits for
-//! the peer's lock, and one more thread checks everything else. Each loss is reported once: the first report on a
-//! peer counts.
+//! Every process holds one robust lock for each of its peers on the host. The kernel releases these locks when the
+//! process dies. The process also increments a heartbeat counter regularly, and keeps a socket to each peer. In each
+//! process, one thread per peer waits for the peer's lock, and one more thread checks the heartbeats and the sockets.
+//! Each peer is reported at most once, with the failure that was found first.
 
 mod loss;
 mod meet;
@@ -39,12 +39,12 @@ use crate::{
 /// Interval at which a thread that waits for a lock checks whether the watch has ended.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Called with the rank in the job and its failure. Called once per rank, on a thread of the watch, so it must not
-/// block.
+/// A callback that receives the rank in the job of a failed process, and the failure. Called once per rank, on a
+/// thread of the watch, so the callback must not block.
 pub(crate) type Listener = dyn Fn(usize, Loss) + Send + Sync;
 
-/// Watches the other processes of this host, and lets them watch this one. Dropping it marks this process as having
-/// left, so peers do not report it as dead.
+/// Watches the other processes of this host, and lets them watch this one. Dropping this value marks this process as
+/// having left, so the peers do not report a death.
 pub(crate) struct Peers {
     shared: Arc<Shared>,
     /// Wakes the thread that holds the locks.
@@ -82,9 +82,9 @@ impl Shared {
 }
 
 impl Peers {
-    /// Meets the members of this host that are other processes, and starts to watch them. Collective over these
-    /// processes; does nothing if there are none. A process that stops running is reported as silent within twice the
-    /// `heartbeat`.
+    /// Connects to the members that are other processes of this host, and starts to watch them. `place` is the index
+    /// of this process in `members`. Collective over the processes of this host. Does nothing if there is only one. A
+    /// process that stops running is reported as silent within twice the `heartbeat`.
     pub(crate) fn meet(
         store: &PrefixStore,
         place: usize,
@@ -100,7 +100,8 @@ impl Peers {
         }
         let signal = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(io::Error::from)?);
         let (memory, page) = Page::create(others)?;
-        // A thread that lives as long as the watch takes the locks before any peer knows of them.
+        // The kernel releases the locks when the thread that holds them ends, so a thread that lives as long as the
+        // watch takes the locks. It does so before any peer maps them.
         let (say, held) = mpsc::channel();
         let (give, peers) = mpsc::channel::<Vec<Watched>>();
         let keeper = {
@@ -108,10 +109,11 @@ impl Peers {
             thread::Builder::new().name("peers".into()).spawn(move || match page.hold() {
                 Ok(held) => {
                     let _ = say.send(Ok(()));
-                    // Without peers the meeting has failed.
+                    // If connecting to the peers failed, the channel closes without a value.
                     let peers = peers.recv().unwrap_or_default();
                     keep(&page, &peers, &shared, &signal, heartbeat);
-                    // Before the sockets close, so that a peer that sees the close also sees the reason.
+                    // Released before the sockets close. A peer that sees a closed socket then also sees that this
+                    // process has left.
                     drop(held);
                     drop(peers);
                 }
@@ -121,7 +123,8 @@ impl Peers {
             })?
         };
         let watch = Self { shared: shared.clone(), signal: Some(signal), keeper: Some(keeper) };
-        // Dropped before `watch`. Dropping `watch` joins the thread, and the thread waits for this channel.
+        // Declared after `watch`, so that an early return drops the channel first. Dropping `watch` joins the thread,
+        // and the thread waits for this channel.
         let give = give;
         held.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
         let mut watched = Vec::new();
@@ -140,7 +143,7 @@ impl Peers {
         Ok(watch)
     }
 
-    /// Calls `listener` on losses from now on, and at once for those that are known.
+    /// Calls `listener` at once for every known loss, and from now on for every new loss.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         let mut listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
         listeners.retain(|listener| listener.strong_count() > 0);
@@ -160,7 +163,7 @@ impl fmt::Debug for Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then the thread is awake anyway.
+        // The write fails only if the counter is full. The thread has a wake-up pending then.
         if let Some(signal) = &self.signal {
             let _ = rustix::io::write(signal, &1u64.to_ne_bytes());
         }
@@ -172,7 +175,7 @@ impl Drop for Peers {
     }
 }
 
-/// A peer, as the thread that holds the locks sees it.
+/// The data by which the thread that runs `keep` checks a peer.
 struct Watched {
     rank: usize,
     page: Arc<Page>,
@@ -192,11 +195,13 @@ fn wait(page: &Page, slot: usize, rank: usize, shared: &Shared) {
     }
 }
 
-/// Beats this process's counter, and checks the peers, until the watch ends.
+/// Increments this process's heartbeat counter, and checks the heartbeats and sockets of the peers, until the watch
+/// ends.
 fn keep(page: &Page, peers: &[Watched], shared: &Shared, signal: &OwnedFd, heartbeat: Duration) {
     let began = Instant::now();
     let mut beats: Vec<(u64, Instant)> = peers.iter().map(|peer| (peer.page.beats(), began)).collect();
-    // Peers whose socket or process has ended. Both descriptors stay readable for ever, so they are no longer polled.
+    // Indices of the peers whose socket has closed or whose process has ended. Their descriptors stay readable for
+    // ever, so they are no longer polled.
     let mut ended: HashSet<usize> = HashSet::new();
     let mut last = began;
     while !shared.is_over.load(Ordering::Acquire) {
@@ -239,7 +244,7 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
 
-    /// The meeting fails in time if a peer does not come, or if anything else fails.
+    /// Fails within the deadline if a peer does not connect.
     #[test]
     fn a_meeting_that_fails_says_so() {
         let store = PrefixStore::new("alone", Arc::new(HashStore::new()));

@@ -1,12 +1,13 @@
 //! A page of robust futexes that shows a process's death to its peers.
 //!
 //! Each futex word holds the id of the thread that [holds](Page::hold) the page. When that thread ends, the kernel
-//! marks the word and wakes its waiter, before it tears down the process's device state. A peer learns of a death
-//! within a millisecond. The end of a socket takes 0.2 s, and a process descriptor 1.5 s if the process had pinned 16
-//! GiB of host memory. Each peer has its own word, because the kernel wakes one waiter.
+//! marks the word and wakes the word's waiter. The kernel does this before the driver frees the process's CUDA
+//! resources. A peer learns of a death within a millisecond. A closed socket shows the death after 0.2 s. A process
+//! descriptor shows it after 1.5 s if the process had pinned 16 GiB of host memory. Each peer has its own word,
+//! because the kernel wakes one waiter.
 //!
-//! Only the owner can write to the page. A peer maps it read-only and assumes nothing about the values. A word only
-//! says whether its owner lives, has left or has died, and is never passed to the C library.
+//! Only the owner can write to the page. A peer maps it read-only and assumes nothing about the values. A peer reads
+//! from a word only whether the owner lives, has left or has died. The words are never passed to the C library.
 
 use std::{
     io,
@@ -48,18 +49,18 @@ struct Head {
 #[repr(C, align(64))]
 pub(super) struct Slot(AtomicU32);
 
-/// The futex words of one process, mapped by it or, read-only, by a peer.
+/// The futex words of one process, mapped by that process or, read-only, by a peer.
 pub(super) struct Page {
     memory: SharedMemory,
     slots: usize,
 }
 
-/// The end of a wait for a word.
+/// The reason why a wait for a futex word ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its owner released it.
+    /// The owner released the word on purpose.
     Left,
-    /// Its owner's thread has ended.
+    /// The owner's thread has ended without releasing the word.
     Died,
 }
 
@@ -96,8 +97,9 @@ impl Page {
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: mapped as long as `self` lives, and aligned to a memory page. All fields are atomics, so every
-        // value is valid and the owner may write meanwhile. A page that was opened is only read.
+        // SAFETY: the memory is mapped as long as `self` lives, and aligned to a memory page. All fields are atomics,
+        // so every value is valid, and another process may write at the same time. A page made by `open` is only
+        // read.
         unsafe { self.base().as_ref() }
     }
 
@@ -106,16 +108,18 @@ impl Page {
         unsafe { std::slice::from_raw_parts(self.base().add(1).cast().as_ptr(), self.slots) }
     }
 
-    /// Marks all words as held by this thread, until it ends or the result is dropped.
+    /// Marks all words as held by this thread, until the thread ends or the returned value is dropped.
     pub(super) fn hold(&self) -> io::Result<Held<'_>> {
         let owner = gettid().as_raw_nonzero().get().cast_unsigned();
-        // Set here, because peers cannot write it: the kernel only wakes waiters of words that have this bit.
+        // The kernel wakes a waiter only if the word has the bit `WAITERS`. A waiting peer cannot set the bit,
+        // because its mapping is read-only, so the owner sets it here.
         self.words().iter().for_each(|Slot(word)| word.store(owner | WAITERS, Ordering::Release));
         let list = RobustList::install(self.words())?;
         Ok(Held { page: self, _list: list })
     }
 
-    /// Waits at most `patience` until the owner releases the word or dies; `None` if it still holds it.
+    /// Waits at most `patience` until the owner releases the word or dies. Returns `None` if the owner holds the word
+    /// after that time.
     pub(super) fn wait(&self, slot: usize, patience: Duration) -> io::Result<Option<End>> {
         let until = Instant::now() + patience;
         let Slot(word) = &self.words()[slot];
@@ -125,7 +129,8 @@ impl Page {
                 return Ok(Some(End::Died));
             }
             if seen & OWNER == 0 {
-                // Released without `has_left`: the thread has ended, even if its process still runs.
+                // The word is free. If `has_left` is not set, the owner's thread has ended, even if the process still
+                // runs.
                 return Ok(Some(if self.has_left() { End::Left } else { End::Died }));
             }
             let left = until.saturating_duration_since(Instant::now());
@@ -156,7 +161,7 @@ impl Page {
     }
 }
 
-/// The words that this thread holds. Dropping it tells peers that the process has left on purpose.
+/// The words that this thread holds. Dropping this value tells the peers that the process has left on purpose.
 pub(super) struct Held<'a> {
     page: &'a Page,
     /// Dropped after the words are released, so that the kernel marks none of them.
@@ -186,15 +191,15 @@ mod tests {
     const SOON: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
 
-    /// The end of a thread that holds locks: it drops or forgets them.
+    /// How a thread that holds locks ends: the thread drops or forgets them.
     type Fate = fn(Held<'static>);
 
-    /// Starts a peer that holds its locks until it receives its fate.
+    /// Starts a thread that holds the locks of a page until it receives a [`Fate`].
     fn peer(slots: usize) -> (Page, mpsc::Sender<Fate>, thread::JoinHandle<()>) {
         let (memory, page) = Page::create(slots).unwrap();
         let (tell, told) = mpsc::channel::<Fate>();
         let (ready, is_ready) = mpsc::channel();
-        // Leaked, so that a thread that dies has unmapped nothing before its end.
+        // Leaked, so that the page is still mapped when the thread dies.
         let page: &'static Page = Box::leak(Box::new(page));
         let thread = thread::spawn(move || {
             let held = page.hold().unwrap();

@@ -21,8 +21,9 @@ struct Head {
     pending: *const Entry,
 }
 
-/// The robust list of this thread. It replaces the C library's list, which is restored on drop. It cannot leave the
-/// thread. If it is forgotten, its memory is leaked and stays registered until the thread ends.
+/// The robust list of this thread. This list replaces the C library's list, which is restored on drop. The value is
+/// not [`Send`]. If it is forgotten, the memory of the list is leaked, and the list stays registered until the thread
+/// ends.
 pub(super) struct RobustList {
     _head: Box<Head>,
     _entries: Box<[Entry]>,
@@ -48,7 +49,8 @@ impl RobustList {
         head.offset =
             (words.as_ptr().addr().wrapping_sub(entries.as_ptr().addr())).cast_signed() as libc::c_long;
         let mut before = (ptr::null::<Head>(), 0usize);
-        // SAFETY: writes a pointer and a length, to locals that outlive the call; 0 is this thread.
+        // SAFETY: the system call writes a pointer and a length to locals that outlive the call. Thread id 0 is this
+        // thread.
         check(unsafe { libc::syscall(libc::SYS_get_robust_list, 0, &raw mut before.0, &raw mut before.1) })?;
         // SAFETY: the list is circular, and its nodes stay on the heap until `drop` unregisters it or the thread has
         // ended. The kernel changes only words that hold this thread's id.
@@ -60,7 +62,8 @@ impl RobustList {
 impl Drop for RobustList {
     fn drop(&mut self) {
         let (head, bytes) = self.before;
-        // SAFETY: the C library's list of this thread, which lives as long as the thread. Fails only for a wrong length.
+        // SAFETY: `head` is the C library's list for this thread, and lives as long as the thread. The call fails
+        // only for a wrong length.
         let _ = unsafe { libc::syscall(libc::SYS_set_robust_list, head, bytes) };
     }
 }

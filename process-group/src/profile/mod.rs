@@ -18,8 +18,8 @@ pub(crate) struct Range {
     _span: tracing::span::EnteredSpan,
 }
 
-/// Begins a range on this thread for a call of a group. `bytes` is the size of its element counts as NCCL receives
-/// them, and 0 for a call that moves no data.
+/// Begins a range on this thread for a call of a group. `bytes` is the element count that NCCL receives, converted to
+/// bytes. It is 0 for a call that moves no data.
 #[inline]
 #[cfg_attr(
     not(any(feature = "nvtx", feature = "tracing")),
@@ -34,7 +34,7 @@ pub(crate) fn range(operation: &'static str, group: &str, bytes: u64) -> Range {
     }
 }
 
-/// Records a failure.
+/// Emits an event at level warn for a failed operation.
 #[inline]
 #[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "nobody listens"))]
 pub(crate) fn trouble(operation: &'static str, group: &str, problem: &dyn std::fmt::Display) {

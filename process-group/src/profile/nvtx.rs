@@ -1,5 +1,6 @@
-//! Ranges of NVTX, version 3, without its headers. `NVTX_INJECTION64_PATH` names a tool's library. It is loaded, and
-//! receives tables of function slots. The tool writes the functions to call into these slots.
+//! Ranges of NVTX, version 3, implemented without NVTX's headers. `NVTX_INJECTION64_PATH` names a tool's library.
+//! This module loads the library and passes tables of function slots to it. The tool writes its functions into these
+//! slots.
 //!
 //! Invariants: the slots are never freed and have the order of NVTX's own tables, so a tool may write to them at any
 //! time. A slot without a function is not called. Every pop follows a push on the same thread and domain.
@@ -19,7 +20,7 @@ use std::{
 /// A range of this thread.
 pub(super) struct Range {
     pop: Option<Pop>,
-    /// It ends on the thread that began it.
+    /// Makes the type `!Send`: a range must end on the thread that began the range.
     _thread: PhantomData<*const ()>,
 }
 
@@ -35,7 +36,8 @@ impl Range {
 impl Drop for Range {
     fn drop(&mut self) {
         if let Some(Pop { function, domain }) = self.pop {
-            // SAFETY: the tool's function, with the tool's own domain. A push preceded it on this thread.
+            // SAFETY: `function` is the tool's, and `domain` was made by the tool. A push on this thread preceded
+            // this pop.
             unsafe { function(domain) };
         }
     }
@@ -104,7 +106,7 @@ fn injected() -> Option<Initialize> {
     let library = unsafe { libloading::Library::new(path) }.ok()?;
     // SAFETY: NVTX defines this type for the function of this name.
     let entry = *unsafe { library.get::<Initialize>(c"InitializeInjectionNvtx2") }.ok()?;
-    // Never unloaded, because its functions are called from now on.
+    // Never unload the library, because its functions are called from now on.
     std::mem::forget(library);
     Some(entry)
 }
@@ -154,7 +156,8 @@ impl Tool {
             unsafe { (transmute::<Function, PushFunction>(push), transmute::<Function, PopFunction>(pop)) };
         let message = CString::new(format!("{operation} {group}")).unwrap_or_default();
         let attributes = Attributes::new(message.as_ptr(), bytes);
-        // SAFETY: the attributes and the text, which the tool copies, live until it returns; the domain is its own.
+        // SAFETY: the attributes and the text live until the call returns, and the tool copies them. The tool made
+        // the domain.
         unsafe { push(self.domain, &attributes) };
         Some(Pop { function, domain: self.domain })
     }
@@ -204,7 +207,7 @@ struct VersionInfo {
     set: unsafe extern "C" fn(u32),
 }
 
-/// Returns NVTX's export tables. A tool calls it first.
+/// Returns the NVTX export table with number `id`, or null. A tool calls this function first.
 unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), module: function_table };
     static VERSION_INFO: VersionInfo =
@@ -216,7 +219,8 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     }
 }
 
-/// Returns the function slots of a module; 0 for a module that does not exist.
+/// Writes a module's table of function slots, and their number, to `table` and `size`. Returns 1, or 0 if the module
+/// does not exist.
 unsafe extern "C" fn function_table(
     module: c_uint,
     table: *mut *mut *mut Function,

@@ -7,43 +7,45 @@ use crate::{
     watch::Fold,
 };
 
-/// The reductions' names. The first stands for no reduction.
+/// Names of the reductions, indexed by `Call::reduction`. Index 0 stands for no reduction.
 pub(super) const REDUCTIONS: [&str; 7] = ["", "sum", "prod", "max", "min", "avg", "premul_sum"];
 
-/// One call, as the operation describes it before it is launched.
+/// The recorded data of one call. Known before the call is launched.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
     pub(super) operation: Operation,
-    /// The type's discriminant.
+    /// Discriminant of the element type (`DataType as u8`).
     pub(super) dtype: u8,
-    /// Its index in [`REDUCTIONS`].
+    /// Index of the reduction's name in [`REDUCTIONS`].
     pub(super) reduction: u8,
-    /// The root, or the other end of a message.
+    /// The rank in the group of a collective's root or of a message's peer.
     pub(super) peer: Option<u32>,
-    /// Elements read.
+    /// Number of elements that this rank reads.
     pub(super) send: u64,
-    /// Elements written, or signals waited for.
+    /// Number of elements that this rank writes to the receive buffer, or number of signals that it waits
+    /// for.
     pub(super) receive: u64,
-    /// True if it uses a path besides NCCL.
+    /// True if the call uses a [`Path`](crate::Path), another transport, instead of NCCL.
     pub(super) on_path: bool,
-    /// The positions of the send and the receive buffer, if they need the same position on all ranks.
+    /// Window offsets of the send and the receive buffer, if they must be equal on all ranks.
     pub(super) places: [WindowOffset; 2],
 }
 
-/// Returns true if two consecutive tasks are recorded as one: messages of one collective, of which its
-/// members need not have equally many.
+/// Returns true if two consecutive tasks belong to one record: both are messages that implement the same
+/// collective. Members may have different numbers of such messages.
 pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
     is_of_list(former) && former.call == next.call
 }
 
-/// Returns true for a message that is a part of a collective.
+/// Returns true if the task is one of the messages that implement a collective.
 #[inline(always)]
 fn is_of_list(task: &Task) -> bool {
     task.primitive.is_message() && task.call.is_list_of_messages()
 }
 
 impl Call {
-    /// Returns the record of tasks that [are one](are_one), in a group of `size`.
+    /// Makes the record of one task, or of several tasks that [`are_one`] combines, in a group of `size`
+    /// members.
     #[inline(always)]
     pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
         match tasks {
@@ -52,13 +54,13 @@ impl Call {
         }
     }
 
-    /// Marks it as sent on a path besides NCCL.
+    /// Marks the call as one that uses a path instead of NCCL.
     pub(crate) fn on_path(self) -> Self {
         Self { on_path: true, ..self }
     }
 
-    /// Adds to a batch's hash the data that all members of a collective have in common. That excludes
-    /// messages, the lengths of a list's shares, and places outside of windows.
+    /// Adds this call to the hash of its batch. Only data that must be equal on all members is added, hence
+    /// no messages, no lengths of collectives that consist of messages, and no buffers outside windows.
     #[inline(always)]
     pub(super) fn fold(&self, batch: Fold) -> Fold {
         let length = match self.operation {
@@ -97,7 +99,7 @@ impl Call {
         }
     }
 
-    /// Returns the record of a task that is not part of a list.
+    /// Makes the record of a task that is not one of the messages of a collective.
     #[inline(always)]
     fn of_primitive(task: Task, size: usize) -> Self {
         let Task { primitive, count, dtype, op, rank, places, .. } = task;
@@ -121,7 +123,8 @@ impl Call {
         Self { operation, dtype: dtype as u8, reduction, peer, send, receive, on_path: false, places }
     }
 
-    /// Returns the end of the batch that `operation` consists of.
+    /// Makes the record that ends a batch. Its operation is `operation` if that denotes the end of a batch,
+    /// and otherwise [`Operation::Batch`].
     pub(super) fn end(operation: Operation) -> Self {
         let operation = if operation.is_end() { operation } else { Operation::Batch };
         let (on_path, places) = (false, Default::default());

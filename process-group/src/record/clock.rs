@@ -1,11 +1,12 @@
-//! Time stamps: recorded as ticks, which are cheaper than the time of day, and converted when they are read.
+//! Time stamps. Calls record ticks, because reading them is cheaper than reading the system clock. Ticks are
+//! converted to times of day when the log is read.
 //!
-//! A tick is one step of the processor's counter if that runs at a constant rate in every state, and a
-//! nanosecond otherwise.
+//! On x86-64 processors with an invariant time-stamp counter (TSC), a tick is one step of that counter.
+//! Elsewhere, a tick is one nanosecond of the system clock.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Returns the current time in ticks; never 0.
+/// Returns the current time in ticks. Never returns 0, which stands for an unknown time.
 #[inline]
 pub(crate) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -15,7 +16,7 @@ pub(crate) fn ticks() -> u64 {
     day()
 }
 
-/// Returns the time of day, in ns since 1970.
+/// Returns the system clock's time, in ns since 1970.
 fn day() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX).max(1)
@@ -34,7 +35,7 @@ impl Both {
     }
 }
 
-/// Converts ticks since its creation to times of day.
+/// Converts ticks to times of day, for ticks taken after this clock was created.
 #[derive(Debug)]
 pub(super) struct Clock {
     beginning: Both,
@@ -45,14 +46,13 @@ impl Clock {
         Self { beginning: Both::now() }
     }
 
-    /// Returns the scale for ticks up to now.
+    /// Returns a converter for ticks between the clock's creation and now.
     pub(super) fn scale(&self) -> Scale {
         Scale { from: self.beginning, to: Both::now() }
     }
 }
 
-/// Converts ticks between two moments to ns since 1970. Ticks close to either moment are as exact as that
-/// moment.
+/// Converts ticks between two moments to ns since 1970, by linear interpolation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
     from: Both,
@@ -60,18 +60,18 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// Returns ns since 1970.
+    /// Converts `ticks` to ns since 1970.
     pub(super) fn day(&self, ticks: u64) -> u64 {
         let Self { from, to } = *self;
         let (all, back) = (to.ticks.saturating_sub(from.ticks), to.ticks.saturating_sub(ticks));
-        // If the time of day was set back meanwhile, the start lies after the end. Every time is then
-        // converted to the end.
+        // If the system clock was set back between the two moments, `from.day` is later than `to.day`. All
+        // ticks are then converted to `to.day`.
         let ns =
             u128::from(to.day.saturating_sub(from.day)) * u128::from(back.min(all)) / u128::from(all.max(1));
         to.day.saturating_sub(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Returns the last moment, in ns since 1970.
+    /// Returns the time at which this scale was made, in ns since 1970.
     pub(super) fn now(&self) -> u64 {
         self.to.day
     }
@@ -84,8 +84,8 @@ mod counter {
         sync::atomic::{AtomicU8, Ordering},
     };
 
-    /// Returns true if the counter runs at a constant rate, independent of the processor's frequency and
-    /// sleep states.
+    /// Returns true if the TSC runs at a constant rate, independent of the processor's frequency and sleep
+    /// states.
     #[inline]
     pub(super) fn is_even() -> bool {
         const UNKNOWN: u8 = 0;
@@ -102,13 +102,14 @@ mod counter {
         }
     }
 
-    /// The invariant TSC: Intel's manual, volume 3, "Invariant TSC"; AMD's, volume 2, "Time-stamp counter".
+    /// Asks CPUID whether the TSC is invariant: Intel's manual, volume 3, "Invariant TSC"; AMD's, volume 2,
+    /// "Time-stamp counter".
     #[cold]
     fn ask() -> bool {
         const POWER: u32 = 0x8000_0007;
         const INVARIANT: u32 = 1 << 8;
         #[allow(unused_unsafe, reason = "newer releases of the compiler have it safe")]
-        // SAFETY: every processor of this architecture has the instruction.
+        // SAFETY: every x86-64 processor has the CPUID instruction.
         unsafe {
             __cpuid(0x8000_0000).eax >= POWER && __cpuid(POWER).edx & INVARIANT != 0
         }
@@ -116,7 +117,7 @@ mod counter {
 
     #[inline]
     pub(super) fn read() -> u64 {
-        // SAFETY: every processor of this architecture has the instruction, and Linux leaves it to everybody.
+        // SAFETY: every x86-64 processor has the RDTSC instruction, and Linux allows it in user mode.
         unsafe { _rdtsc() }.max(1)
     }
 }
@@ -139,15 +140,15 @@ mod tests {
             .collect();
         let scale = clock.scale();
         for (before, ticks, after) in moments {
-            // Between the two, except for the precision of the ends: the thread may have been preempted
-            // there.
+            // The converted time lies between the two readings of the clock. The slack allows for the thread
+            // being preempted between the two readings of a `Both`.
             let (told, slack) = (scale.day(ticks), 100_000_000);
             assert!((before - slack..=after + slack).contains(&told), "{before} {told} {after}");
         }
     }
 
     proptest! {
-        /// Later ticks are never converted to earlier times, and the ends are exact.
+        /// Later ticks are never converted to earlier times, and both ends are converted exactly.
         #[test]
         fn order_stays(from: (u64, u64), to: (u64, u64), mut ticks in prop::collection::vec(any::<u64>(), 2..9)) {
             let both = |(ticks, day): (u64, u64)| Both { ticks, day };

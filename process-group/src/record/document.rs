@@ -18,7 +18,7 @@ use super::{
 };
 use crate::comm::DataType;
 
-/// A value of a document.
+/// A value in the JSON or pickle document.
 #[derive(Debug, Clone, PartialEq)]
 enum Value {
     None,
@@ -28,7 +28,7 @@ enum Value {
     Float(f64),
     Text(String),
     List(Vec<Value>),
-    /// Keys in the order given.
+    /// Keys with values. The order is kept.
     Dict(Vec<(String, Value)>),
 }
 
@@ -44,7 +44,7 @@ impl From<u64> for Value {
     }
 }
 
-/// A dictionary.
+/// Makes a dictionary of these entries.
 fn dict<const N: usize>(entries: [(&str, Value); N]) -> Value {
     Value::Dict(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
 }
@@ -68,33 +68,33 @@ impl Serialize for Value {
 }
 
 impl Dump {
-    /// Encodes it for PyTorch's analyser: a pickle of plain values, without one-sided calls, which the
-    /// analyser does not know.
+    /// Encodes the dump as a pickle for PyTorch's analyser. The pickle contains plain values only. One-sided calls are
+    /// omitted, because the analyser does not know them.
     ///
     /// # Errors
-    /// None is known: every dump can be encoded.
+    /// The encoder's error. No dump is known to cause one.
     #[cfg(feature = "pickle")]
     pub fn to_pickle(&self) -> io::Result<Vec<u8>> {
         let document = self.document(|operation| !operation.is_one_sided());
-        // The protocol that all of PyTorch's readers accept.
+        // All of PyTorch's readers accept pickle protocol 2.
         let options = serde_pickle::SerOptions::new().proto_v2();
         serde_pickle::to_vec(&document, options).map_err(io::Error::other)
     }
 
-    /// Encodes it as JSON, with every call.
+    /// Encodes the dump as JSON. All calls are included.
     ///
     /// # Errors
-    /// None is known: every dump can be encoded.
+    /// The encoder's error. No dump is known to cause one.
     #[cfg(feature = "json")]
     pub fn to_json(&self) -> io::Result<String> {
         serde_json::to_string(&self.document(|_| true)).map_err(io::Error::from)
     }
 
-    /// Writes the pickle to `folder`, as `flight_NAME_RANK`. Replaces an existing file atomically. PyTorch's
-    /// analyser needs the files of all ranks in one folder, without other files.
+    /// Writes the dump as a pickle to the file `flight_NAME_RANK` in `folder`, and returns the file's path. An existing
+    /// file is replaced atomically. PyTorch's analyser needs the files of all ranks in one folder, without other files.
     ///
     /// # Errors
-    /// [`DumpError`] with the file.
+    /// [`DumpError`] with the file's path.
     #[cfg(feature = "pickle")]
     pub fn write(&self, folder: &Path) -> Result<PathBuf, DumpError> {
         let word = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
@@ -112,7 +112,7 @@ impl Dump {
         Ok(path)
     }
 
-    /// Builds the document with the calls of the operations that are `wanted`.
+    /// Builds the document. It contains the calls for whose operation `wanted` returns true.
     fn document(&self, wanted: fn(Operation) -> bool) -> Value {
         let groups = |value: fn(&Self, usize, &DumpedGroup) -> Value| {
             let groups = self.groups.iter().enumerate();
@@ -166,7 +166,8 @@ impl Dump {
                 Value::List(vec![Value::List(vec![elements.into()])]),
                 Value::List(vec![torch_type(dtype).into()]),
             ),
-            // The analyser reads the first entry of each list, so there is one, without dimensions.
+            // The analyser reads the first entry of each list of sizes, so the list must not be empty. The entry has no
+            // dimensions.
             None => (Value::List(vec![Value::List(vec![])]), Value::List(vec![])),
         };
         let (input_sizes, input_dtypes) = side(entry.operation != Operation::Recv, entry.send);

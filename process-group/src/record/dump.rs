@@ -1,4 +1,4 @@
-//! The contents of the recorder, as data and as files.
+//! The contents of the recorder, as data.
 
 use std::{
     io,
@@ -10,22 +10,22 @@ use std::{
 use super::Operation;
 use crate::{comm::DataType, memory::NamedPlace};
 
-/// The calls that one rank has recorded: its last 2,048 calls, in its group and in the groups split from it.
+/// The last 2,048 calls of one rank, in its first group and in all groups split from that group.
 ///
-/// With the crate's feature `pickle`, `to_pickle` encodes it for PyTorch's analyser (`torchfrtrace`, format 2.10), and
-/// with `json`, `to_json` encodes the same as JSON.
+/// With the crate's feature `pickle`, `to_pickle` encodes a dump for PyTorch's analyser (`torchfrtrace`, format 2.10).
+/// With the feature `json`, `to_json` encodes a dump as JSON.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Dump {
-    /// The rank of the job.
+    /// The rank in the job that recorded the calls.
     pub rank: usize,
-    /// The name of the first group.
+    /// The name of this rank's first group, from which its other groups are split.
     pub name: String,
-    /// NCCL's release.
+    /// Release of the loaded NCCL library.
     pub library: String,
-    /// The groups of the calls.
+    /// The groups known to the recorder, including the group of every entry.
     pub groups: Vec<DumpedGroup>,
-    /// The calls, oldest first.
+    /// The calls and the ends of batches, oldest first.
     pub entries: Vec<Entry>,
 }
 
@@ -33,79 +33,82 @@ pub struct Dump {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DumpedGroup {
-    /// Its id: `uid.epoch`.
+    /// The group's id, as `uid.epoch`.
     pub id: String,
-    /// Its name.
+    /// The group's name.
     pub name: String,
-    /// Its members' ranks of the job, in the order of their ranks in the group.
+    /// The members' ranks in the job, ordered by rank in the group.
     pub ranks: Vec<usize>,
     /// The group's default time limit for waits.
     pub timeout: Duration,
-    /// The number of collectives that this rank has called; a batch counts once.
+    /// Number of collectives that this rank has called in the group. All collectives of a batch count as one.
     pub collectives: u64,
-    /// The number of messages that this rank has called; a batch counts once.
+    /// Number of messages that this rank has sent or received in the group. All messages of a batch count as one.
     pub messages: u64,
 }
 
-/// A call in a [`Dump`].
+/// A call in a [`Dump`], or the end of a batch.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Entry {
-    /// Its number among the rank's calls, beginning with 0.
+    /// Number of the entry among all entries that this rank has recorded, starting at 0.
     pub record: u64,
-    /// The index of its group in [`Dump::groups`].
+    /// Index of the call's group in [`Dump::groups`].
     pub group: usize,
-    /// The operation.
+    /// The operation that was called.
     pub operation: Operation,
-    /// The number of the collective in its group; for a message, of the last one before it.
+    /// Number of the collective in its group, starting at 1. For a message or a one-sided call: number of collectives
+    /// that this rank had called in the group before.
     pub collective: u64,
-    /// The number of the message among the rank's in its group; for a collective, of the last one before it.
+    /// Number of the message among this rank's messages in the group, starting at 1. For other calls: number of
+    /// messages that this rank had called in the group before.
     pub message: u64,
-    /// For a message: its number among those of this direction between the two.
+    /// For a message: its number among the messages in the same direction between this rank and the peer, starting at
+    /// 1. 0 for other calls.
     pub pair: u64,
-    /// True if it is a message, or the end of a batch of messages alone.
+    /// True for a message or a one-sided call, and for the end of a batch that contains no collectives.
     pub is_message: bool,
-    /// True if it was called in a batch, whose calls share their numbers.
+    /// True if the call was made in a batch. All collectives of a batch share one number, and so do all messages.
     pub is_batched: bool,
-    /// True if a graph captured it. The entry then has no data on the graph's launches.
+    /// True if a graph captured the call. Launches of the graph are not recorded.
     pub is_captured: bool,
-    /// True if it used a [path](crate::Path) besides NCCL, under
+    /// True if the call used a [path](crate::Path) instead of NCCL, under
     /// [`P2pPolicy::Direct`](crate::group::P2pPolicy::Direct).
     pub is_on_path: bool,
-    /// The type of its elements; `None` for the end of a batch.
+    /// Element type. `None` for the end of a batch.
     pub dtype: Option<DataType>,
-    /// The name of its reduction.
+    /// Name of the reduction, if the operation has one.
     pub reduction: Option<&'static str>,
-    /// The rank of the root, or of the other end, in the group.
+    /// Rank in the group of a collective's root or of a message's peer, if there is one.
     pub peer: Option<usize>,
-    /// Elements read.
+    /// Number of elements that this rank reads.
     pub send: u64,
-    /// Elements written.
+    /// Number of elements that this rank writes to the receive buffer, or number of signals that it waits for.
     pub receive: u64,
     /// The time of the call, in ns since 1970.
     pub created_ns: u64,
-    /// The time at which it was seen to have begun, in ns since 1970. Only with
-    /// [timing](crate::group::Builder::timing), and only if it was queried while it ran.
+    /// Time at which the operation was first seen to have started, in ns since 1970. Known only with
+    /// [timing](crate::group::Builder::timing), and only if the operation was queried after it had started.
     pub started_ns: Option<u64>,
-    /// The time at which it was seen to be done, in ns since 1970.
+    /// Time at which the operation was first seen to be complete, in ns since 1970.
     pub completed_ns: Option<u64>,
-    /// The time that the device took, including the wait for the other members. Only with timing. For the
-    /// calls of a batch it is their common time.
+    /// Time that the operation took on the device, including the wait for the other members. Known only with timing.
+    /// Every call of a batch has the time of the whole batch.
     pub elapsed: Option<Duration>,
     /// The call site.
     pub site: &'static Location<'static>,
-    /// The positions of the send and the receive buffer, if they need the same position on all ranks.
+    /// Window offsets of the send and the receive buffer, if they must be equal on all ranks.
     pub(super) places: [Option<NamedPlace>; 2],
 }
 
-/// The error of a dump that was not written.
+/// A dump could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", explain(.path))]
 #[non_exhaustive]
 pub struct DumpError {
-    /// The file or the folder.
+    /// The dump's file or folder.
     pub path: PathBuf,
-    /// The reason.
+    /// The I/O error.
     pub source: io::Error,
 }
 
@@ -119,6 +122,6 @@ fn explain(path: &Path) -> String {
 }
 
 impl Dump {
-    /// The format's version, which selects how PyTorch's analyser matches entries.
+    /// Version of the dump format. PyTorch's analyser selects its rules for matching entries by this version.
     pub const VERSION: &'static str = "2.10";
 }

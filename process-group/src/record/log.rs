@@ -1,8 +1,9 @@
-//! The log of one group's calls: their numbers, the hash that members compare, and their records in the ring.
+//! The log of one group's calls: numbers the calls, updates the hash that members compare, and writes records to the
+//! ring.
 //!
-//! [`begin`](Log::begin) numbers a call and writes its record, under the ring's lock, before the call is launched.
-//! [`commit`](Log::commit) adds the launched calls to the hash and counts them. [`refuse`](Log::refuse) removes a call
-//! that was not launched.
+//! [`begin`](Log::begin) assigns a number to a call and writes the call's record, both under the ring's lock, before
+//! the call is launched. [`commit`](Log::commit) adds the launched calls to the hash and counts them.
+//! [`refuse`](Log::refuse) removes a call that was not launched.
 
 use std::{
     collections::BTreeMap,
@@ -29,43 +30,44 @@ use crate::{
 pub(crate) struct Log {
     recorder: Arc<Recorder>,
     group: u32,
-    /// This rank in the group.
+    /// This process's rank in the group.
     rank: usize,
     counts: Arc<Counts>,
-    /// Messages to every member, then messages from every member. Changed under the ring's lock.
+    /// Message counters: first one for the messages to each member, then one for the messages from each member. Changed
+    /// only under the ring's lock.
     pairs: Box<[AtomicU64]>,
     /// The hash that members compare.
     rolling: Arc<Rolling>,
-    /// All launched calls. Calls that are not collectives are also counted in `others`, so that a collective costs one
-    /// counter.
+    /// Number of launched calls. Calls that not all members make are also counted in `others`, so a collective updates
+    /// only this counter.
     launched: AtomicU64,
     others: Mutex<Others>,
 }
 
-/// Launched calls that not all members make.
+/// Numbers of launched calls that not all members make.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Others {
     pub(crate) calls: u64,
-    /// The messages by the peer's rank in the group.
+    /// Numbers of messages, by the peer's rank in the group.
     pub(crate) messages: BTreeMap<usize, Exchanged>,
 }
 
-/// Launched messages with one peer.
+/// Numbers of launched messages with one peer.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Exchanged {
     pub(crate) sent: u64,
     pub(crate) received: u64,
-    /// True if a graph captured any of them.
+    /// True if a graph captured at least one of these messages.
     pub(crate) captured: bool,
 }
 
-/// The records of calls that are launched together.
+/// The log's state for one call, or for the calls of a batch, which are launched together.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogEntry {
     site: &'static Location<'static>,
     /// The operation of the record that ends a batch; `None` outside a batch.
     end: Option<Operation>,
-    /// True for the counts that the calls have raised. A batch counts once as a collective and once as a message.
+    /// The counters that the calls have already incremented. A batch increments each counter at most once.
     counted: Counted,
     span: Span,
     fold: Fold,
@@ -78,18 +80,18 @@ struct Counted {
     message: bool,
 }
 
-/// The last call that was begun.
+/// The call that was last recorded by [`Log::begin`].
 #[derive(Debug, Clone, Copy, Default)]
 struct Last {
     record: u64,
-    /// The counts that it has raised.
+    /// The counters that this call has incremented.
     counted: Counted,
-    /// The index of its pair.
+    /// Index of the call's counter in `Log::pairs`.
     pair: Option<usize>,
 }
 
 impl LogEntry {
-    /// Makes the entry of a call at `site`. A batch has a further record at its `end`.
+    /// Makes the entry of a call or a batch at `site`. For a batch, `end` is the operation of the batch's last record.
     #[inline(always)]
     pub(crate) fn new(site: &'static Location<'static>, end: Option<Operation>) -> Self {
         let (counted, last) = (Counted::default(), Last::default());
@@ -103,7 +105,8 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// Adds 1 under the ring's lock, which makes an atomic addition unnecessary. Returns the sum.
+/// Adds 1 if `one` is true, and returns the new value. Called under the ring's lock, so that no atomic addition is
+/// needed.
 #[inline(always)]
 fn add(counter: &AtomicU64, one: bool) -> u64 {
     let count = counter.load(Ordering::Relaxed) + u64::from(one);
@@ -135,20 +138,20 @@ impl Log {
         &self.recorder
     }
 
-    /// Returns the index of the counter of a message's pair and direction.
+    /// Returns the index in `pairs` of the counter for a message's peer and direction. `None` for other calls.
     #[inline(always)]
     fn pair(&self, call: &Call) -> Option<usize> {
         let size = self.pairs.len() / 2;
         let direction = match call.operation {
             Operation::Send => 0,
             Operation::Recv => size,
-            // A put has no matching call.
+            // The peer makes no matching call.
             _ => return None,
         };
         call.peer.map(|peer| peer as usize).filter(|peer| *peer < size).map(|peer| direction + peer)
     }
 
-    /// Numbers and records a call that is about to be launched.
+    /// Assigns a number to a call that is about to be launched, and records the call.
     #[inline(always)]
     pub(crate) fn begin(&self, entry: &mut LogEntry, call: &Call) {
         let message = call.operation.is_message();
@@ -174,7 +177,7 @@ impl Log {
         entry.last = Last { record, counted, pair };
     }
 
-    /// Removes the call that was begun last, which was refused. The entry is not committed then.
+    /// Removes the last recorded call, which was refused and not launched. The entry must not be committed afterwards.
     #[cold]
     pub(crate) fn refuse(&self, entry: LogEntry) {
         let Last { record, counted, pair } = entry.last;
@@ -189,8 +192,9 @@ impl Log {
         });
     }
 
-    /// Adds launched calls, which consist of `tasks`, to the hash and counts them as one. `collective` is true if all
-    /// members make the call. Returns its number and its records.
+    /// Adds the launched calls of `entry` to the hash, and counts them as one call that consists of `tasks`.
+    /// `collective` is true if all members make this call. Returns the call's number in the group and the span of its
+    /// records.
     #[inline(always)]
     pub(crate) fn commit(&self, entry: LogEntry, collective: bool, tasks: &[Task]) -> (u64, Span) {
         self.rolling.step(entry.fold);
@@ -205,7 +209,7 @@ impl Log {
         (sequence, span)
     }
 
-    /// Records the end of a batch, if it had any calls.
+    /// Records the end of a batch that contained collectives or messages. Returns the span of the batch's records.
     fn end(&self, entry: &LogEntry, end: Operation) -> Span {
         let Counted { collective, message } = entry.counted;
         if !collective && !message {
@@ -222,7 +226,8 @@ impl Log {
         entry.span.with(self.recorder.ring.write(&Call::end(end), position, entry.span, entry.site, ticks()))
     }
 
-    /// Counts a call that may contain messages.
+    /// Counts a call that may contain messages, and returns its number. Calls that consist of one-sided tasks are not
+    /// counted.
     #[inline(never)]
     fn count_messages(&self, collective: bool, tasks: &[Task]) -> u64 {
         if !tasks.is_empty() && tasks.iter().all(|task| task.primitive.is_one_sided()) {
@@ -237,7 +242,7 @@ impl Log {
                 _ => with.received += 1,
             }
         }
-        // Under the lock, so that readers see both counts or neither.
+        // `others` is still locked, so that readers see the call in both counts or in neither.
         self.launched.fetch_add(1, Ordering::AcqRel) + 1
     }
 
@@ -256,13 +261,13 @@ impl Log {
         self.launched.load(Ordering::Acquire)
     }
 
-    /// Returns the number of launched calls, and those of them that not all members make.
+    /// Returns the number of launched calls, and the numbers of those calls that not all members make.
     pub(crate) fn counts(&self) -> (u64, Others) {
         let others = self.others();
         (self.launched(), others.clone())
     }
 
-    /// Marks these calls as captured by a graph.
+    /// Marks the calls of `span`, which consist of `tasks`, as captured by a graph.
     #[cold]
     pub(crate) fn captured(&self, span: Span, tasks: &[Task]) {
         self.recorder.ring.captured(span);
@@ -270,13 +275,14 @@ impl Log {
         self.exchanged(tasks).for_each(|task| others.messages.entry(task.rank).or_default().captured = true);
     }
 
-    /// Records that these calls were seen to have begun.
+    /// Records that the calls of `span` were seen to have started.
     pub(crate) fn started(&self, span: Span) {
         self.recorder.ring.started(span, ticks);
     }
 
-    /// Records that these calls were seen to be done. The time is `now`, unless it was recorded before.
-    /// `elapsed` is the time that the device took, in µs, if it was measured.
+    /// Records that the calls of `span` were seen to be complete. `now` returns the time, which is recorded for calls
+    /// without a completion time. `elapsed` returns the time that the calls took on the device, in µs, or `None` if
+    /// that was not measured.
     pub(crate) fn completed(
         &self,
         span: Span,

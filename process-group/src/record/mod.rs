@@ -1,8 +1,9 @@
 //! The flight recorder: the last calls of a rank, and their state.
 //!
-//! For: finding out, afterwards or while it happens, which rank did not join and its last call. Not for
-//! profiling: operations have the time of their call and the time at which they were seen to be done. No
-//! event is recorded for either, unless the group is told to time them.
+//! The recorder shows, during or after a hang, which rank did not join a collective, and the last call of
+//! that rank. The recorder is not a profiler: it records the time of each call and the time at which the
+//! operation was seen to be complete. Times on the device are measured only in groups with timing enabled,
+//! which record a CUDA event before each operation.
 //!
 //! | file | subject |
 //! |---|---|
@@ -12,13 +13,13 @@
 //! | `recorder` | a rank's ring, and the groups that write to it |
 //! | `log` | a group's calls: numbers, hash and records, in one `begin` and `commit` |
 //! | `dump` | the recorder's contents as data |
-//! | `document` | the same as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
+//! | `document` | the dump as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
 //! | `progress` | the progress of every member |
 //! | `progress_rpc` | progress queries between ranks over the store |
 //!
-//! Invariants: every operation that is launched is in the ring before NCCL is called, and no refused one
-//! stays there; equal calls have equal numbers on all members of a group; a ring is shared by a group and the
-//! groups that are split from it, so that a rank has one dump.
+//! Invariants: The record of an operation is written to the ring before NCCL is called, and removed if the
+//! operation is refused. Equal calls have equal numbers on all members of a group. A group and the groups
+//! split from it share one ring, so that a rank has one dump.
 
 mod call;
 mod clock;

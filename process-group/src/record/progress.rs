@@ -1,4 +1,4 @@
-//! The progress of every member, as the members report it when they are asked.
+//! The progress of a group's members, as each member reports it when asked.
 
 use std::{
     fmt::{self, Write as _},
@@ -16,7 +16,7 @@ use crate::messages::message;
 pub struct Progress {
     /// The group's name.
     pub group: String,
-    /// Its members, in the order of their ranks there.
+    /// The group's members, ordered by rank in the group.
     pub members: Vec<MemberProgress>,
 }
 
@@ -24,9 +24,9 @@ pub struct Progress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemberProgress {
-    /// Its rank of the job.
+    /// The member's rank in the job.
     pub rank: usize,
-    /// Its last call in the group; `None` if it did not answer.
+    /// The member's last call in the group. `None` if the member did not answer.
     pub last: Option<LastCall>,
 }
 
@@ -34,31 +34,32 @@ pub struct MemberProgress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LastCall {
-    /// The number of collectives that it has called.
+    /// Number of collectives that the member has called in the group.
     pub collectives: u64,
-    /// The number of messages that it has called.
+    /// Number of messages that the member has sent or received in the group.
     pub messages: u64,
-    /// The last call, and for a message its peer. `None` if there was no call, or if the recorder no longer
-    /// has it.
+    /// The operation of the last call, with the peer's rank if the operation is a message. `None` if the
+    /// member has made no call in the group, or if the recorder no longer holds the call.
     pub operation: Option<String>,
-    /// True if that call is done.
+    /// True if the last call's operation is complete.
     pub is_completed: bool,
-    /// The time from the call to the answer.
+    /// Time between the last call and the member's answer.
     pub age: Duration,
-    /// The call site, as `file:line`; empty without a call.
+    /// Call site of the last call, as `file:line`. Empty if `operation` is `None`.
     pub site: String,
 }
 
 impl Progress {
-    /// Returns the greatest number of a collective that any member has called.
+    /// Returns the largest number of collectives that any member has called in the group. 0 if no member has
+    /// answered.
     #[must_use]
     pub fn front(&self) -> u64 {
         let called = self.members.iter().filter_map(|member| member.last.as_ref());
         called.map(|last| last.collectives).max().unwrap_or(0)
     }
 
-    /// Returns the members that have not called the latest collective of any member, and the members that did
-    /// not answer.
+    /// Returns the members that have called fewer collectives than [`front`](Self::front), and the members
+    /// that did not answer.
     pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
         let front = self.front();
         let behind = move |last: &LastCall| last.collectives < front;
@@ -67,10 +68,11 @@ impl Progress {
 }
 
 impl Progress {
-    /// The number of members that are described.
+    /// Maximum number of members whose unfinished call is described.
     const NAMED: usize = 8;
 
-    /// Writes the members whose last call is not done: a collective that all have called, or a message.
+    /// Writes the members whose last call is not complete. Used when all members have called the same number
+    /// of collectives.
     fn not_done(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = |member: &MemberProgress| {
             member.last.clone().filter(|last| last.operation.is_some() && !last.is_completed)
@@ -127,7 +129,7 @@ impl fmt::Display for LastCall {
 }
 
 impl Entry {
-    /// Returns the operation, and for a message its peer.
+    /// Returns the operation's name, followed by the peer's rank if the operation is a message.
     pub(super) fn words(&self) -> String {
         let (name, peer) = (self.operation.name(), self.peer.unwrap_or_default());
         match self.operation {
@@ -141,7 +143,7 @@ impl Entry {
     pub(crate) fn description(&self) -> String {
         let mut words = self.operation.name().to_owned();
         let count = match self.operation {
-            // Shares may be of any length.
+            // The lengths of these collectives may differ between members.
             Operation::AllToAllList | Operation::GatherList | Operation::ScatterList => None,
             Operation::ReduceScatter | Operation::AllToAll | Operation::Scatter => {
                 Some(self.send.max(self.receive))
@@ -184,17 +186,17 @@ impl Entry {
     }
 }
 
-/// One rank's answer on one group.
+/// A rank's answer about one of its groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) id: String,
     pub(super) name: String,
-    /// Ranks of the job.
+    /// The members' ranks in the job.
     pub(super) ranks: Vec<usize>,
     pub(super) last: LastCall,
 }
 
-/// All of a rank's answers to one question.
+/// A rank's answers to one question, one for each of its groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Answers {
     pub(super) all: Vec<Answer>,

@@ -1,10 +1,10 @@
-//! Progress queries: ranks ask each other over the store while they run.
+//! Progress queries: running ranks ask each other over the store for their last calls.
 //!
 //! The [heartbeat thread](crate::watch) of each rank polls for questions and answers with the rank's last
 //! calls, even if the rank's own threads are busy or blocked in NCCL. A rank that does not answer has died,
 //! has stopped, or cannot reach the store.
 //!
-//! Questions are numbered. Ranks that ask at the same time share the answers.
+//! Questions are numbered. Ranks that ask at the same time share one question and its answers.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,14 +20,14 @@ use crate::{
     watch::wake,
 };
 
-/// The folder of a group's own part of the store for questions and answers.
+/// Folder for questions and answers, in a group's part of the store.
 const FOLDER: &str = "flight";
-/// The key of the number of ranks that answer.
+/// Store key of the number of ranks that answer questions.
 const RANKS: &str = "ranks";
 
-/// Asks all ranks that answer in this part of a store for their progress in all of their groups. The groups
-/// are in the order in which they were made. A rank that has not answered by the deadline is listed without
-/// an answer.
+/// Asks all ranks that answer questions in `store` for their progress in all of their groups. Returns the progress of
+/// each group, in the order in which the groups were made. A member that has not answered by the deadline is listed
+/// without a last call.
 pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress>, StoreError> {
     let store = PrefixStore::new(FOLDER, Arc::new(store));
     let ranks = String::from_utf8_lossy(&store.get(RANKS, deadline)?).parse().unwrap_or(0);
@@ -51,35 +51,35 @@ pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress
     Ok(groups.into_iter().map(group).collect())
 }
 
-/// Returns a rank's answer on a group.
+/// Returns the progress of `rank` in the group `id`, taken from the rank's answers.
 fn member(rank: usize, id: &str, answers: Option<&Vec<Answer>>) -> MemberProgress {
     let own = answers.and_then(|answers| answers.iter().find(|answer| answer.id == id));
     MemberProgress { rank, last: own.map(|answer| answer.last.clone()) }
 }
 
-/// Asks on behalf of a group and the groups split from it.
+/// Sends progress queries for a group and the groups split from that group.
 pub(crate) struct ProgressRpc {
     store: PrefixStore,
 }
 
 impl ProgressRpc {
-    /// The key of the number of questions.
+    /// Store key of the number of questions asked so far.
     pub(crate) const ASKED: &'static str = "asked";
 
-    /// Returns the folder in a group's part of the store for questions and answers.
+    /// Returns the folder for questions and answers, in a group's part of the store.
     pub(crate) fn folder(store: &PrefixStore) -> PrefixStore {
         PrefixStore::new(FOLDER, Arc::new(store.clone()))
     }
 
-    /// Opens it for so many ranks.
+    /// Makes a handle for queries, and publishes in the store that `ranks` ranks answer questions.
     pub(crate) fn open(store: &PrefixStore, ranks: usize) -> Result<Self, StoreError> {
         let store = Self::folder(store);
         store.set(RANKS, ranks.to_string().as_bytes())?;
         Ok(Self { store })
     }
 
-    /// Asks all members of a group. A member that has not answered by the deadline is listed without an
-    /// answer.
+    /// Asks all members of a group for their progress. A member that has not answered by the deadline is listed without
+    /// a last call.
     pub(crate) fn ask(
         &self,
         id: &str,
@@ -97,13 +97,13 @@ impl ProgressRpc {
         Ok(Progress { group: name.to_owned(), members })
     }
 
-    /// Answers a question in a [folder](Self::folder).
+    /// Writes this rank's answers to question `number`. `store` is the [folder](Self::folder) for answers.
     pub(crate) fn answer(store: &PrefixStore, number: u64, recorder: &Recorder) -> Result<(), StoreError> {
         let answers = Answers { all: own_answers(recorder) };
         store.set(&answer_key(number, recorder.rank), &answers.to_bytes())
     }
 
-    /// Removes a rank's answer.
+    /// Removes the answers of `rank` to question `number`.
     pub(crate) fn forget(store: &PrefixStore, number: u64, rank: usize) -> Result<(), StoreError> {
         store.delete(&answer_key(number, rank)).map(drop)
     }
@@ -113,17 +113,19 @@ fn answer_key(number: u64, rank: usize) -> String {
     format!("answers/{number}/{rank}")
 }
 
-/// Asks the next question, and returns its number.
+/// Asks the next question, and returns the question's number.
 fn question(store: &PrefixStore, deadline: Deadline) -> Result<u64, StoreError> {
     let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<u64>().ok();
     let held = store.get(ProgressRpc::ASKED, deadline)?;
     let next = number(&held).unwrap_or(0) + 1;
     let stands = store.compare_set(ProgressRpc::ASKED, &held, next.to_string().as_bytes())?;
-    // A rank that asked meanwhile asked after this one, so its answers can be used.
+    // If another rank asked a question in the meantime, that question is later than this call, so its answers can be
+    // used.
     Ok(number(&stands).unwrap_or(next).max(next) - 1)
 }
 
-/// Returns a rank's answers. Returns `None` if it does not answer by the deadline, or if its answer cannot be read.
+/// Reads the answers of `rank` to question `number`. Returns `None` if the rank does not answer by the deadline, or if
+/// its answers cannot be decoded.
 fn answers(
     store: &PrefixStore,
     number: u64,
@@ -137,7 +139,7 @@ fn answers(
     }
 }
 
-/// Returns a rank's answers, one for each of its groups.
+/// Returns the answers of this rank, one for each of its groups.
 fn own_answers(recorder: &Recorder) -> Vec<Answer> {
     let dump = recorder.dump();
     let now = recorder.clock.scale().now();

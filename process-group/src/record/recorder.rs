@@ -1,4 +1,4 @@
-//! A rank's ring, and the groups that write to it.
+//! The recorder of one rank: the ring of its calls, and the groups in which the calls are made.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,49 +18,49 @@ use super::{
 };
 use crate::{comm::DataType, memory::PlanNames, watch::WatchSignal};
 
-/// Finds out which operations of a group are done, and reports them by `Log::completed`.
+/// Queries which operations of a group are complete, and reports those to the flight recorder.
 pub(crate) trait Look: Send + Sync {
     fn look(&self);
 }
 
-/// A group as the recorder knows it.
+/// The recorder's data about a group.
 pub(crate) struct GroupEntry {
-    /// Equal on all members, and never given to another group.
+    /// The group's id. Equal on all members, and never reused for another group.
     pub(crate) id: String,
     pub(crate) name: Arc<str>,
-    /// Ranks of the job.
+    /// The members' ranks in the job.
     pub(crate) ranks: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) look: Weak<dyn Look>,
-    /// The names of the plans that contain buffers of its calls.
+    /// Names of the window plans that contain buffers of the group's calls.
     pub(crate) plans: Arc<PlanNames>,
 }
 
-/// Records the calls of one rank, in a group and the groups that were split from it.
+/// Records the calls of one rank, in its first group and in the groups split from that group.
 pub(crate) struct Recorder {
     pub(super) ring: Ring,
     pub(super) clock: Clock,
     groups: Mutex<Groups>,
-    /// This rank of the job.
+    /// This process's rank in the job.
     pub(super) rank: usize,
-    /// The first group's name.
+    /// The name of the first group, from which the other groups are split.
     pub(super) name: Arc<str>,
-    /// NCCL's release.
+    /// Release of the loaded NCCL library.
     pub(super) library: String,
-    /// The folder for dumps.
+    /// Folder for dumps. `None` if no dumps are to be written.
     folder: Option<PathBuf>,
     dumped: Mutex<Option<Instant>>,
     signal: Arc<WatchSignal>,
 }
 
-/// Groups by their numbers, which are never reused.
+/// The known groups, by number. Numbers are never reused.
 #[derive(Default)]
 pub(super) struct Groups {
     pub(super) known: BTreeMap<u32, (GroupEntry, Arc<Counts>)>,
     next: u32,
 }
 
-/// The calls of a group on this rank that were begun. Changed under the ring's lock.
+/// Numbers of calls that this rank has recorded in a group. Changed only under the ring's lock.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) collectives: AtomicU64,
@@ -68,11 +68,11 @@ pub(super) struct Counts {
 }
 
 impl Recorder {
-    /// The number of calls that are kept.
+    /// Number of calls that the ring keeps.
     const SLOTS: usize = 2048;
-    /// The number of groups above which dropped groups are removed.
+    /// Number of known groups from which on dropped groups are removed.
     const GROUPS: usize = 64;
-    /// The least time between two dumps.
+    /// Minimum time between two dumps that [`trouble`](Self::trouble) writes.
     const PAUSE: Duration = Duration::from_secs(10);
 
     pub(crate) fn new(rank: usize, name: Arc<str>, library: String, folder: Option<PathBuf>) -> Arc<Self> {
@@ -89,7 +89,7 @@ impl Recorder {
         })
     }
 
-    /// Returns the signal that notifies the other ranks.
+    /// Returns the signal that wakes this rank's heartbeat thread, which notifies the other ranks.
     pub(crate) fn signal(&self) -> &Arc<WatchSignal> {
         &self.signal
     }
@@ -98,15 +98,15 @@ impl Recorder {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes every group find out which operations are done.
+    /// Makes every group query which of its operations are complete.
     pub(super) fn look(&self) {
         let groups: Vec<_> =
             self.groups().known.values().filter_map(|(group, _)| group.look.upgrade()).collect();
         groups.iter().for_each(|group| group.look());
     }
 
-    /// Adds a group, and returns its number. When there are many groups, removes those that are dropped and
-    /// have no calls in the ring.
+    /// Adds a group, and returns the group's number. If there are many groups, first removes the dropped
+    /// groups that have no calls in the ring.
     pub(super) fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
         let mut groups = self.groups();
         if groups.known.len() >= Self::GROUPS {
@@ -122,7 +122,7 @@ impl Recorder {
         number
     }
 
-    /// Returns the current contents.
+    /// Updates the state of all operations, and returns the recorded calls.
     pub(crate) fn dump(&self) -> Dump {
         self.look();
         let records = self.ring.read();
@@ -151,23 +151,24 @@ impl Recorder {
         }
     }
 
-    /// Called on an error: writes a dump, if there is a folder for it and no dump was written a moment ago,
-    /// and makes the other ranks write theirs.
+    /// Called on an error. If a dump folder is set and the last such dump is at least `PAUSE` old, writes a
+    /// dump and requests dumps from the other ranks.
     pub(crate) fn trouble(&self) {
         let mut dumped = self.dumped.lock().unwrap_or_else(PoisonError::into_inner);
         if self.folder.is_some() && dumped.is_none_or(|dumped| dumped.elapsed() >= Self::PAUSE) {
             *dumped = Some(Instant::now());
             drop(dumped);
-            // The folder existed when the group was made. A later failure to write must not hide the error
-            // itself.
+            // The folder existed when the group was made. A later failure to write the dump is ignored,
+            // because it must not hide the error that caused the dump.
             let _ = self.last_words();
             self.signal.alarm();
         }
     }
 
-    /// Writes a dump to the folder, if there is one.
+    /// Writes a dump, if a dump folder is set.
     pub(crate) fn last_words(&self) -> Result<(), DumpError> {
-        // Without the feature there is no folder: the group's builder has refused it.
+        // Without the feature `pickle`, `folder` is `None`, because the group's builder refuses a dump
+        // folder.
         #[cfg(feature = "pickle")]
         if let Some(folder) = &self.folder {
             self.dump().write(folder)?;

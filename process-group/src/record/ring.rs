@@ -1,15 +1,15 @@
 //! The last calls of a rank, behind one lock.
 //!
-//! The lock is never held during a call of the driver. A thread that asks the driver in between finds the
-//! records of a work again by their numbers, because the number of a launched record is never reused.
+//! The lock is never held during a driver call. A thread that has released the lock for a driver call finds its records
+//! again by their numbers, because the number of a launched record is never reused.
 
 use std::{panic::Location, sync::PoisonError};
 
 use super::call::Call;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The range of the records of one work: `count` numbers from `first`, which begins the work. Records in
-/// between may belong to other works, which other threads launch.
+/// The range of record numbers that contains the records of one work: `count` numbers, starting at `first`, which is
+/// the work's first record. The range may also contain records of works that other threads launch at the same time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) first: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the span with one more record.
+    /// Returns this span extended up to `record`.
     pub(crate) fn with(self, record: u64) -> Self {
         match self.count {
             0 => Self { first: record, count: 1 },
@@ -31,15 +31,15 @@ impl Span {
 pub(super) struct Position {
     /// The group's number in the recorder.
     pub(super) group: u32,
-    /// The number of the group's collectives up to this call.
+    /// Number of collectives called in the group so far, including this call.
     pub(super) collective: u64,
-    /// The number of this rank's messages in the group up to this call.
+    /// Number of messages that this rank has called in the group so far, including this call.
     pub(super) messages: u64,
-    /// For a message: its number among those of its direction with its peer.
+    /// For a message: its number among the messages in the same direction with the same peer. 0 for other calls.
     pub(super) pair: u64,
-    /// True if it is a message, or the end of a batch of messages alone.
+    /// True for a message or a one-sided call, and for the end of a batch that contains no collectives.
     pub(super) message: bool,
-    /// True if it is in a batch.
+    /// True if the call is part of a batch.
     pub(super) batched: bool,
 }
 
@@ -47,23 +47,23 @@ pub(super) struct Position {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) number: u64,
-    /// The number of the record that begins its work.
+    /// Number of the first record of the same work.
     work: u64,
     pub(super) call: Call,
     pub(super) position: Position,
     pub(super) captured: bool,
-    /// [Ticks](super::clock::ticks).
+    /// Time of the call, in [ticks](super::clock::ticks).
     pub(super) created: u64,
-    /// Ticks; 0 until it was seen to have begun, which only timing shows.
+    /// Time at which the operation was first seen to have started, in ticks. 0 until then, and always 0 without timing.
     pub(super) started: u64,
-    /// Ticks; 0 until it was seen to be done.
+    /// Time at which the operation was first seen to be complete, in ticks. 0 until then.
     pub(super) completed: u64,
-    /// The time that the device took, in ns; 0 if it was not measured.
+    /// Time that the operation took on the device, in ns. 0 if that was not measured.
     pub(super) elapsed: u64,
     pub(super) site: &'static Location<'static>,
 }
 
-/// The last calls. The oldest is overwritten first.
+/// Ring buffer of the last calls. The oldest record is overwritten first.
 pub(super) struct Ring {
     state: Mutex<State>,
 }
@@ -85,8 +85,8 @@ impl Ring {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a record of a work whose earlier records are `work`. Returns its number. `position` is called under the
-    /// lock.
+    /// Writes a record, and returns its number. `work` is the span of the earlier records of the same work. `position`
+    /// is called under the lock.
     #[inline(always)]
     pub(super) fn write(
         &self,
@@ -117,8 +117,8 @@ impl Ring {
         number
     }
 
-    /// Removes a record that was not launched. If no other has followed, its number is reused. `undo` is called under
-    /// the lock.
+    /// Removes the record of a call that was not launched. If no later record exists, the number of the removed record
+    /// is reused. `undo` is called under the lock.
     pub(super) fn retract(&self, record: u64, undo: impl FnOnce()) {
         let mut state = self.state();
         undo();
@@ -128,12 +128,13 @@ impl Ring {
         }
     }
 
-    /// Marks these records as captured by a graph.
+    /// Marks the records of `span` as captured by a graph.
     pub(super) fn captured(&self, span: Span) {
         self.state().each(span, |record| record.captured = true);
     }
 
-    /// Records that these were seen to have begun, at `now` unless that was recorded before.
+    /// Records that the operations of `span` were seen to have started. Records that have no start time yet get the
+    /// time `now`.
     pub(super) fn started(&self, span: Span, now: impl Fn() -> u64) {
         self.state().each(span, |record| {
             if record.started == 0 {
@@ -142,15 +143,16 @@ impl Ring {
         });
     }
 
-    /// Records that these were seen to be done, at `now` unless that was recorded before, and their common
-    /// duration.
+    /// Records that the operations of `span` were seen to be complete. Records that have no completion time yet get the
+    /// time `now` and the duration `elapsed`, which is that of the whole span.
     pub(super) fn completed(&self, span: Span, now: impl FnOnce() -> u64, elapsed: impl FnOnce() -> u64) {
         let mut is_open = false;
         self.state().each(span, |record| is_open |= record.completed == 0);
         if !is_open {
             return;
         }
-        // These may call the driver. Calls that overwrite some of the records meanwhile have other numbers.
+        // `now` and `elapsed` may call the driver, so they run without the lock. Calls that overwrite some of the
+        // records meanwhile have other numbers, so `each` skips their records.
         let (now, elapsed) = (now(), elapsed());
         self.state().each(span, |record| {
             if record.completed == 0 {
@@ -159,7 +161,7 @@ impl Ring {
         });
     }
 
-    /// Returns the contents, oldest first.
+    /// Returns the records, oldest first.
     pub(super) fn read(&self) -> Vec<Record> {
         let mut records: Vec<_> = self.state().slots.iter().flatten().copied().collect();
         records.sort_unstable_by_key(|record| record.number);
@@ -173,7 +175,7 @@ impl State {
         &mut self.slots[record as usize & last]
     }
 
-    /// Changes those records of a work that are still in the ring.
+    /// Calls `change` with each record of the work `span` that is still in the ring.
     fn each(&mut self, span: Span, mut change: impl FnMut(&mut Record)) {
         let end = span.first + span.count;
         let oldest = end.saturating_sub(self.slots.len() as u64);
@@ -216,7 +218,7 @@ mod tests {
         Write,
         /// Removes the last record.
         Retract,
-        /// Marks the record this far back as done.
+        /// Marks one record as complete: the record that is this many records before the last one.
         Complete(u64),
     }
 
@@ -230,7 +232,8 @@ mod tests {
             let ring = Ring::new(8);
             let call = call(1);
             let mut model: Vec<(u64, bool)> = Vec::new();
-            // A record that a retracted one had overwritten is lost.
+            // Number of the oldest records that are lost. A record that was overwritten by a retracted record is lost
+            // too.
             let mut lost = 0;
             for step in steps {
                 match step {
@@ -263,7 +266,7 @@ mod tests {
         Span::default().with(record)
     }
 
-    /// Returns the calls in the ring, and the times at which they were done.
+    /// Returns the calls in the ring, with their completion times.
     fn completed(ring: &Ring) -> Vec<(u64, u64)> {
         ring.read().iter().map(|record| (record.call.send, record.completed)).collect()
     }

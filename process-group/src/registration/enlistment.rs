@@ -13,8 +13,9 @@ use crate::{
     store::Deadline,
 };
 
-/// Communicators of one device, and the allocators of that device that were followed when they were made. Every
-/// allocator's segments are registered with every communicator. Dropping it ends that.
+/// Communicators of one group and one device, and the allocators of that device that were followed when the
+/// enlistment was made. Every allocator's segments are registered with every communicator. Dropping this value
+/// deregisters them.
 pub(crate) struct Enlistment {
     communicators: Vec<Weak<Shared>>,
     followed: Vec<Arc<Followed>>,
@@ -39,7 +40,7 @@ impl Enlistment {
         Self { communicators: communicators.iter().map(weak).collect(), followed }
     }
 
-    /// Returns true if it registers the segments of this pool.
+    /// Returns true if the segments of this pool are registered with the communicators.
     pub(crate) fn follows(&self, pool: &Pool) -> bool {
         self.followed.iter().any(|followed| followed.follows(pool))
     }
@@ -49,12 +50,12 @@ impl Enlistment {
         self.communicators.iter().filter_map(Weak::upgrade)
     }
 
-    /// Returns the memory classes of the allocators, in the order in which they were attached.
+    /// Returns the memory classes of the followed allocators, in the order of attachment.
     pub(crate) fn classes(&self) -> Vec<MemoryClass> {
         self.followed.iter().map(|followed| followed.kind).collect()
     }
 
-    /// Returns the registrars whose segments are registered with the communicators.
+    /// Returns the serial numbers of the registrars whose segments are registered with the communicators.
     pub(crate) fn registrars(&self) -> Vec<u64> {
         self.followed.iter().map(|followed| followed.registrar.serial).collect()
     }
@@ -67,8 +68,8 @@ impl Enlistment {
         self.communicators().try_for_each(serve).inspect_err(|_| drop(self.leave()))
     }
 
-    /// From now on the members rely on the registrations. Every later failure poisons the communicator and calls
-    /// `alarm`.
+    /// Declares that the members rely on the registrations from now on. A failure to register a segment, whether it
+    /// comes later or has happened already, poisons the communicator and is passed to `alarm`.
     pub(crate) fn rely(&self, alarm: impl Fn(&str) + Send + Sync + 'static) {
         let alarm: Arc<Alarm> = Arc::new(alarm);
         for shared in self.communicators() {
@@ -82,7 +83,7 @@ impl Enlistment {
         for shared in self.communicators() {
             for followed in &self.followed {
                 let patience = Deadline::after(followed.registrar.patience);
-                // If NCCL fails to deregister a segment, the communicator keeps its memory.
+                // If NCCL fails to deregister a segment, the communicator keeps the memory of the segment.
                 first = first.and(followed.registrar.leave(&shared, patience));
             }
         }
@@ -92,7 +93,7 @@ impl Enlistment {
 
 impl Drop for Enlistment {
     fn drop(&mut self) {
-        // Empty, or not served any more, after `leave`.
+        // After an earlier `leave` this fails with `NotServed`, which is no problem.
         let _ = self.leave();
     }
 }

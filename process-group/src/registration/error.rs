@@ -4,14 +4,14 @@ use caching_alloc::core::TrackError;
 
 use crate::comm::{CommError, Unsettled};
 
-/// The result of the calls of this module.
+/// The result of the functions of this module.
 pub type Result<T, E = RegistrarError> = std::result::Result<T, E>;
 
 /// The reason why segments are not registered as required.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrarError {
-    /// The process follows the allocator already.
+    /// Another registrar of this process follows the allocator already.
     #[error(
         "the allocator of device {device} is followed by a registrar of this process already; one serves all \
          communicators"
@@ -20,23 +20,23 @@ pub enum RegistrarError {
         /// The allocator's device.
         device: u32,
     },
-    /// A communicator of another device than the allocator's.
+    /// The communicator is not on the allocator's device.
     #[error("{communicator} is of device {found}, but the allocator's segments are on device {wanted}")]
     WrongDevice {
         /// The communicator's name.
         communicator: String,
-        /// Its device.
+        /// The communicator's device.
         found: u32,
         /// The allocator's device.
         wanted: u32,
     },
-    /// The communicator is served already.
+    /// The registrar serves the communicator already.
     #[error("{communicator} is served by this registrar already")]
     AlreadyServed {
         /// The communicator's name.
         communicator: String,
     },
-    /// The communicator is not served.
+    /// The registrar does not serve the communicator.
     #[error("{communicator} is not served by this registrar: nothing of it can be deregistered")]
     NotServed {
         /// The communicator's name.
@@ -47,13 +47,13 @@ pub enum RegistrarError {
     Register {
         /// Start address of the segment.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the segment in bytes.
         bytes: u64,
         /// The failure.
         source: CommError,
     },
-    /// A segment could not be deregistered. It is held until the communicator is gone, so that its memory is not used
-    /// for anything else.
+    /// A segment could not be deregistered. The segment is held until the communicator is gone, so that its memory is
+    /// not reused.
     #[error(
         "the segment at {address:#x} could not be deregistered, and is held until the communicator is gone"
     )]
@@ -63,15 +63,15 @@ pub enum RegistrarError {
         /// The failure.
         source: CommError,
     },
-    /// A communicator lacks a registration, so it was poisoned.
+    /// A segment could not be registered with a communicator, which was therefore poisoned.
     #[error("{communicator} lacks a registration and can only be aborted, on every rank: {reason}")]
     Lacking {
         /// The communicator's name.
         communicator: String,
-        /// The first failure.
+        /// The first failed registration, in words.
         reason: String,
     },
-    /// Groups rely on the registrations.
+    /// Groups rely on the registrations, so the registrar cannot be detached.
     #[error(
         "{groups} group(s) rely on this registrar: end them first, or let it be dropped, which waits for them"
     )]

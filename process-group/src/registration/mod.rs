@@ -1,24 +1,26 @@
 //! Registration of an allocator's segments with communicators, as segments are added and removed.
 //!
-//! NCCL can use registered buffers without copies. It picks its path per rank, so all ranks of a call must agree on
-//! whether a buffer is registered. A process chooses once which allocator to follow ([`SegmentRegistrar::attach`]).
-//! Every group with registration enabled (by [`Builder::registration`], or by the environment) agrees with its
-//! members on whether their memory is registered: on all of them, or on none. An existing group registers a single pool
+//! NCCL can use registered buffers without copies. NCCL chooses the transport per rank, so for each call either all
+//! ranks have registered their buffers, or none has. A process chooses once which allocator to follow
+//! ([`SegmentRegistrar::attach`]). The members of each group with registration enabled (by [`Builder::registration`],
+//! or by the environment) agree: either all members register, or none does. An existing group registers a single pool
 //! with [`ProcessGroup::register_pool`](crate::ProcessGroup::register_pool), which needs no registrar.
-//! [`ProcessGroup::registration`](crate::ProcessGroup::registration) returns the outcome, and
+//! [`ProcessGroup::registration`](crate::ProcessGroup::registration) returns the result of that agreement, and
 //! [`ProcessGroup::registration_report`](crate::ProcessGroup::registration_report) lists the buffers in registered
 //! memory.
 //!
-//! Use it for pools of fixed segments, each one exportable physical allocation, such as those over
-//! [`VirtualMemorySource`](caching_alloc::driver::VirtualMemorySource). [`Unregistrable`] lists the memory that is
-//! not registered, and the reasons. Windows are not made here: they are collective and never come from a tracker
-//! (symm-mem commits them).
+//! Use this module for pools of fixed segments, in which each segment is one exportable physical allocation, such as
+//! pools over [`VirtualMemorySource`](caching_alloc::driver::VirtualMemorySource). [`Unregistrable`] lists the memory
+//! that is not registered, and the reasons. This module makes no windows, because registering a window is collective
+//! (see symm-mem's commit).
+//!
+//! Each registrar is a tracker: the allocator calls it when it adds or removes a segment.
 //!
 //! Invariants: a segment is registered with every served communicator before any block of it is handed out. If
 //! another thread is inside NCCL with that communicator at that moment, the segment is registered before the
 //! communicator's next call. Registered memory is held, so that it cannot be freed, until it is deregistered or the
-//! communicator is gone. A tracker never waits, and calls no function that another rank takes part in. A communicator
-//! that lacks a registration is poisoned, and all members of its group are told.
+//! communicator is gone. The tracker never waits, neither for a thread nor for another rank. If a segment cannot be
+//! registered with a communicator, the communicator is poisoned and all members of its group are notified.
 //!
 //! [`Builder::registration`]: crate::group::Builder::registration
 
@@ -41,21 +43,22 @@ use crate::{comm::Communicator, store::Deadline};
 pub use crate::memory::Unregistrable;
 
 impl Unregistrable {
-    /// Returns the reason why a fixed segment cannot be registered, if there is one.
+    /// Returns the reason why a fixed segment from `source` cannot be registered. `None` if it can.
     fn of_fixed(source: &Arc<dyn SegmentSource>) -> Option<Self> {
         (!source.is_exportable()).then_some(Self::NotExportable)
     }
 }
 
-/// Follows one allocator for all communicators of its device in this process. Groups that agreed to registration join
-/// automatically. Other communicators can be [added](Self::add).
+/// Registers the segments of one allocator with communicators of the allocator's device: those of groups that agreed
+/// to registration, and those that are [added](Self::add).
 ///
-/// If a later segment cannot be registered, the allocation still succeeds, and the communicators that lack the
-/// segment are poisoned. This rank's calls on them are refused at once, because a call with one side registered
-/// hangs. The other ranks of their groups get [`GroupError::MemberFailed`](crate::group::GroupError::MemberFailed),
-/// with the rank and the reason.
+/// If a later segment cannot be registered with a communicator, the allocation still succeeds, and the communicator
+/// is poisoned. This rank's calls on the communicator are refused at once, because a call in which only some ranks'
+/// buffers are registered hangs. The other ranks of the communicator's group get
+/// [`GroupError::MemberFailed`](crate::group::GroupError::MemberFailed), with the rank and the reason.
 ///
-/// After it is dropped, it ends when the last group that relies on it has ended. Then everything is deregistered.
+/// Dropping this value does not stop registration while groups rely on it. When the last of these groups has ended,
+/// all segments are deregistered.
 #[derive(Debug)]
 pub struct SegmentRegistrar {
     followed: Arc<Followed>,
@@ -75,25 +78,26 @@ pub struct Counts {
     pub registered: u64,
     /// Total number of registrations undone, also by a communicator's end.
     pub deregistered: u64,
-    /// Number of failed calls.
+    /// Number of registrations and deregistrations that failed.
     pub failures: u64,
-    /// Pairs of a removed segment and a communicator that still has it registered, because a thread was inside the
-    /// communicator, or because NCCL failed to deregister it. The memory is kept until the communicator's next call,
-    /// or its end.
+    /// Current number of pairs of a removed segment and a communicator with which the segment is still registered.
+    /// The segment's memory is kept. If another thread was inside NCCL, the communicator's next call deregisters the
+    /// segment. If NCCL failed to deregister the segment, its memory is kept until the communicator is gone.
     pub kept: usize,
 }
 
-/// A followed allocator, or one pool of it, until no registrar or group needs it.
+/// A followed allocator, or one followed pool. Shared by its [`SegmentRegistrar`] and the groups that rely on it.
+/// Registration ends when the last of them is dropped.
 #[derive(Debug)]
 struct Followed {
     registrar: Arc<Registrar>,
-    /// The class of the pool's memory, or of the default pool's.
+    /// Memory class of the followed pool. For a whole allocator, the class of its default pool.
     kind: MemoryClass,
-    /// Empty after the end.
+    /// `None` once [`end`](Self::end) has run.
     attachment: Mutex<Option<Attachment>>,
 }
 
-/// The class of an allocator's memory, which members compare.
+/// The class of the memory of an allocator or pool. The members of a group compare their classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemoryClass {
     Registrable,
@@ -119,21 +123,22 @@ fn followed() -> MutexGuard<'static, Vec<Weak<Followed>>> {
 }
 
 impl SegmentRegistrar {
-    /// Default wait for a communicator that is inside NCCL.
+    /// Default limit for each wait until no other thread is inside NCCL with a communicator.
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Follows `allocator` from its present state on. Groups that are made from now on register its memory if they
-    /// agree to. Existing groups do not, so every rank attaches before its groups are made. An existing group can
-    /// register [single pools](crate::ProcessGroup::register_pool).
+    /// Follows `allocator` from its present state on. Groups that are made from now on register the allocator's
+    /// memory if their members agree to. Existing groups do not, so call this on every rank before the groups are
+    /// made. An existing group can register [single pools](crate::ProcessGroup::register_pool).
     ///
     /// # Errors
-    /// [`RegistrarError::AlreadyAttached`]; [`RegistrarError::Allocator`] when the allocator refuses the tracker.
+    /// [`RegistrarError::AlreadyAttached`]; [`RegistrarError::Allocator`] if the allocator does not accept the
+    /// registrar's tracker.
     pub fn attach(allocator: &Allocator) -> Result<Self> {
         Self::attach_with(allocator, Self::PATIENCE)
     }
 
-    /// [`attach`](Self::attach) with another limit for the waits of [`add`](Self::add), [`remove`](Self::remove) and
-    /// the end.
+    /// Like [`attach`](Self::attach), with another limit for the waits of [`add`](Self::add),
+    /// [`remove`](Self::remove) and [`detach`](Self::detach), and of the deregistration after a drop.
     ///
     /// # Errors
     /// As for [`attach`](Self::attach).
@@ -150,15 +155,16 @@ impl SegmentRegistrar {
         Ok(Self { followed: own })
     }
 
-    /// Serves a communicator: registers every present segment, and from then on every new one. Use it for
-    /// communicators that no group made.
+    /// Serves a communicator: registers every present segment with it, and from then on every new segment. Use this
+    /// for communicators that no group made.
     ///
     /// # Errors
-    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], also if another
-    /// registrar has registered the memory. The communicator is not served then, and keeps the registrations that it had.
+    /// [`RegistrarError::WrongDevice`]; [`RegistrarError::AlreadyServed`]; [`RegistrarError::Register`], also if
+    /// another registrar has registered the memory. After an error the communicator is not served, and keeps only the
+    /// registrations that it had before.
     ///
     /// # Safety
-    /// - All ranks of the communicator register the memory that they use in one call, or none does.
+    /// - For each collective call, either every rank has registered the buffers that it passes, or no rank has.
     /// - After the communicator was [removed](Self::remove), or the registrar has ended, no graph is launched that
     ///   captured the communicator's operations on the allocator's memory.
     pub unsafe fn add(&self, communicator: &Communicator) -> Result<()> {
@@ -168,7 +174,8 @@ impl SegmentRegistrar {
         Ok(())
     }
 
-    /// Stops serving a communicator: deregisters every segment from it. [`add`](Self::add) says what this does to graphs.
+    /// Stops serving a communicator: deregisters every segment from it. For captured graphs, see the safety section
+    /// of [`add`](Self::add).
     ///
     /// # Errors
     /// [`RegistrarError::NotServed`]; [`RegistrarError::Deregister`] with the first failure. The segment is then held
@@ -195,8 +202,9 @@ impl SegmentRegistrar {
     /// Stops following the allocator, and deregisters everything.
     ///
     /// # Errors
-    /// [`RegistrarError::InUse`] if groups rely on it; it then ends with the last of them.
-    /// [`RegistrarError::Deregister`] with the first failure; [`RegistrarError::Allocator`] inside a tracker.
+    /// [`RegistrarError::InUse`] if groups rely on the registrar, which then ends with the last of these groups.
+    /// [`RegistrarError::Deregister`] with the first failure; [`RegistrarError::Allocator`] if called from a
+    /// tracker's callback.
     pub fn detach(self) -> Result<()> {
         let followed = Arc::try_unwrap(self.followed)
             .map_err(|followed| RegistrarError::InUse { groups: Arc::strong_count(&followed) - 1 })?;
@@ -205,7 +213,7 @@ impl SegmentRegistrar {
 }
 
 impl Followed {
-    /// Attaches the registrar to the pool's allocator.
+    /// Attaches the registrar to the pool's allocator as a tracker.
     fn begin(pool: &Pool, registrar: Registrar) -> Result<Self> {
         let kinds = [
             ActionKind::SegmentAlloc,
@@ -218,13 +226,14 @@ impl Followed {
         Ok(Self { registrar, kind: MemoryClass::of(pool), attachment: Mutex::new(Some(attachment)) })
     }
 
-    /// Follows one pool. Other groups do not take part.
+    /// Follows one pool for one group. The pool is not added to the process-wide list, so other groups do not
+    /// register it.
     fn of_pool(pool: &Pool) -> Result<Self> {
         let patience = SegmentRegistrar::PATIENCE;
         Self::begin(pool, Registrar::new(pool.device(), patience, Some(pool.id())))
     }
 
-    /// Returns true if it follows this pool, or its whole allocator.
+    /// Returns true if this pool, or its whole allocator, is followed.
     fn follows(&self, pool: &Pool) -> bool {
         self.attachment().as_ref().is_some_and(|attachment| attachment.is_of_pool(pool))
             && self.registrar.follows(pool.id())

@@ -1,4 +1,5 @@
-//! The tracker of a registrar: the segments of one allocator or pool, and the communicators with which they are registered.
+//! The tracker of a registrar, which knows the segments of one allocator or pool, and the communicators with which
+//! these segments are registered.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +25,7 @@ pub(super) struct Registrar {
     /// Unique in the process.
     pub(super) serial: u64,
     device: u32,
-    /// The only pool that it follows; `None` for the whole allocator.
+    /// The followed pool. `None` if the whole allocator is followed.
     pool: Option<PoolId>,
     pub(super) patience: Duration,
     state: Mutex<State>,
@@ -34,9 +35,9 @@ pub(super) struct Registrar {
 #[derive(Default)]
 struct State {
     services: Vec<Arc<Service>>,
-    /// With the reason why a segment is not registered, if it is not.
+    /// Every followed segment. A segment that cannot be registered has the reason beside it.
     segments: BTreeMap<SegmentId, (Segment, Option<Unregistrable>)>,
-    /// Holds on removed segments that a communicator still has registered.
+    /// Holds on removed segments that are still registered with a communicator.
     gone: Vec<Weak<Kept>>,
     /// Holds on present segments, one for each communicator.
     kept: BTreeMap<SegmentId, Vec<Weak<Kept>>>,
@@ -63,13 +64,14 @@ struct Service {
 /// Whether the members rely on the registrations of a service.
 #[derive(Default)]
 struct Reliance {
-    /// Set once they do.
+    /// Set once the members rely on the registrations.
     alarm: Option<Arc<Alarm>>,
     /// The reason why a segment is not registered, if there is one.
     failure: Option<Arc<str>>,
 }
 
-/// Called with the reason when a communicator on which all members rely lacks a registration. It must not block.
+/// A callback that receives the reason when a segment cannot be registered with a communicator on which the members
+/// rely. It must not block.
 pub(super) type Alarm = dyn Fn(&str) + Send + Sync;
 
 impl Service {
@@ -77,8 +79,8 @@ impl Service {
         self.reliance.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Declares that the members rely on the registrations. Any failure from here on, or since the service began, poisons
-    /// the communicator and is passed to `alarm`.
+    /// Declares that the members rely on the registrations. Every failure since the service began, or from here on,
+    /// poisons the communicator and is passed to `alarm`.
     fn rely(&self, alarm: Arc<Alarm>) {
         let failure = {
             let mut reliance = self.lock();
@@ -90,7 +92,7 @@ impl Service {
         }
     }
 
-    /// Records that a segment is not registered.
+    /// Records that a segment could not be registered. If the members rely on the registrations, raises the alarm.
     fn lacks(&self, reason: &str) {
         let (alarm, reason) = {
             let mut reliance = self.lock();
@@ -110,7 +112,7 @@ impl Service {
     }
 }
 
-/// A hold on a segment that a communicator has registered, or will register.
+/// A hold on a segment that is registered with a communicator, or will be.
 struct Kept {
     _hold: Hold,
     service: Arc<Service>,
@@ -147,7 +149,7 @@ fn works(shared: &Shared) -> bool {
     matches!(shared.guard.check("register"), Ok(()) | Err(CommError::Suspended { .. }))
 }
 
-/// Returns true if a communicator has ended, or is about to.
+/// Returns true if a communicator has ended, or is about to end.
 fn has_ended(shared: &Shared) -> bool {
     matches!(shared.guard.check("register"), Err(CommError::Closed { .. }))
 }
@@ -178,13 +180,13 @@ impl Registrar {
         self.device
     }
 
-    /// Returns true if it follows this pool of its allocator.
+    /// Returns true if this pool of the allocator is followed.
     pub(super) fn follows(&self, pool: PoolId) -> bool {
         self.pool.is_none_or(|own| own == pool)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between its calls. A panic inside one leaves, at worst, a segment held.
+        // A panic leaves the state usable: at worst, a segment stays held.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -216,13 +218,15 @@ impl Registrar {
         Ok(())
     }
 
-    /// Adds a segment. It is registered before any block of it is handed out.
+    /// Adds a segment, and registers it with every communicator that accepts calls. The allocator calls this before
+    /// it hands out any block of the segment.
     fn come(&self, segment: &Segment, refusal: Option<Unregistrable>) -> Result<()> {
         if !self.follows(segment.pool()) {
             return Ok(());
         }
         match self.pool {
-            // The map has one registrar for each segment: that of the allocator.
+            // The map of memory names one registrar for each segment: that of the whole allocator, not that of a
+            // pool.
             Some(_) => memory::renew(),
             None => memory::come(Extent {
                 start: segment.address(),
@@ -244,7 +248,7 @@ impl Registrar {
         first
     }
 
-    /// Removes a segment and deregisters it everywhere.
+    /// Removes a segment and deregisters it from every communicator.
     fn go(&self, segment: &Segment) -> Result<()> {
         if !self.follows(segment.pool()) {
             return Ok(());
@@ -270,7 +274,8 @@ impl Registrar {
         }
     }
 
-    /// Registers a segment with a communicator. With `noted`, only records it for the communicator's next call.
+    /// Registers a segment with a communicator. If `noted`, only records the segment, and the communicator's next
+    /// call registers it.
     fn register_segment(
         &self,
         state: &mut State,
@@ -295,8 +300,8 @@ impl Registrar {
         Ok(brought?)
     }
 
-    /// Serves a communicator. On return every present segment is registered with it, and every new one will be. After
-    /// a failure it is not served, and no segment is registered with it.
+    /// Serves a communicator. On success every present segment is registered with the communicator, and every new
+    /// segment will be. After a failure the communicator is not served, and the segments are deregistered from it.
     pub(super) fn serve(&self, shared: &Arc<Shared>, deadline: Deadline) -> Result<()> {
         let found = shared.context.device().ordinal();
         if found != self.device {
@@ -319,14 +324,14 @@ impl Registrar {
         };
         let settled = noted.and_then(|()| shared.flush_by(deadline).map_err(RegistrarError::from));
         if settled.is_err() {
-            // If a segment cannot be deregistered, the communicator keeps its memory.
+            // If a segment cannot be deregistered, the communicator keeps the memory of the segment.
             let _ = self.leave(shared, deadline);
         }
         settled
     }
 
-    /// Declares that the members rely on the registrations with a served communicator. Any failure from here on, or since
-    /// it is served, poisons the communicator and is passed to `alarm`.
+    /// Declares that the members rely on the registrations with a served communicator. Every failure since the
+    /// service began, or from here on, poisons the communicator and is passed to `alarm`.
     pub(super) fn rely(&self, shared: &Arc<Shared>, alarm: Arc<Alarm>) {
         let service = {
             let state = self.lock();
@@ -359,7 +364,7 @@ impl Registrar {
         first.and(shared.flush_by(deadline).map_err(RegistrarError::from))
     }
 
-    /// Stops serving all communicators.
+    /// Stops serving all communicators, and removes all segments.
     pub(super) fn clear(&self) -> Result<()> {
         let services = self.lock().services.clone();
         let mut first = Ok(());
@@ -372,7 +377,8 @@ impl Registrar {
     }
 }
 
-/// Deregisters a segment from a communicator. Does nothing if the communicator is gone, or does not know it.
+/// Deregisters a segment from a communicator. Does nothing if the communicator is gone, or the segment is not
+/// registered with it.
 fn deregister(service: &Service, address: u64) -> Result<()> {
     let Some(shared) = service.communicator.upgrade() else { return Ok(()) };
     match shared.deregister_range(address) {

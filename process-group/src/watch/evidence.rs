@@ -1,7 +1,7 @@
 //! Finds the first collective in which members' calls differ, and the rank that differs from the majority.
 //!
-//! Every member writes its call history to the store. Any member that has read all of them computes the same result,
-//! because the result depends on them alone.
+//! Every member writes its call history to the store. The result depends on the histories alone, so every member that
+//! has read all histories computes the same result.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,28 +14,29 @@ use crate::{messages::message, record::Dump};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Divergence {
-    /// The ranks in the job that differ from the majority. Without a majority, all members whose calls differ from
-    /// each other.
+    /// Ranks in the job whose calls differ from the calls of the majority. Without a majority: all members that were
+    /// compared. If the members no longer keep the hashes that differ: the two members that were found to differ.
     pub ranks: Vec<usize>,
-    /// Number of the last collective that all members called alike.
+    /// Number of the last collective up to which all members are known to have made equal calls. 0 if there is none.
     pub after: u64,
-    /// Number of the first collective known to differ. If it is `after` plus 1, it is the first call that differs.
+    /// Number of a collective by which the calls differ. The first call that differs has a number above `after`, and at
+    /// most `by`.
     pub by: u64,
-    /// The calls with this number, of the ranks that differ and of one other rank. Empty if they are no longer
-    /// recorded.
+    /// The calls with number `by`, of the ranks that differ and of one rank of the majority, at most 16. Empty if the
+    /// number of the first different call is not known exactly, or if the calls are no longer recorded.
     pub calls: Vec<DivergentCall>,
 }
 wire_struct!(Divergence { ranks, after, by, calls });
 
-/// One member's call where others made a different call.
+/// The call of one member, where other members made a different call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DivergentCall {
-    /// Its rank in the job.
+    /// The member's rank in the job.
     pub rank: usize,
-    /// The call, with types, counts, root and reduction.
+    /// Description of the call, with element type, count, root and reduction.
     pub call: String,
-    /// Its call site, as `file:line`.
+    /// Call site, as `file:line`.
     pub site: String,
 }
 wire_struct!(DivergentCall { rank, call, site });
@@ -62,8 +63,9 @@ impl std::fmt::Display for Divergence {
 }
 
 impl Divergence {
-    /// Returns the end of the calls that names a segment of symmetric memory, if all calls name the same one and no
-    /// other. The text then names it once, so that the differing offsets stand out.
+    /// Returns the last part of the calls' descriptions, which names a segment of symmetric memory, if all descriptions
+    /// name the same segment and no other. The text then names the segment only once, so that the differing offsets
+    /// stand out.
     fn common_segment(&self) -> Option<&str> {
         const IN: &str = " in segment ";
         let of = |call: &DivergentCall| call.call.find(IN);
@@ -80,18 +82,18 @@ impl Divergence {
 /// One member's call history in a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct CallHistory {
-    /// Its hashes, by number of the collective.
+    /// Hashes after the member's collectives, by the collective's number.
     pub(super) marks: BTreeMap<u64, u64>,
-    /// Its different calls and their sites.
+    /// Description and call site of each distinct call.
     distinct: Vec<(String, String)>,
-    /// The indices of its calls in `distinct`, by number of the collective.
+    /// Indices of the member's calls in `distinct`, by the collective's number.
     calls: BTreeMap<u64, u32>,
 }
 wire_struct!(CallHistory { marks, distinct, calls });
 message!(CallHistory, CALL_HISTORY);
 
 impl CallHistory {
-    /// Collects the history of the group with this id on this rank.
+    /// Collects this rank's history of calls in the group `id`.
     pub(crate) fn of(id: &str, rolling: &Rolling, dump: &Dump) -> Self {
         let count = rolling.count();
         let near = count.saturating_sub(Rolling::NEAR)..=count;
@@ -112,7 +114,8 @@ impl CallHistory {
         Self::new(marks, calls)
     }
 
-    /// Makes it of hashes, and of calls and their sites, by number of the collective.
+    /// Makes a history. `marks` are hashes, and `calls` are descriptions with call sites. Both are indexed by the
+    /// collective's number.
     pub(super) fn new(marks: BTreeMap<u64, u64>, calls: BTreeMap<u64, (String, String)>) -> Self {
         let (mut distinct, mut places) = (Vec::new(), HashMap::new());
         let index = |(number, call): (u64, (String, String))| {
@@ -127,16 +130,16 @@ impl CallHistory {
         Self { marks, distinct, calls }
     }
 
-    /// Returns the call with this number, and its site.
+    /// Returns the description and the call site of collective `number`.
     fn call(&self, number: u64) -> Option<&(String, String)> {
         self.distinct.get(*self.calls.get(&number)? as usize)
     }
 }
 
-/// Finds the ranks that differ and the first difference, from the members' histories by rank in the job. `suspects`
-/// had different hashes after `number`.
+/// Compares the members' histories, and finds the first difference and the ranks that differ. `members` are pairs of a
+/// rank in the job and its history. `suspects` are two ranks whose hashes differed after collective `number`.
 pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], number: u64) -> Divergence {
-    // By number and hash: the ranks with that hash.
+    // For each collective's number and each hash: the ranks that have this hash.
     let mut numbers: BTreeMap<u64, BTreeMap<u64, Vec<usize>>> = BTreeMap::new();
     for (rank, history) in members {
         for (number, hash) in &history.marks {
@@ -145,11 +148,11 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
     }
     let differing = numbers.iter().find(|(_, hashes)| hashes.len() > 1);
     let Some((by, hashes)) = differing else {
-        // No member still has a hash that differs.
+        // The members no longer keep the hashes that differ.
         return Divergence { ranks: suspects.to_vec(), after: 0, by: number, calls: Vec::new() };
     };
-    // A difference in the hash persists, so before the first difference all were equal. If some histories are
-    // missing, this holds for the others.
+    // Hashes that differ once never become equal again, so all calls before the first different hash are equal. If some
+    // histories are missing, this holds for the remaining members.
     let agreed = |(number, hashes): (&u64, &BTreeMap<u64, Vec<usize>>)| {
         let heard: usize = hashes.values().map(Vec::len).sum();
         (heard == members.len()).then_some(*number)

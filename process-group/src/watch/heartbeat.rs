@@ -1,6 +1,8 @@
-//! The heartbeat thread: one thread per job that runs the watch's protocol over the store.
+//! The heartbeat thread: one thread per rank and job, which runs the protocol of [`machine`](super::machine) over the
+//! store.
 //!
-//! It is the only thread of the watch that waits for the store, so that other checks never block on the network.
+//! The heartbeat thread makes all store requests of the protocol, so that the watchdog's checks never block on the
+//! network. Only the wake thread also waits for the store.
 
 use std::{
     fmt, io,
@@ -31,25 +33,25 @@ use crate::{
 const TROUBLES: &str = "troubles";
 /// Store key of the number of requests for dumps.
 const DUMPS: &str = "dumps";
-/// An entry of the trouble log whose writer died before it wrote it.
+/// Value of a trouble log entry whose writer died before writing the entry.
 const VOID: &[u8] = b"void";
 
-/// A rank's heartbeat.
+/// The heartbeat that a rank writes to the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Heartbeat {
-    /// Its number. `None` once the rank has left.
+    /// Number of the heartbeat. `None` once the rank has left the job.
     number: Option<u64>,
-    /// The hash marks of the rank's groups, by the groups' ids.
+    /// The hash marks of the rank's groups, each with the group's id.
     marks: Vec<(String, Vec<Mark>)>,
 }
 wire_struct!(Heartbeat { number, marks });
 message!(Heartbeat, HEARTBEAT);
 
-/// The watched groups of a job.
+/// The groups of this rank that the heartbeat thread monitors.
 #[derive(Default)]
 struct Watched {
     groups: Vec<Weak<GroupHealth>>,
-    /// Troubles that were reported so far, for groups that begin later.
+    /// Troubles reported so far. They are passed on to groups that are added later.
     known: Vec<Trouble>,
 }
 
@@ -59,20 +61,21 @@ fn lock(groups: &Groups) -> MutexGuard<'_, Watched> {
     groups.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The watch of one rank over its job: a group, and the groups that were split from it.
+/// Health monitoring of one rank's groups: the first group, and the groups split from that group.
 pub(crate) struct Watch {
     signal: Arc<WatchSignal>,
     groups: Arc<Groups>,
     peers: Peers,
-    /// Called on losses as long as the watch lasts.
+    /// Callback for the losses that `peers` reports. Kept alive by the watch.
     _listener: Arc<Listener>,
 }
 
 impl Watch {
-    /// Limit of the wait for the heartbeat thread when a watch ends. The thread may be waiting for the store.
+    /// Maximum wait for the heartbeat thread when a watch ends. The thread may be blocked in a store request.
     const FAREWELL: Duration = Duration::from_secs(2);
 
-    /// Writes this rank's keys before it meets the others, so that the keys exist when they are read.
+    /// Creates the keys of rank `rank` in the store. Called before the ranks meet, so that the keys exist when other
+    /// ranks read them.
     pub(crate) fn announce(store: &PrefixStore, rank: usize) -> Result<()> {
         let store = ProgressRpc::folder(store);
         for counter in [TROUBLES, DUMPS, ProgressRpc::ASKED] {
@@ -81,11 +84,11 @@ impl Watch {
         store.set(&beat_key(rank), &Heartbeat { number: Some(0), marks: Vec::new() }.to_bytes())
     }
 
-    /// Begins to watch the members through this rank's part of the store. `peers` already watches the members on this
+    /// Starts to monitor the members through the job's part of the store. `peers` already monitors the members on this
     /// host.
     ///
     /// # Errors
-    /// The operating system did not start a thread.
+    /// The I/O error, if the operating system did not start a thread.
     pub(crate) fn begin(
         store: &PrefixStore,
         rank: usize,
@@ -128,7 +131,7 @@ impl Watch {
         &self.signal
     }
 
-    /// Watches one more group.
+    /// Adds a group to the watched groups.
     pub(crate) fn add(&self, health: &Arc<GroupHealth>) {
         if let Some(listener) = health.loss_listener() {
             self.peers.tell(listener);
@@ -140,7 +143,8 @@ impl Watch {
         self.recall(health);
     }
 
-    /// Reports to a group the troubles from before its begin, or from before it had its id.
+    /// Reports earlier troubles to a group: those that were reported before the group was added, or before the group
+    /// had its id.
     pub(crate) fn recall(&self, health: &Arc<GroupHealth>) {
         let known = lock(&self.groups).known.clone();
         known
@@ -149,7 +153,8 @@ impl Watch {
             .for_each(|trouble| health.trouble(trouble));
     }
 
-    /// Ends the watch once the heartbeat thread has passed on all notices and has left the store.
+    /// Ends the watch. Waits, for at most `FAREWELL`, until the heartbeat thread has sent all notices and makes no more
+    /// store requests.
     pub(crate) fn close(&self) {
         self.signal.leave(Self::FAREWELL);
     }
@@ -167,8 +172,8 @@ impl Drop for Watch {
     }
 }
 
-/// Returns the site of each member. Members of one site are one process, or detect each other's death without the
-/// store.
+/// Returns each member's rank in the job and its site, a number. Members of the same site are in one process, or detect
+/// each other's death without the store.
 fn sites(members: &[Member]) -> Vec<(usize, usize)> {
     let is_together = |one: &Member, other: &Member| {
         one.is_beside(other) || (one.host, one.process) == (other.host, other.process)
@@ -195,29 +200,29 @@ fn number(bytes: &[u8]) -> u64 {
     std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Returns the members before and after a rank in the ring of a group's members.
+/// Returns the predecessor and the successor of `rank` in `ranks`, taken as a ring.
 fn neighbours(ranks: &[usize], rank: usize) -> impl Iterator<Item = usize> {
     let (size, own) = (ranks.len(), ranks.iter().position(|other| *other == rank));
     let around = own.map(|own| [ranks[(own + size - 1) % size], ranks[(own + 1) % size]]);
     around.into_iter().flatten().filter(move |other| *other != rank)
 }
 
-/// State of the heartbeat thread. It runs the protocol until the watch ends.
+/// State of the heartbeat thread. The thread runs the protocol until the watch ends.
 struct HeartbeatThread {
     store: PrefixStore,
     rank: usize,
-    /// The ranks that have heartbeats.
+    /// The ranks of the job, which write heartbeats.
     present: Vec<usize>,
-    /// True if other ranks watch this rank through the store.
+    /// True if other ranks read this rank's heartbeats.
     is_heard: bool,
-    /// Limit of the wait for a key that should exist.
+    /// Maximum wait for a store key that should exist.
     patience: Duration,
     begun: Instant,
     machine: Machine,
-    /// The hash marks of the last heartbeat.
+    /// The hash marks in the last heartbeat that was written.
     said: Vec<(String, Vec<Mark>)>,
     recorder: Weak<Recorder>,
-    /// The thread that writes a dump.
+    /// The last thread that was started to write a dump.
     dumping: Option<JoinHandle<()>>,
     groups: Arc<Groups>,
     signal: Arc<WatchSignal>,
@@ -225,9 +230,9 @@ struct HeartbeatThread {
 }
 
 impl HeartbeatThread {
-    /// Longest time between two exchanges. Questions are answered within this time.
+    /// Maximum time between two exchanges, and therefore until a question is read.
     const PAUSE: Duration = Duration::from_millis(500);
-    /// Number of answers that are kept in the store.
+    /// Number of this rank's latest answers that stay in the store.
     const KEPT: u64 = 256;
 
     fn work(mut self) {
@@ -237,10 +242,11 @@ impl HeartbeatThread {
             if output == Output::Gone {
                 break;
             }
-            // A store that does not answer now may answer the next time.
+            // A store request that failed may succeed when it is repeated.
             input = self.perform(output).unwrap_or(Input::StoreFailed);
         }
-        // Before the wake-up signal: the host of the store waits until this thread has left the store.
+        // The store handle is dropped before `is_gone` is signalled, because the rank that hosts the store waits for
+        // that signal.
         let signal = self.signal.clone();
         if let Some(dumping) = self.dumping.take() {
             let _ = dumping.join();
@@ -268,8 +274,8 @@ impl HeartbeatThread {
             Output::Fetch(numbers) => {
                 let stand = |number| {
                     let stands = match self.store.get(&trouble_key(number), self.soon()) {
-                        // The rank that counted the entry died before it wrote it. All ranks follow the entry that is
-                        // there now.
+                        // The rank that reserved this entry died before writing it. All ranks use the value that the
+                        // store holds after this request.
                         Err(StoreError::Timeout { .. }) => {
                             self.store.compare_set(&trouble_key(number), b"", VOID)?
                         }
@@ -291,9 +297,9 @@ impl HeartbeatThread {
                 }
             }
             Output::Dump => {
-                // On its own thread: writing to a folder may be slow, and a rank without heartbeats counts as lost.
-                // One dump at a time. The rank that requested the dumps has reported its trouble; this rank has none
-                // to report.
+                // Dumps are written on a separate thread, one at a time: writing to a folder may be slow, and a rank
+                // without heartbeats counts as lost. Errors are ignored, because the rank that requested the dumps
+                // reports the trouble.
                 if let Some(recorder) = self.recorder.upgrade()
                     && self.dumping.as_ref().is_none_or(JoinHandle::is_finished)
                 {
@@ -308,7 +314,7 @@ impl HeartbeatThread {
         Ok(Input::Done)
     }
 
-    /// Appends to the log and wakes the ranks that have to read the entry. Returns the length of the log.
+    /// Appends an entry to the trouble log, and wakes the ranks that must read this entry. Returns the log's length.
     fn append(&self, trouble: &Trouble) -> Result<u64> {
         let own = self.rank.to_string();
         let is_first = self.store.compare_set(&trouble.claim(), b"", own.as_bytes())? == own.as_bytes();
@@ -327,7 +333,7 @@ impl HeartbeatThread {
         Ok(count)
     }
 
-    /// Wakes all of these ranks except this one.
+    /// Wakes those of `ranks` that are in the job, except this rank.
     fn wake_all(&self, ranks: &[usize]) -> Result<()> {
         wake(
             &self.store,
@@ -335,13 +341,14 @@ impl HeartbeatThread {
         )
     }
 
-    /// Returns the members of a group; none if the group is gone on this rank.
+    /// Returns the members' ranks in the job. Empty if this rank no longer has the group.
     fn members(&self, id: &str) -> Vec<usize> {
         self.health(id).map(|health| health.ranks().to_vec()).unwrap_or_default()
     }
 
     fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
-        // Released before the store request, so that a group that ends meanwhile, and its device, are not kept alive.
+        // `groups` is dropped before the store request, so that this thread does not keep a group alive that ends
+        // during the request.
         let groups = self.groups();
         let of = |monitor: &WorkMonitor| (monitor.id().to_owned(), monitor.rolling().marks());
         let marks: Vec<_> = groups.iter().filter_map(|health| health.monitor()).map(of).collect();
@@ -377,7 +384,7 @@ impl HeartbeatThread {
         let mut board = Board { asked, dumps, troubles, ..Board::default() };
         let groups = self.groups();
         for (other, bytes) in read.into_iter().zip(beats) {
-            // A heartbeat that cannot be read never changes, so its rank counts as silent.
+            // A heartbeat that cannot be decoded is replaced by a constant, so that its rank counts as silent.
             let unread = Heartbeat { number: Some(0), marks: Vec::new() };
             let Heartbeat { number, marks } = Heartbeat::from_bytes(bytes).unwrap_or(unread);
             board.beats.push((other, number));
@@ -403,7 +410,7 @@ impl HeartbeatThread {
                 CallHistory::of(group, monitor.rolling(), &recorder.dump())
             };
             self.store.set(&testimony_key(group, self.rank), &history.to_bytes())?;
-            // The other members wait for it.
+            // The other members wait for this history.
             self.signal.hurry();
             return self.wake_all(ranks);
         }
@@ -418,9 +425,10 @@ impl HeartbeatThread {
         Ok(())
     }
 
-    /// Reads the call histories that the members of a group have written.
+    /// Reads the call histories of a group's members if all members have written theirs. With `whoever`, reads the
+    /// existing ones otherwise.
     fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
-        // A group that is gone on this rank needs no verdict.
+        // If this rank no longer has the group, it needs no result of the comparison.
         let ranks = self.members(group);
         let keys: Vec<_> = ranks.iter().map(|rank| testimony_key(group, *rank)).collect();
         let names: Vec<_> = keys.iter().map(String::as_str).collect();

@@ -1,10 +1,11 @@
 //! The protocol of a job's watch: the next action of one rank, as a function of its inputs and the time.
 //!
-//! At regular intervals a rank exchanges: it writes its heartbeat, and reads other heartbeats, the length of the
-//! trouble log and the number of questions. It reads the heartbeats of only a few ranks. A rank is lost when it has
-//! been silent so long that waiting longer would exceed twice the heartbeat. A rank that notices a trouble appends it
-//! to the log. It acts on it only when it reads it there, after all earlier entries, so all ranks act on the same
-//! trouble first. A failing store is asked again, and while it fails no rank counts as silent.
+//! At regular intervals, each rank performs an exchange: it writes its heartbeat, and reads the heartbeats of a few
+//! other ranks, the length of the trouble log and the number of questions. A rank whose heartbeat has not changed for
+//! 1.25 heartbeat periods is lost, so that the loss is reported within two periods. A rank that notices a trouble
+//! appends the trouble to the log. Ranks act on a trouble only when they read it from the log, after all earlier
+//! entries, so all ranks act on the same trouble first. Failed store requests are repeated. While the store fails, no
+//! rank counts as silent.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -14,37 +15,37 @@ use super::{
 };
 use crate::peers::Loss;
 
-/// Number of heartbeats for which members' calls are compared before a failure in the background is attributed to one
-/// rank: while no difference is known, and once there is one.
+/// Number of heartbeat periods for which the members' calls are compared, before an asynchronous error is attributed to
+/// one rank. The first value applies while no difference is known, the second once two members' hashes differ.
 pub(crate) const COMPARISON: [u32; 2] = [1, 4];
 
-/// The facts about a rank and its job that its watch needs.
+/// The protocol's parameters: this rank, the job's ranks, and time limits.
 #[derive(Debug, Clone)]
 pub(super) struct Post {
-    /// This rank in the job.
+    /// This process's rank in the job.
     pub(super) rank: usize,
     /// The job's ranks, each with its site. Ranks of different sites detect each other's death only through the
     /// store.
     pub(super) sites: Vec<(usize, usize)>,
-    /// A rank is lost when it has been silent for longer than this plus the time between two exchanges. It is reported
-    /// before twice this.
+    /// Heartbeat period. A rank is lost when its heartbeat has not changed for more than 1.25 periods. The loss is
+    /// reported within 2 periods.
     pub(super) heartbeat: Duration,
-    /// Time between two exchanges: at most a quarter of the heartbeat if heartbeats are read.
+    /// Time between two exchanges. At most a quarter of `heartbeat` if other ranks read this rank's heartbeats.
     pub(super) pause: Duration,
 }
 
 impl Post {
-    /// Number of ranks that read a rank's heartbeats.
+    /// Maximum number of ranks that read the heartbeats of one rank.
     const WATCHERS: usize = 2;
 
-    /// Returns true if ranks of other sites watch this rank by its heartbeats.
+    /// Returns true if the job has ranks of other sites. These detect this rank's death by its heartbeats.
     pub(super) fn is_heard(&self) -> bool {
         let own = self.sites.iter().find(|(rank, _)| *rank == self.rank);
         own.is_some_and(|(_, own)| self.sites.iter().any(|(_, site)| site != own))
     }
 
-    /// Returns the ranks that read the heartbeats of the rank at `place`: the first ones after it, around the job,
-    /// that are on another site and not lost.
+    /// Returns the ranks that read the heartbeats of the rank at index `place` of `sites`: the next ranks in circular
+    /// order that have another site and are not lost.
     fn watchers<'a>(
         &'a self,
         place: usize,
@@ -66,9 +67,10 @@ pub(super) struct Board {
     pub(super) dumps: u64,
     /// Length of the trouble log.
     pub(super) troubles: u64,
-    /// The heartbeat counts of the ranks that are read; `None` if a rank has left.
+    /// The ranks whose heartbeats were read, each with the heartbeat's number. The number is `None` if the rank has
+    /// left.
     pub(super) beats: Vec<(usize, Option<u64>)>,
-    /// Groups whose hashes differ from this rank's.
+    /// One [`Trouble::Suspect`] for each difference found between this rank's hashes and another rank's.
     pub(super) suspects: Vec<Trouble>,
 }
 
@@ -79,51 +81,53 @@ pub(super) enum Input {
     Done,
     /// The sleep has ended, or a wake-up signal arrived.
     Woken(Notices),
-    /// An exchange has read these values.
+    /// An exchange is done, and has read these values.
     Read(Board),
-    /// The new value of the counter that was incremented.
+    /// The last action incremented a counter, whose new value is this.
     Counted(u64),
-    /// Entries of the log; `None` for an entry that was never written.
+    /// The entries that were read from the trouble log. `None` for an entry that was never written.
     Troubles(Vec<Option<Trouble>>),
-    /// The call histories that the members of a group have written so far, and whether they are complete.
+    /// The call histories that the members of a group have written so far. The second value is true if all members have
+    /// written theirs.
     Testimonies(Vec<(usize, CallHistory)>, bool),
-    /// The store request failed, or was done in part.
+    /// A store request of the last action failed. The action may have taken effect in part.
     StoreFailed,
 }
 
-/// Notices of this process for the protocol.
+/// Notices to the protocol from other threads of this process.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Notices {
     pub(super) troubles: Vec<Trouble>,
-    /// All ranks are requested to write dumps.
+    /// True to request dumps from all ranks.
     pub(super) alarm: bool,
-    /// This rank leaves the job.
+    /// True if this rank leaves the job.
     pub(super) leave: bool,
-    /// A thread waits for entries of other ranks, so an exchange is due.
+    /// True to perform an exchange now, because a thread waits for entries of other ranks.
     pub(super) hurry: bool,
 }
 
 /// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Output {
-    /// Write the heartbeat with this count, or that this rank leaves; then read the board.
+    /// Write heartbeat number `beat`, or, if `beat` is `None`, that this rank leaves. Then read the board, with the
+    /// heartbeats of the ranks `watched`.
     Exchange { beat: Option<u64>, watched: Vec<usize> },
-    /// Append to the log.
+    /// Append this trouble to the log.
     Append(Trouble),
-    /// Read these entries of the log.
+    /// Read the log entries with these numbers.
     Fetch(Range<u64>),
-    /// Handle an entry of the log.
+    /// Act on this trouble, which was read from the log.
     Act(Trouble),
-    /// Read the call histories of this group's members if all have written theirs. With `whoever`, read those that
-    /// exist.
+    /// Read the call histories of this group's members, if all members have written theirs. With `whoever`, read the
+    /// existing ones otherwise.
     Collect { group: String, whoever: bool },
-    /// Answer these questions.
+    /// Answer the questions with these numbers.
     Answer(Range<u64>),
     /// Write a dump.
     Dump,
     /// Request dumps from all other ranks.
     CallDumps,
-    /// Sleep until then, or until a wake-up signal.
+    /// Sleep until this time, or until a wake-up signal.
     Sleep(Duration),
     /// The watch has ended.
     Gone,
@@ -134,7 +138,7 @@ pub(super) enum Output {
 struct Watched {
     rank: usize,
     beat: Option<u64>,
-    /// Time at which its last new heartbeat was read.
+    /// Time at which a new heartbeat of this rank was last read.
     since: Duration,
     is_over: bool,
 }
@@ -145,9 +149,9 @@ struct Inquiry {
     group: String,
     ranks: [usize; 2],
     number: u64,
-    /// From then on, missing histories are not waited for.
+    /// Time from which on missing histories are no longer waited for.
     until: Duration,
-    /// True if the histories are to be read in this round.
+    /// True if the histories are to be read before the next exchange.
     is_due: bool,
 }
 
@@ -161,26 +165,26 @@ pub(super) struct Machine {
     next: Duration,
     /// Time of the last successful exchange.
     read: Duration,
-    /// After a store failure: time of the next request.
+    /// Time before which no store request is made. Set after a store failure.
     retry: Duration,
-    /// Number of consecutive failures.
+    /// Number of consecutive store failures.
     failures: u32,
     noticed: VecDeque<Trouble>,
-    /// Entries of the log that are still to be handled.
+    /// Troubles that were read from the log and are still to be acted on.
     acts: VecDeque<Trouble>,
     standing: Vec<Trouble>,
-    /// From the next entry to read, to the length of the log.
+    /// Numbers of the log entries that this rank has not read yet.
     log: Range<u64>,
     questions: Range<u64>,
     dumps: Range<u64>,
     alarm: bool,
     inquiries: Vec<Inquiry>,
     leaving: bool,
-    /// Its last heartbeat says that it leaves, or the attempts to write it are used up.
+    /// True once this rank has written that it leaves, or has used up its attempts to write that.
     left: bool,
-    /// Number of failed attempts to write that it leaves.
+    /// Number of this rank's failed attempts to write that it leaves.
     farewells: u32,
-    /// The last action.
+    /// The last action, whose result is the next input.
     last: Option<Output>,
 }
 
@@ -216,7 +220,8 @@ impl Machine {
         machine
     }
 
-    /// Adds the ranks whose readers are lost to the ranks that are read.
+    /// Adds to `watched` the ranks whose heartbeats this rank must now read. These change when a rank is lost, because
+    /// the lost rank no longer reads the heartbeats of others.
     fn watch(&mut self, now: Duration) {
         let Self { post, standing, watched, .. } = self;
         let is_lost = |lost: usize| {
@@ -250,13 +255,13 @@ impl Machine {
             Input::Troubles(troubles) => troubles.into_iter().for_each(|trouble| self.stand(trouble, now)),
             Input::Testimonies(members, all) => self.hear(&members, all),
             Input::StoreFailed => {
-                // Retries soon, because the others wait for a heartbeat. A store that stays unavailable is asked less
-                // often.
+                // The request is repeated soon, because other ranks wait for this rank's heartbeat. After several
+                // failures it is repeated less often.
                 self.retry = now + if self.failures < 8 { self.post.pause / 4 } else { self.post.pause };
                 self.failures = self.failures.saturating_add(1);
                 self.next = self.next.min(self.retry);
                 self.farewells += u32::from(self.leaving);
-                // A rank that leaves while its store does not answer counts as having left.
+                // After some failed attempts, a leaving rank ends its watch without having written that it leaves.
                 self.left |= self.farewells >= Self::FAREWELLS;
             }
         }
@@ -277,11 +282,11 @@ impl Machine {
         match self.last.take() {
             Some(Output::Append(_)) => {
                 self.noticed.pop_front();
-                // It is handled when it is read, after all earlier entries.
+                // The rank acts on the trouble when it reads the entry, after all earlier entries.
                 self.log.end = self.log.end.max(count);
             }
             Some(Output::CallDumps) => {
-                // This rank has written its own dump already.
+                // This rank has already written its own dump, so it skips this request.
                 self.alarm = false;
                 self.dumps = count..count;
             }
@@ -290,7 +295,8 @@ impl Machine {
     }
 
     fn read(&mut self, board: Board, now: Duration) {
-        // If this rank was stopped, or could not read, its view of the others is out of date.
+        // If this rank was stopped, or could not read the store, its data on the other ranks is out of date, and their
+        // time limits start again.
         let was_away = now - self.read > self.post.heartbeat;
         (self.read, self.failures) = (now, 0);
         self.left |= self.leaving;
@@ -320,7 +326,7 @@ impl Machine {
         }
     }
 
-    /// Handles the next entry of the log.
+    /// Handles the next entry of the log. `None` is an entry that was never written.
     fn stand(&mut self, trouble: Option<Trouble>, now: Duration) {
         self.log.start += 1;
         self.log.end = self.log.end.max(self.log.start);
@@ -352,7 +358,7 @@ impl Machine {
         }
     }
 
-    /// Evaluates the histories, if they are sufficient.
+    /// Compares the histories, if all members have written theirs or the wait for missing ones is over.
     fn hear(&mut self, members: &[(usize, CallHistory)], all: bool) {
         let Some(Output::Collect { group, whoever }) = self.last.take() else { return };
         let Some(at) = self.inquiries.iter().position(|inquiry| inquiry.group == group) else { return };
@@ -395,7 +401,8 @@ impl Machine {
                 return Output::Collect { group: inquiry.group.clone(), whoever: now >= inquiry.until };
             }
             if now >= self.next || self.leaving {
-                // Counted from the due time, unless that is long past. A rank with a late wake-up does not drift.
+                // The next due time is counted from the last due time, unless that is long past, so late wake-ups do
+                // not add up.
                 self.next = (self.next + self.post.pause).max(now + self.post.pause / 2);
                 self.beats += 1;
                 let watched =
@@ -416,7 +423,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every rank is read by two ranks of other sites that are not lost, or by as many as there are.
+        /// The heartbeats of every rank are read by two ranks of other sites that are not lost, or by one or none if
+        /// there are fewer.
         #[test]
         fn everybody_is_watched(sites in prop::collection::vec((0usize..4, any::<bool>()), 1..12)) {
             let (heartbeat, pause) = (Duration::from_secs(1), Duration::from_millis(250));

@@ -1,8 +1,8 @@
-//! The watch over a job's groups. A failure of one member ends the group on all members, with one reason.
+//! Health monitoring of a job's groups, called the watch. A failure of one member ends the group on all members, with
+//! the same reason.
 //!
-//! It detects losses that no lock or socket shows, overdue work, asynchronous errors, and members whose calls differ.
-//! The kernel's reports on processes of this host are handled by [`crate::peers`], and the record of calls is kept by
-//! [`crate::record`].
+//! This module detects lost ranks that no lock or socket reveals, overdue work, asynchronous errors, and members whose
+//! calls differ. [`crate::peers`] detects the end of processes on this host, and [`crate::record`] records calls.
 //!
 //! | file | subject |
 //! |---|---|
@@ -12,11 +12,11 @@
 //! | `wake` | signals that make ranks read the log at once |
 //! | `watchdog` | one thread per process that checks the work and the communicators of all groups |
 //! | `rolling` | the hash of a group's calls, which members compare |
-//! | `evidence` | finds the first call that differs, and the rank that made it |
+//! | `evidence` | finds the first call in which members differ, and the rank that differs from the majority |
 //!
-//! Invariants: a call runs no code of this module except one step of a hash. The watchdog makes no store requests, so
-//! a store that hangs delays no deadline. The first rank that notices a trouble reports it. Of several troubles of a
-//! group, the first in the log is used by every member that had none before. The process is never ended.
+//! Invariants: A call of an operation runs no code of this module except one step of a hash. The watchdog makes no
+//! store requests, so a store that hangs delays no deadline. If several troubles of a group are in the log, the first
+//! one ends the group on every member on which it has not ended before. This module never ends the process.
 
 mod evidence;
 mod heartbeat;

@@ -1,12 +1,12 @@
 //! A rolling hash of the calls of a rank in a group.
 //!
-//! Members with equal calls have equal hashes after each number. A difference changes all later hashes, so it is
-//! enough to compare one number that both members have. The most recent hashes are all kept, and every 64th of the
-//! earlier ones, because members progress at different speeds, and a member whose collective never ends must be
-//! comparable with those that went on.
+//! Collectives are numbered, and members with equal calls have equal hashes after each collective. A different call
+//! changes all later hashes, so two members compare the hashes after one collective for which both still keep the hash.
+//! All recent hashes are kept, and every 64th of the earlier ones: members progress at different speeds, and a member
+//! whose collective never ends must be comparable with members that have gone on.
 //!
-//! Only data that is the same on all members is hashed: no messages, and of buffer positions only segments and
-//! offsets in shared windows. The parts of a batch are one step.
+//! Only data that must be equal on all members is hashed: no messages, and of buffer addresses only the segment and the
+//! offset of buffers in shared windows. All collectives of a batch are one step of the hash.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fold {
     hash: u64,
-    /// True if there is a collective. A call of messages alone takes no step.
+    /// True if a collective was added. A call without collectives does not change the rolling hash.
     any: bool,
 }
 
@@ -23,12 +23,13 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 fn mix(hash: u64, value: u64) -> u64 {
     let spread = (hash ^ value).wrapping_mul(SPREAD);
-    // The upper half depends on every bit. The next value is combined with it in the lower half.
+    // The upper half of `spread` depends on every bit of both inputs. It is moved to the lower half, so that the next
+    // multiplication spreads it upwards again.
     spread ^ (spread >> 32)
 }
 
 impl Fold {
-    /// Adds a collective: its kind, and its lengths.
+    /// Adds two words of data about a collective, for example its kind and its length.
     #[inline]
     pub(crate) fn with(self, what: u64, lengths: u64) -> Self {
         Self { hash: mix(mix(self.hash, what), lengths), any: true }
@@ -38,23 +39,24 @@ impl Fold {
 /// The number of a collective, and the hash after it.
 pub(crate) type Mark = (u64, u64);
 
-/// The hashes of one group on one rank. Written by the calling threads, one at a time as NCCL requires; read by any
-/// thread.
+/// The hashes of one group on one rank. Threads that call collectives update the hashes, one thread at a time, as NCCL
+/// requires. Any thread may read the hashes.
 pub(crate) struct Rolling {
-    /// Number of collectives.
+    /// Number of steps so far, each for one collective or one batch.
     count: AtomicU64,
-    /// Hashes after the last collectives.
+    /// Hashes after the most recent collectives, indexed by number modulo `NEAR`.
     near: Box<[AtomicU64]>,
-    /// Hashes after every 64th collective.
+    /// Hashes after every 64th collective, indexed by number / `STRIDE` modulo `FAR`.
     far: Box<[AtomicU64]>,
 }
 
 impl Rolling {
-    /// Number of recent hashes that are kept. A stream takes about half as many launches before its host waits.
+    /// Number of recent hashes that are kept. About twice the number of launches that a stream queues before the
+    /// launching thread blocks.
     pub(crate) const NEAR: u64 = 2048;
-    /// Distance between the earlier hashes that are kept.
+    /// Number of collectives from one kept earlier hash to the next.
     pub(crate) const STRIDE: u64 = 64;
-    /// Number of earlier hashes that are kept.
+    /// Number of earlier hashes that are kept, one for every `STRIDE` collectives.
     const FAR: u64 = 1024;
 
     pub(crate) fn new() -> Self {
@@ -62,8 +64,8 @@ impl Rolling {
         Self { count: AtomicU64::new(0), near: words(Self::NEAR), far: words(Self::FAR) }
     }
 
-    /// Takes a step. If threads step at the same time, members have no common order, and their hashes are not
-    /// comparable.
+    /// Adds a call or a batch to the rolling hash. If several threads call this at the same time, the order may differ
+    /// between members, and then their hashes are not comparable.
     #[inline(always)]
     pub(crate) fn step(&self, fold: Fold) {
         if !fold.any {
@@ -72,8 +74,8 @@ impl Rolling {
         let count = self.count.load(Ordering::Relaxed);
         let hash = mix(self.near[(count % Self::NEAR) as usize].load(Ordering::Relaxed), fold.hash);
         let count = count.wrapping_add(1);
-        // Release order, as below: a reader that sees this hash in place of an older one also sees the count before
-        // this step, and rejects the hash.
+        // Release order, here and below: a reader that reads this hash in place of an older one then reads at least the
+        // count before this step, and rejects the hash as overwritten.
         self.near[(count % Self::NEAR) as usize].store(hash, Ordering::Release);
         if count.is_multiple_of(Self::STRIDE) {
             self.far[(count / Self::STRIDE % Self::FAR) as usize].store(hash, Ordering::Release);
@@ -86,10 +88,10 @@ impl Rolling {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns the hash after `number`, if it is still kept.
+    /// Returns the hash after collective `number`, if that hash is still kept.
     pub(crate) fn after(&self, number: u64) -> Option<u64> {
         let count = self.count();
-        // One less than the slots: the oldest may be overwritten at this moment.
+        // The limit is one less than the number of slots, because the oldest hash may be overwritten at this moment.
         let is_near = |count: u64| number <= count && count - number < Self::NEAR - 1;
         let is_far = |count: u64| {
             number <= count
@@ -105,7 +107,8 @@ impl Rolling {
         far.filter(|_| is_far(self.count()))
     }
 
-    /// Returns the marks that others compare: the last number, and the last one that is kept for long.
+    /// Returns the marks that other ranks compare: for the last collective, and for the last one whose number is a
+    /// multiple of `STRIDE`.
     pub(crate) fn marks(&self) -> Vec<Mark> {
         let last = self.count();
         let mut numbers = vec![last, last / Self::STRIDE * Self::STRIDE];
@@ -114,7 +117,7 @@ impl Rolling {
         numbers.into_iter().filter_map(|number| Some((number, self.after(number)?))).collect()
     }
 
-    /// Returns the first of another rank's marks whose hash differs from this rank's.
+    /// Returns the lowest number in another rank's `marks` whose hash differs from this rank's hash.
     pub(crate) fn differs(&self, marks: &[Mark]) -> Option<u64> {
         let differs = |(number, hash): &&Mark| self.after(*number).is_some_and(|own| own != *hash);
         marks.iter().filter(differs).map(|(number, _)| *number).min()
@@ -131,7 +134,8 @@ mod tests {
     }
 
     proptest! {
-        /// Equal calls up to a number give equal hashes there. After one difference, all later hashes differ.
+        /// Equal calls up to a number give equal hashes at that number. After one different call, all later hashes
+        /// differ.
         #[test]
         fn equal_calls_have_equal_hashes_and_others_never_again(
             calls in prop::collection::vec(0u64..4, 1..4000), odd in any::<prop::sample::Index>(), ahead in 0usize..2000,
@@ -155,7 +159,7 @@ mod tests {
             prop_assert_eq!(one.differs(&third.marks()).is_some(), odd < behind);
         }
 
-        /// The parts of a batch are one step, in their order. A batch of messages takes no step.
+        /// The collectives of a batch are one step, which depends on their order. A batch of messages is not a step.
         #[test]
         fn a_batch_is_one_step(parts in prop::collection::vec((0u64..4, 0u64..4), 0..5)) {
             let rolling = Rolling::new();

@@ -18,7 +18,7 @@ pub(crate) struct WatchSignal {
 #[derive(Default)]
 struct State {
     notices: Option<Notices>,
-    /// Ranks to wake after the next exchange.
+    /// Ranks to wake once this rank's next heartbeat is written.
     wakes: Vec<usize>,
     /// True once the heartbeat thread has ended.
     gone: bool,
@@ -40,28 +40,29 @@ impl WatchSignal {
         self.changed.notify_all();
     }
 
-    /// Reports a trouble to all members.
+    /// Makes the heartbeat thread report a trouble to all members.
     pub(crate) fn tell(&self, trouble: Trouble) {
         self.ring(|notices| notices.troubles.push(trouble));
     }
 
-    /// Requests dumps from all ranks.
+    /// Makes the heartbeat thread request dumps from all ranks.
     pub(crate) fn alarm(&self) {
         self.ring(|notices| notices.alarm = true);
     }
 
-    /// Makes the heartbeat thread exchange now.
+    /// Makes the heartbeat thread perform an exchange now.
     pub(crate) fn hurry(&self) {
         self.ring(|notices| notices.hurry = true);
     }
 
-    /// Makes these ranks compare their calls with those of this rank now.
+    /// Wakes these ranks after this rank's next heartbeat, so that they compare their calls with this rank's
+    /// at once.
     pub(crate) fn compare(&self, ranks: &[usize]) {
         self.lock().wakes.extend(ranks);
         self.hurry();
     }
 
-    /// Returns the ranks to wake after the next exchange.
+    /// Removes and returns the ranks to wake after a heartbeat.
     pub(super) fn take_wakes(&self) -> Vec<usize> {
         std::mem::take(&mut self.lock().wakes)
     }

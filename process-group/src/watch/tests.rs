@@ -19,7 +19,7 @@ use crate::peers::Loss;
 const HEARTBEAT: Duration = Duration::from_millis(1000);
 const GROUP: &str = "1.0";
 
-/// A heartbeat, and its hash marks.
+/// Number and hash marks of a heartbeat.
 type Beat = (Option<u64>, Vec<Mark>);
 
 /// The store's content.
@@ -45,15 +45,15 @@ struct Rank {
     machine: Machine,
     rolling: Rolling,
     fate: Fate,
-    /// Its clock: ahead by `offset`, and `drift` thousandths too fast.
+    /// The rank's clock is ahead by `offset`, and `drift` thousandths too fast.
     offset: Duration,
     drift: u32,
-    /// Time and input of its next step.
+    /// Time and input of the rank's next step.
     next: (Duration, Input),
     notices: Notices,
     is_gone: bool,
     acted: Vec<(Duration, Trouble)>,
-    /// When one of its communicators failed.
+    /// Time at which one of the rank's communicators failed.
     failed: Option<Duration>,
     suspected: bool,
 }
@@ -137,7 +137,7 @@ impl World {
 
     fn step(&mut self, at: usize, now: Duration) {
         let rank = &mut self.ranks[at];
-        // A group does the same after a failure of a communicator.
+        // Like a group after a communicator's failure: the calls are compared before the failure is reported.
         let patience = HEARTBEAT * COMPARISON[usize::from(rank.suspected)];
         if rank.failed.is_some_and(|failed| now >= failed + patience) && rank.acted.is_empty() {
             rank.failed = None;
@@ -151,7 +151,7 @@ impl World {
         let clock = clock(rank.offset, rank.drift, now);
         let output = rank.machine.step(input, clock);
         if let Output::Sleep(until) = output {
-            // The deadline is by its own clock. A wake-up signal takes effect within 50 ms.
+            // `until` is a time of the rank's own clock. A wake-up signal takes effect within 50 ms.
             let sleep =
                 until.saturating_sub(clock).min(Duration::from_millis(50)).max(Duration::from_millis(1));
             rank.next = (now + sleep, Input::Woken(Notices::default()));
@@ -258,7 +258,7 @@ proptest! {
         prop_assert!(world.ranks[size - 1].is_gone || losses > 0);
     }
 
-    /// All others report a stopped rank alike, within twice the heartbeat.
+    /// All other ranks act on the loss of the stopped rank, within twice the heartbeat period.
     #[test]
     fn who_is_stopped_is_named_by_all(size in 3usize..12, seed: u64, victim in any::<prop::sample::Index>(), stops in 500u64..3000) {
         let victim = victim.index(size);
@@ -293,12 +293,12 @@ proptest! {
             Trouble::Lost { rank, .. } => *rank,
             _ => usize::MAX,
         }).collect();
-        // Including those whose readers were lost with them.
+        // The lost ranks include those whose heartbeat readers have stopped too.
         let stopped = (0..size).filter(|rank| matches!(world.ranks[*rank].fate, Fate::Stops(_)));
         prop_assert!(lost.into_iter().eq(stopped), "{:?}", world.table.log);
     }
 
-    /// A member with one different call is named on all ranks, with the number, even if no calls follow.
+    /// All ranks name the member with one different call, and the number of that call, even if no calls follow.
     #[test]
     fn who_calls_something_else_is_named_by_all(
         size in 3usize..8, seed: u64, odd in any::<prop::sample::Index>(), calls in 1u64..200, at in any::<prop::sample::Index>(), losses in 0u64..50,
@@ -378,7 +378,7 @@ fn who_was_away_blames_nobody() {
     assert!(matches!(machine.step(Input::Read(board(1)), ms(1)), Output::Sleep(_)));
     let woken = || Input::Woken(Notices::default());
     assert!(matches!(machine.step(woken(), ms(90_000)), Output::Exchange { .. }));
-    // The other rank may have been stopped with it, so its time limit starts now.
+    // Rank 1 may have been stopped together with rank 0, so rank 1's time limit starts again now.
     assert!(matches!(machine.step(Input::Read(board(1)), ms(90_001)), Output::Sleep(_)));
     let mut now = 90_001;
     let lost = loop {

@@ -12,10 +12,11 @@ use crate::{
     record::Progress,
 };
 
-/// An event that ends a group. Ranks are ranks in the job. Groups are identified by their ids.
+/// An event that ends a group, or, for `Suspect`, makes its members compare their calls. Ranks are ranks in
+/// the job. Groups are identified by their ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// A rank is gone. Every group of which it is a member has ended.
+    /// A rank is lost. Ends every group of which that rank is a member.
     Lost { rank: usize, loss: Loss },
     /// A member has dropped or aborted the group while others may wait for it.
     Left {
@@ -23,14 +24,15 @@ pub(crate) enum Trouble {
         rank: usize,
         /// `dropped` or `aborted`.
         how: String,
-        /// Number of collectives that it had called. A member that has called more waits for it in vain.
+        /// Number of collectives that the rank had called. A member that has called more waits for that rank
+        /// in vain.
         collectives: u64,
-        /// The members to wake. Known only to the rank that left.
+        /// The members to wake. Not stored, so only the rank that left knows them.
         members: Unsent<Arc<[usize]>>,
     },
     /// A member had a failure that makes the group unusable.
     Failed { group: String, rank: usize, reason: String },
-    /// Work of a member was not done in time.
+    /// An operation of a member was not complete in time.
     Overdue {
         group: String,
         rank: usize,
@@ -40,7 +42,8 @@ pub(crate) enum Trouble {
         /// The members' progress, which shows the ranks that have not joined.
         progress: Progress,
     },
-    /// Two members' calls up to this number differ. All members write their call histories.
+    /// The hashes of two members' calls up to collective `number` differ. Does not end the group: all members
+    /// then write their call histories.
     Suspect { group: String, number: u64, ranks: [usize; 2] },
     /// Members made different calls.
     Diverged { group: String, divergence: Divergence },
@@ -49,7 +52,8 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// Returns the group that it is about; `None` for a loss, which concerns all groups with the rank.
+    /// Returns the id of the group that the trouble concerns. `None` for a loss, which concerns all groups of
+    /// the lost rank.
     pub(crate) fn group(&self) -> Option<&str> {
         match self {
             Self::Lost { .. } => None,
@@ -62,20 +66,20 @@ impl Trouble {
         }
     }
 
-    /// Returns the rank in the job that it is about, if there is one.
+    /// Returns the rank in the job to which the trouble is attributed, if there is one.
     pub(crate) fn culprit(&self) -> Option<usize> {
         match self {
             Self::Lost { rank, .. }
             | Self::Left { rank, .. }
             | Self::Failed { rank, .. }
             | Self::Overdue { rank, .. } => Some(*rank),
-            // One of the two ranks, but it is unknown which.
+            // One of two ranks has caused the trouble, but it is not known which.
             Self::Suspect { .. } | Self::MessagesDiffer { .. } => None,
             Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
         }
     }
 
-    /// Returns the error for callers of the group with this name.
+    /// Returns the error for callers of a group that this trouble ends. `group` is the group's name.
     #[cold]
     pub(crate) fn error(&self, group: &str) -> GroupError {
         let group = group.to_owned();
@@ -113,7 +117,7 @@ impl Trouble {
         format!("claims/{kind}/{}", self.group().unwrap_or_default())
     }
 
-    /// Returns true if it adds nothing to `other`, which is in the log already.
+    /// Returns true if this trouble adds nothing to `other`, which is in the log already.
     pub(super) fn is_covered_by(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Lost { rank, .. }, Self::Lost { rank: other, .. }) => rank == other,

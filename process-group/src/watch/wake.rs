@@ -1,5 +1,5 @@
-//! Wake-up signals through the store. Each rank waits for its own key. Other ranks set the key after they have
-//! written entries for it.
+//! Wake-up signals through the store. Each rank waits for its own key. Other ranks set that key after they
+//! have written entries that the rank must read.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use crate::store::{Deadline, PrefixStore, Result, Store, StoreError};
 
 /// The longest single wait for the key.
 const WAIT: Duration = Duration::from_secs(10);
-/// Pause after an error of the store.
+/// Pause after a failed store request.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Maximum number of keys per request.
 const BATCH: usize = 256;
@@ -25,7 +25,7 @@ fn key(rank: usize) -> String {
     format!("wake/{rank}")
 }
 
-/// Wakes these ranks, which then read the entries written before.
+/// Wakes these ranks, which then read the entries that were written before this call.
 pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) -> Result<()> {
     let keys: Vec<_> = ranks.into_iter().map(key).collect();
     keys.chunks(BATCH).try_for_each(|keys| {
@@ -33,14 +33,14 @@ pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) 
     })
 }
 
-/// The end of a wake thread.
+/// The request to end a wake thread.
 struct End {
     has_come: AtomicBool,
     /// Notified after `has_come` is set.
     changed: Event,
 }
 
-/// The thread that waits for this rank's key. It ends when this value is dropped.
+/// Handle of the thread that waits for this rank's key. The thread ends when this handle is dropped.
 pub(super) struct WakeThread {
     store: PrefixStore,
     key: String,
@@ -66,7 +66,8 @@ impl WakeThread {
                         break;
                     }
                     match store.wait(&[&key], Deadline::after(WAIT)).and_then(|()| store.delete(&key)) {
-                        // The key is deleted before the read, so a later write sets it again.
+                        // The key is deleted before the rank reads the entries, so a rank that writes an
+                        // entry later sets the key again.
                         Ok(_) => woken(),
                         Err(StoreError::Timeout { .. }) => {}
                         Err(_) => _ = runtime::wait(&end.changed, seen, PAUSE),

@@ -1,7 +1,7 @@
 //! The watchdog: one thread per process that checks the work and the communicators of all groups.
 //!
-//! It queries the oldest work of each stream, and the asynchronous error of every communicator. It never waits, makes
-//! no call that another rank has to join, holds no lock during a query, and sleeps if there is no group.
+//! The thread queries the oldest work of each stream, and the asynchronous error of every communicator. It never waits
+//! for an operation, makes no collective calls, holds no lock during a query, and sleeps while there is no group.
 
 use std::{
     io,
@@ -13,11 +13,11 @@ use bootstrap::runtime::{self, Event, Instant};
 
 use crate::group::{GroupHealth, WorkMonitor};
 
-/// The groups of this process.
+/// The watchdog's state: the groups of this process.
 pub(crate) struct Watchdog {
     groups: Mutex<Vec<Weak<GroupHealth>>>,
     changed: Event,
-    /// True once its thread is started.
+    /// True while the watchdog thread runs.
     started: Mutex<bool>,
 }
 
@@ -25,9 +25,9 @@ static WATCHDOG: Watchdog =
     Watchdog { groups: Mutex::new(Vec::new()), changed: Event::new("a group"), started: Mutex::new(false) };
 
 impl Watchdog {
-    /// The shortest pause between two checks, whatever the settings are.
+    /// Minimum pause between two checks, even if a group's settings ask for a shorter one.
     const SHORTEST: Duration = Duration::from_millis(1);
-    /// The longest pause of groups that set none.
+    /// Pause between two checks of groups whose settings give none.
     pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<GroupHealth>>> {
@@ -37,7 +37,7 @@ impl Watchdog {
     /// Watches a group until the [guard](Guard) is dropped.
     ///
     /// # Errors
-    /// The operating system did not start a thread.
+    /// The I/O error, if the operating system did not start a thread.
     pub(crate) fn add(health: &Arc<GroupHealth>) -> io::Result<Guard> {
         WATCHDOG.start()?;
         WATCHDOG.lock().push(Arc::downgrade(health));
@@ -45,7 +45,7 @@ impl Watchdog {
         Ok(Guard(Arc::downgrade(health)))
     }
 
-    /// Starts the thread, unless it runs. After a failure, the next group tries again.
+    /// Starts the watchdog thread, unless it runs already. If that fails, the next added group tries again.
     fn start(&'static self) -> io::Result<()> {
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         if !*started {
@@ -71,13 +71,13 @@ impl Watchdog {
             };
             let pauses = watched.iter().filter_map(Weak::upgrade).map(look);
             let pause = pauses.min().unwrap_or(Self::PAUSE).max(Self::SHORTEST);
-            // A new group may have a shorter pause.
+            // A new group ends this pause, because its own pause may be shorter.
             drop(self.changed.wait_unlocked(&self.groups, self.lock(), pause));
         }
     }
 }
 
-/// A watched group, until this is dropped. A check in progress may still complete.
+/// Keeps a group watched until this guard is dropped. A check that is in progress then may still complete.
 pub(crate) struct Guard(Weak<GroupHealth>);
 
 impl Drop for Guard {
@@ -86,7 +86,8 @@ impl Drop for Guard {
     }
 }
 
-/// The end of the watchdog. The thread ends only with the seeded world that it runs in; the next world starts it anew.
+/// Marks the watchdog thread as ended when dropped. The thread ends only together with the seeded world (a simulation
+/// of the runtime) in which it runs, and the next world starts it again.
 struct Ending<'a>(&'a Watchdog);
 
 impl Drop for Ending<'_> {

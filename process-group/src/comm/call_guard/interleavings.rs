@@ -1,4 +1,4 @@
-//! Model checks of threads that enqueue, observe, abort and destroy.
+//! Model checks: threads that enqueue, query, suspend, abort and destroy in all interleavings.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::sync::{
     model::{check, thread},
 };
 
-/// A guard, and the number of threads inside NCCL.
+/// A guard, the number of threads inside NCCL, and whether the communicator is freed.
 struct Model {
     guard: CallGuard,
     inside: AtomicUsize,
@@ -22,7 +22,8 @@ impl Model {
         Arc::new(Self { guard, inside: AtomicUsize::new(0), is_freed: AtomicBool::new(false) })
     }
 
-    /// Makes a call, if the guard admits it.
+    /// Makes a call if the guard admits it. Asserts that no other thread is inside and that the communicator is not
+    /// freed.
     fn call(&self, kind: Kind) {
         if let Ok(entry) = self.guard.enter("call", kind, None) {
             assert_eq!(self.inside.fetch_add(1, Ordering::Relaxed), 0, "two are inside");
@@ -32,14 +33,14 @@ impl Model {
         }
     }
 
-    /// Frees the communicator once the guard is closed and empty.
+    /// Waits until the closed guard is empty, then frees the communicator.
     fn free(&self) {
         self.guard.wait_empty(Deadline::after(Duration::MAX)).unwrap();
         assert_eq!(self.inside.load(Ordering::Relaxed), 0, "somebody is inside");
         self.is_freed.store(true, Ordering::Relaxed);
     }
 
-    /// Suspends the communicator, and resumes it.
+    /// Suspends and resumes the communicator. Asserts that no thread is inside between the two.
     fn suspend(&self) {
         if let Ok(entry) = self.guard.enter("suspend", Kind::Collective, None) {
             self.guard.set_suspended(true);
@@ -63,14 +64,14 @@ fn spawn(model: &Arc<Model>, run: impl FnOnce(&Model) + Send + 'static) -> threa
     thread::spawn(move || run(&model))
 }
 
-/// Returns a listener, and the flag that it sets.
+/// Returns a listener, and the flag that the listener sets when it is called.
 fn listener() -> (Arc<Listener>, Arc<AtomicBool>) {
     let told = Arc::new(AtomicBool::new(false));
     let flag = told.clone();
     (Arc::new(move |_| flag.store(true, Ordering::Relaxed)), told)
 }
 
-/// The thread that closes the guard for a destruction is notified of every later abort.
+/// If `close_working` succeeds, its listener is called on every later abort.
 #[test]
 fn an_abort_tells_who_destroys() {
     check(|| {
@@ -83,7 +84,7 @@ fn an_abort_tells_who_destroys() {
     });
 }
 
-/// A waiting call is notified also of an abort that comes before the wait.
+/// The listener of a waiting call is also called if the abort comes before `tell`.
 #[test]
 fn an_abort_tells_who_waits_for_a_call() {
     check(|| {

@@ -1,15 +1,17 @@
 //! Controls which threads may call NCCL on a communicator, and when.
 //!
-//! NCCL allows one thread at a time on a communicator, and none once it is being freed. The guard enforces both rules.
-//! A call holds an [`Entry`] while it is inside NCCL. An abort closes the guard and waits until no thread is inside.
-//! The guard's own lock is never held during a call of NCCL.
+//! NCCL allows only one thread at a time to use a communicator, and none once the communicator is being freed. The
+//! guard enforces both rules. A thread holds an [`Entry`] while it is inside NCCL. An abort closes the guard and waits
+//! until no thread holds an entry. The guard's own lock is never held during an NCCL call.
 //!
-//! While a thread has an open NCCL group with queued work of the communicator, the communicator belongs to that
-//! group, and other threads' collectives wait. Local calls (registration) exclude only calls that are inside.
+//! While a thread has an open NCCL group with queued work of the communicator, the group holds the communicator. Other
+//! threads that want to enqueue work wait until the group ends, and so do management calls of all threads. Local calls,
+//! such as registrations, do not wait for the group. They wait only while another call is inside NCCL.
 //!
-//! Most calls find an open, idle guard and leave it idle. They change one word from 0 to [`INSIDE`] and back, and
-//! never take the lock. A thread that takes the lock sets [`LOCKED`] in the word, which sends all other threads to
-//! the lock. It clears [`LOCKED`] only when the guard is open, empty, held by no group, and has no waiting threads.
+//! Most calls enter an open guard while no other thread uses it. Such a call changes one word from 0 to [`INSIDE`] and
+//! back, and never takes the lock. A thread that takes the lock sets [`LOCKED`] in the word, which makes all other
+//! threads take the lock too. The thread clears [`LOCKED`] when it releases the lock, but only if the guard is open,
+//! empty, held by no group, and has no waiting threads.
 
 mod rights;
 
@@ -34,66 +36,67 @@ use crate::{
     },
 };
 
-/// Admission rules of a call, besides exclusive access.
+/// Kind of a call, which decides in which states the guard admits it. All kinds have exclusive access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Touches only this rank's bookkeeping, so it may run while another thread's group is open.
+    /// Concerns only this rank, so the call is admitted while a group holds the communicator.
     Local,
-    /// Like `Local`, but also admitted by a poisoned communicator.
+    /// Like `Local`, but also admitted if the communicator is poisoned.
     Cleanup,
-    /// Enqueues work, or queues it in this thread's open group.
+    /// Enqueues work on a stream, or queues work in this thread's open group.
     Enqueue,
-    /// Ends this thread's group. It must run even while the communicator is being aborted, because NCCL's group would
-    /// stay open otherwise. The abort waits for it before it frees anything.
+    /// Ends this thread's group. Always admitted, even during an abort, because NCCL's group would stay open otherwise.
+    /// The abort frees nothing until this call has returned.
     GroupEnd,
-    /// A management call that every rank makes. No group may hold the communicator.
+    /// A management call that every rank makes. Not admitted while a group holds the communicator.
     Collective,
-    /// Like `Collective`, but also admitted by a revoked communicator: makes a communicator from this one, or ends
-    /// it.
+    /// Like `Collective`, but also admitted if the communicator is revoked. Makes a child communicator, or the unique
+    /// id for a growth.
     Child,
-    /// Like `Child`, but also admitted by a poisoned communicator.
+    /// Like `Child`, but also admitted if the communicator is poisoned. Shrinks it after a failure.
     Rescue,
-    /// Like `Child`, but also admitted by a suspended communicator: suspends, resumes or ends it.
+    /// Like `Child`, but also admitted if the communicator is suspended. Suspends, resumes or finalizes it.
     Suspended,
-    /// The call that makes the communicator. No other call is admitted before it.
+    /// Makes the communicator. No other call is admitted before the communicator is made.
     Making,
 }
 
-/// State of the communicator that decides which calls are admitted.
+/// Life-cycle state of the communicator. Decides which calls are admitted.
 #[derive(Debug, Clone)]
 enum Phase {
-    /// NCCL has not made it. Only the call that makes it is admitted.
+    /// NCCL has not made the communicator. Only the call that makes it is admitted.
     Unmade,
     Open,
-    /// A call failed or is late. Only an abort is admitted.
+    /// A call failed or is late. Contains the reason. Only calls of kind `Cleanup`, `Rescue` or `GroupEnd`, queries,
+    /// and an abort are admitted.
     Poisoned(Arc<str>),
-    /// Being destroyed or aborted, or gone.
+    /// The communicator is being destroyed or aborted, or has ended. Contains a description of how it ended.
     Closed(Arc<str>),
 }
 
 struct State {
     phase: Phase,
-    /// True once the work was given up. Further work is refused.
+    /// True once the communicator was revoked. Further work is refused.
     revoked: bool,
-    /// True while NCCL has released the communicator's memory, or is about to. Work and children are refused.
+    /// True while the communicator is suspended or about to be suspended. Work and the making of children are refused.
     suspended: bool,
     inside: Option<&'static str>,
     group: Option<ThreadId>,
-    /// Threads that only query the communicator, beside the thread inside.
+    /// Number of threads that only query the communicator. They may run beside the thread in `inside`.
     observers: usize,
-    /// Threads that wait for a change. Without any, the wake-up system call is skipped.
+    /// Number of threads that wait for a change of this state. If it is 0, no wake-up system call is made.
     waiting: usize,
-    /// Called on aborts. Kept under this lock, so an abort that finds the guard closed also finds the listeners added
-    /// when it closed.
+    /// Called on aborts. Protected by the same lock as `phase`: an abort that finds the guard closed also finds the
+    /// listener that was added when the guard closed.
     listeners: Vec<Weak<Listener>>,
 }
 
-/// A call that did not take the lock is inside.
+/// Bit of the word: a call that entered without the lock is inside NCCL.
 const INSIDE: u8 = 1;
-/// The state under the lock decides.
+/// Bit of the word: calls must take the lock and check the state.
 const LOCKED: u8 = 2;
 
-/// The guard of one communicator.
+/// Controls which threads may call NCCL with one communicator, and when.
 pub(crate) struct CallGuard {
     communicator: String,
     word: AtomicU8,
@@ -102,7 +105,8 @@ pub(crate) struct CallGuard {
 }
 
 impl CallGuard {
-    /// Makes the guard of a communicator that is not made yet. `communicator` is the communicator's name in errors.
+    /// Makes the guard of a communicator that NCCL has not made yet. `communicator` is the communicator's name in
+    /// errors.
     pub(crate) fn new(communicator: String) -> Self {
         let phase = Phase::Unmade;
         let state = State {
@@ -124,7 +128,7 @@ impl CallGuard {
         }
     }
 
-    /// Opens the guard once the communicator is made.
+    /// Opens the guard after NCCL has made the communicator. Does nothing if the guard is poisoned or closed.
     pub(crate) fn open(&self) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Unmade) {
@@ -132,13 +136,13 @@ impl CallGuard {
         }
     }
 
-    /// Returns true if NCCL has neither made the communicator nor failed to make it.
+    /// Returns true if the communicator is not made yet and the guard was neither poisoned nor closed.
     pub(crate) fn is_unmade(&self) -> bool {
         matches!(self.lock().phase, Phase::Unmade)
     }
 
-    /// Closes the guard if the communicator was never made and is not being made; it then needs no end. Returns
-    /// `false` for any other.
+    /// Closes the guard and returns true if NCCL has not begun to make the communicator. There is nothing to destroy
+    /// then. Otherwise changes nothing and returns `false`.
     pub(crate) fn close_unmade(&self, how: &str) -> bool {
         let mut state = self.lock();
         let idle = matches!(state.phase, Phase::Unmade) && state.inside.is_none();
@@ -149,19 +153,19 @@ impl CallGuard {
         idle
     }
 
-    /// Returns the communicator's name in errors.
+    /// Returns the communicator's name as it appears in errors.
     pub(crate) fn name(&self) -> &str {
         &self.communicator
     }
 
     fn lock(&self) -> Locked<'_> {
-        // Every change of the state is one assignment, so a panic elsewhere leaves it consistent.
+        // Every change of the state is a single assignment, so the state is consistent even after a panic.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.word.fetch_or(LOCKED, Ordering::Acquire);
         Locked { guard: self, state: Some(state) }
     }
 
-    /// Releases the state after a change, and wakes the threads that wait for one.
+    /// Releases the lock after a change of the state, and wakes the threads that wait for changes.
     fn changed(&self, state: Locked<'_>) {
         let waiting = state.waiting > 0;
         drop(state);
@@ -170,19 +174,19 @@ impl CallGuard {
         }
     }
 
-    /// Waits for a change.
+    /// Waits until the state changes or `deadline` passes.
     fn wait<'a>(&'a self, mut locked: Locked<'a>, deadline: Option<Deadline>) -> Locked<'a> {
         locked.waiting += 1;
-        // The word stays locked meanwhile because `waiting` is not 0.
+        // `LOCKED` stays set in the word during the wait, because `waiting` is not 0.
         let limit = deadline.map_or(Duration::MAX, |deadline| deadline.remaining());
         locked.state = locked.state.take().map(|state| self.changed.wait_unlocked(&self.state, state, limit));
         locked.waiting -= 1;
         locked
     }
 
-    /// Returns the name of the call that is inside, if any.
+    /// Returns the name of the call that is inside NCCL, if any.
     fn inside(&self, state: &State) -> Option<&'static str> {
-        // While the lock is held no call can pass it by, so a call that is inside now can only leave.
+        // While this thread holds the lock, no call can enter without it. A call that did so earlier can only leave.
         let past = self.word.load(Ordering::Acquire) & INSIDE != 0;
         state.inside.or_else(|| past.then_some("the enqueueing of an operation"))
     }
@@ -205,14 +209,14 @@ impl CallGuard {
         CommError::Suspended { call, communicator: self.communicator.clone() }
     }
 
-    /// Checks that calls are admitted, and that the communicator is not suspended.
+    /// Fails if the communicator is not made yet, poisoned, closed or suspended.
     pub(crate) fn check(&self, call: &'static str) -> Result<()> {
         let state = self.lock();
         self.admitted(&state, call)?;
         if state.suspended { Err(self.suspended_error(call)) } else { Ok(()) }
     }
 
-    /// Like [`check`](Self::check), but fails only if an end has begun.
+    /// Fails only if the communicator is being destroyed or aborted, or has ended.
     pub(crate) fn check_not_closed(&self, call: &'static str) -> Result<()> {
         match self.check(call) {
             Err(closed @ CommError::Closed { .. }) => Err(closed),
@@ -220,12 +224,14 @@ impl CallGuard {
         }
     }
 
-    /// Returns true if no call is admitted any more.
+    /// Returns true if the communicator is being destroyed or aborted, or has ended.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.lock().phase, Phase::Closed(_))
     }
 
-    /// Enters as soon as no thread is inside. `deadline`, if any, bounds the wait.
+    /// Waits until no other thread is inside NCCL with the communicator and no group excludes the call, then enters.
+    /// Without a `deadline` the wait has no limit. Fails if the communicator's state does not admit a call of this
+    /// `kind`.
     #[inline]
     pub(crate) fn enter(
         &self,
@@ -294,7 +300,8 @@ impl CallGuard {
         self.changed(state);
     }
 
-    /// Admits a query that NCCL allows beside a call. A poisoned communicator may be queried, a closed one may not.
+    /// Admits a query that NCCL allows while another thread is inside. A poisoned communicator may be queried, a closed
+    /// one may not.
     pub(crate) fn observe(&self, call: &'static str) -> Result<Observer<'_>> {
         let mut state = self.lock();
         match self.admitted(&state, call) {
@@ -304,19 +311,20 @@ impl CallGuard {
         Ok(Observer { guard: self })
     }
 
-    /// Gives the communicator to the calling thread's open group. The caller is inside.
+    /// Records that the calling thread's open group holds the communicator. The caller holds an entry.
     pub(crate) fn join_group(&self) {
         self.lock().group = Some(thread::current().id());
     }
 
-    /// Ends the calling thread's group on this communicator.
+    /// Records that the calling thread's group no longer holds the communicator.
     pub(crate) fn leave_group(&self) {
         let mut state = self.lock();
         state.group = None;
         self.changed(state);
     }
 
-    /// Admits nothing but an abort from now on. The first reason is kept.
+    /// Poisons the communicator: from now on it takes no work. Keeps the first reason if called several times. Does
+    /// nothing if the guard is closed.
     pub(crate) fn poison(&self, reason: &str) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Open | Phase::Unmade) {
@@ -325,7 +333,7 @@ impl CallGuard {
         self.changed(state);
     }
 
-    /// Refuses work from now on.
+    /// Records that the communicator is revoked. Work is refused from now on.
     pub(crate) fn revoke(&self) {
         let mut state = self.lock();
         state.revoked = true;
@@ -339,17 +347,18 @@ impl CallGuard {
         self.changed(state);
     }
 
-    /// Returns true if the communicator is suspended, or about to be.
+    /// Returns true if the communicator is suspended or about to be suspended.
     pub(crate) fn is_suspended(&self) -> bool {
         self.lock().suspended
     }
 
-    /// Returns true if work is refused.
+    /// Returns true if the communicator was revoked.
     pub(crate) fn is_revoked(&self) -> bool {
         self.lock().revoked
     }
 
-    /// Refuses every call from now on. Returns `false`, without a change, if the guard was closed already.
+    /// Closes the guard: every call but the end of an open group is refused from now on. Returns `false` and changes
+    /// nothing if the guard was closed already.
     pub(crate) fn close(&self, how: &str) -> bool {
         let mut state = self.lock();
         let first = !matches!(state.phase, Phase::Closed(_));
@@ -360,13 +369,13 @@ impl CallGuard {
         first
     }
 
-    /// Records how a closed communicator ended.
+    /// Replaces the text that says how the communicator ended.
     pub(crate) fn set_ending(&self, how: &str) {
         self.lock().phase = Phase::Closed(how.into());
     }
 
-    /// Closes the guard of a working communicator, and fails for any other. From then on `listener` is called on
-    /// aborts, as with [`tell`](Self::tell).
+    /// Closes the guard if the communicator is made and not poisoned, and fails otherwise. From then on `listener` is
+    /// called on aborts, as with [`tell`](Self::tell).
     pub(crate) fn close_working(
         &self,
         call: &'static str,
@@ -381,8 +390,8 @@ impl CallGuard {
         Ok(())
     }
 
-    /// Calls `listener` on aborts from now on, as long as it is alive. Calls it at once if the guard is closed for any
-    /// reason.
+    /// Calls `listener` on every abort from now on, as long as the listener is alive. If the guard is closed already,
+    /// for any reason, also calls `listener` at once.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
         let mut state = self.lock();
         state.listeners.retain(|listener| listener.strong_count() > 0);
@@ -394,21 +403,22 @@ impl CallGuard {
         }
     }
 
-    /// Removes `listener`.
+    /// Stops calling `listener` on aborts.
     pub(crate) fn tell_no_more(&self, listener: &Arc<Listener>) {
         let listener = Arc::downgrade(listener);
         self.lock().listeners.retain(|other| !other.ptr_eq(&listener));
     }
 
-    /// Called when an abort begins on a closed guard. Notifies the listeners, so threads that wait for this rank's
-    /// calls stop waiting.
+    /// Notifies the listeners of an abort, so threads that wait for calls of this rank stop waiting. Called after the
+    /// guard is closed, so a listener that is added later is called by [`tell`](Self::tell). The guard of an adopted
+    /// communicator may only be poisoned.
     pub(crate) fn interrupt(&self, force: Force) {
         let listeners = self.lock().listeners.clone();
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));
     }
 
-    /// Waits until no thread is inside or queries, and no group holds queued work. The error names the call that
-    /// still holds the guard.
+    /// Waits until no thread is inside NCCL with the communicator, no thread queries it, and no group holds it. After
+    /// the deadline, fails with the name of a call that is still inside.
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
         let mut state = self.lock();
         loop {
@@ -425,7 +435,8 @@ impl CallGuard {
         }
     }
 
-    /// Enters the closed guard, for the destruction that closed it. No other call is admitted any more.
+    /// Enters the closed guard for the destruction or release that closed it. The guard must be empty; no other thread
+    /// enters it any more.
     pub(crate) fn enter_closed(&self, call: &'static str) -> Entry<'_> {
         self.lock().inside = Some(call);
         Entry { guard: self }

@@ -1,4 +1,4 @@
-//! Guards that the guard hands out. Each gives its right back when it is dropped.
+//! RAII values that a [`CallGuard`] hands out. Dropping a value ends the access that it stands for.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 use super::{CallGuard, INSIDE, LOCKED, Phase, State};
 use crate::sync::{MutexGuard, atomic::Ordering};
 
-/// The right to be inside NCCL with one communicator.
+/// Held while a thread is inside NCCL with the communicator. Dropping this value lets the next thread enter.
 pub(crate) struct Entry<'a> {
     pub(super) guard: &'a CallGuard,
 }
@@ -29,10 +29,10 @@ impl Drop for Entry<'_> {
     }
 }
 
-/// The guard's state, with its lock held.
+/// The state of a [`CallGuard`], with the state's lock held.
 pub(super) struct Locked<'a> {
     pub(super) guard: &'a CallGuard,
-    /// `None` while the thread waits for a change.
+    /// `None` while the holder waits for a change of the state, with the lock released.
     pub(super) state: Option<MutexGuard<'a, State>>,
 }
 
@@ -62,7 +62,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// The right to query a communicator while other threads may be inside.
+/// Held while a thread queries the communicator. Other threads may be inside NCCL at the same time.
 #[derive(Debug)]
 pub(crate) struct Observer<'a> {
     pub(super) guard: &'a CallGuard,

@@ -1,4 +1,4 @@
-//! Tests of the guard's rules, one each.
+//! Tests of the guard's admission rules.
 
 use super::*;
 use std::time::Duration;

@@ -1,8 +1,9 @@
 //! Symmetric windows: the communicators that support them, and their registration.
 //!
 //! NCCL's result alone does not say whether a window exists. On a communicator without symmetric memory, 2.27 and
-//! 2.28 return success and a handle of a local registration only; later releases return success and null. The outcome
-//! is therefore decided by facts that all members can agree on before the call, and by the handle afterwards.
+//! 2.28 return success and a handle of a local registration only; later releases return success and null. This module
+//! therefore decides before the call, from facts that all members share, whether the communicator supports windows.
+//! After the call it checks the handle.
 
 mod peers;
 mod request;
@@ -37,8 +38,8 @@ use crate::store::Deadline;
 /// From this release on, NCCL reuses the symmetric addresses of deregistered windows.
 const ADDRESSES_COME_BACK: Version = Version::new(2, 28, 0);
 
-/// A registered window. It stays registered until [`Communicator::deregister_windows`], or until the communicator is
-/// gone. Dropping this value changes nothing, because every rank must deregister in the same order.
+/// A registered window. The window stays registered until [`Communicator::deregister_windows`], or until the
+/// communicator is gone. Dropping this value changes nothing, because every rank must deregister in the same order.
 #[doc(alias = "ncclWindow_t")]
 #[derive(Clone)]
 pub struct Window {
@@ -50,13 +51,13 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns its start address.
+    /// Returns the start address of the window.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
     }
 
-    /// Returns its length in bytes.
+    /// Returns the length of the window in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -68,8 +69,8 @@ impl Window {
         self.serial
     }
 
-    /// Returns NCCL's handle, for device code. It is valid while the window is registered, and null once it is
-    /// deregistered.
+    /// Returns NCCL's handle, for device code. The handle is valid while the window is registered. Returns null once
+    /// the window is deregistered.
     #[must_use]
     pub fn raw(&self) -> ncclWindow_t {
         self.cell.load(Ordering::Acquire)
@@ -82,13 +83,13 @@ impl fmt::Debug for Window {
     }
 }
 
-/// The outcome of a request.
+/// The result of a [`WindowRequest`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum WindowOutcome {
     /// The memory is a window.
     Registered(Window),
-    /// The communicator has no windows. Everything else works.
+    /// The communicator does not support windows, for this reason. Its other functions work.
     Unsupported(WindowsUnsupported),
 }
 
@@ -107,15 +108,15 @@ impl Communicator {
     /// Checks that this communicator supports windows: [`WindowFacts::decide`] with the facts of its configuration.
     ///
     /// # Errors
-    /// The reason why it does not.
+    /// The reason why windows are not supported.
     pub fn windows_supported(&self) -> Result<(), WindowsUnsupported> {
         let shared = self.shared();
         self.config().window_facts.decide(&shared.nccl, shared.context.driver().version(), shared.place.size)
     }
 
-    /// Returns the bytes of the communicator's symmetric address space that its windows occupy. The space is as large
-    /// as the largest member's device memory, rounded up to 4 GiB. Before 2.28, NCCL does not reuse the addresses of
-    /// deregistered windows, so those count too.
+    /// Returns how many bytes of the communicator's symmetric address space are occupied by its windows. The address
+    /// space is as large as the largest member's device memory, rounded up to 4 GiB. Before 2.28, NCCL does not reuse
+    /// the addresses of deregistered windows, so deregistered windows count too.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
         let shared = self.shared();
@@ -131,8 +132,8 @@ impl Communicator {
         self.shared().registry.covers(ptr.0, bytes)
     }
 
-    /// Keeps `memory` until the communicator is gone. Use it for memory under windows, so that no window outlives its
-    /// memory.
+    /// Holds a reference to `memory` until the communicator is gone. Use this for the memory under windows, so that
+    /// no window outlives its memory.
     pub fn keep(&self, memory: Arc<dyn Any + Send + Sync>) {
         let kept = &mut self.shared().windows().kept;
         if !kept.iter().any(|other| Arc::ptr_eq(other, &memory)) {
@@ -140,9 +141,10 @@ impl Communicator {
         }
     }
 
-    /// Makes the checks of this rank alone for requests that are about to be [registered](Self::register_windows):
-    /// their alignment, that no byte belongs to two windows, and that the communicator is not suspended. Local. A caller that agrees with the other ranks
-    /// first can then report a bad request to all of them before anything begins.
+    /// Checks requests that are about to be [registered](Self::register_windows), as far as this rank can alone: the
+    /// requests are aligned, no byte belongs to two windows, and the communicator is not suspended. Local. Call this
+    /// before the ranks agree on the requests. A rank with an invalid request can then report it to the others before
+    /// any rank starts to register.
     ///
     /// # Errors
     /// [`WindowRequestError`], which names the request.
@@ -161,20 +163,20 @@ impl Communicator {
     }
 
     /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every rank
-    /// makes the call with as many requests, of the same sizes, in the same order. NCCL checks none of that and waits
-    /// for ever on a difference, so agree first (symm-mem's commit does).
+    /// passes the same number of requests, with the same sizes, in the same order. NCCL does not check this, and
+    /// waits for ever if the ranks differ. The ranks must therefore agree first, as symm-mem's commit does.
     ///
     /// If the communicator does not support windows, no NCCL call is made and every outcome gives the reason. NCCL
     /// maps the whole allocation under each request into the other members, so the allocation's handle must be
     /// exportable.
     ///
-    /// Do not call it while a stream of the device captures, or while enqueued collectives of this communicator wait
-    /// for a member that has not called it yet.
+    /// Do not call this function while a stream of the device is being captured. Do not call it either while enqueued
+    /// collectives of this communicator wait for a member that has not made this call yet.
     ///
     /// # Errors
     /// - [`WindowRequest`](super::CommError::WindowRequest), before anything was registered;
-    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) when a rank did not come in time, and
-    ///   [`Nccl`](super::CommError::Nccl): the communicator is poisoned, because a half-done registration cannot be
+    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) if a rank did not make the call in time, and
+    ///   [`Nccl`](super::CommError::Nccl). Both poison the communicator, because a half-done registration cannot be
     ///   undone.
     ///
     /// # Safety
@@ -191,15 +193,18 @@ impl Communicator {
         outcomes.pop().unwrap_or_else(|| Ok(Vec::new()))
     }
 
-    /// Deregisters windows, in the order given, on the service thread. Every rank does so in the same order, when no
-    /// work of any rank that touches them is outstanding and no graph that uses them is alive.
+    /// Deregisters windows, in the order given, on the service thread. Every rank makes this call with the same
+    /// order. Before the call, all work of all ranks that uses the windows must be done, and all graphs that use the
+    /// windows must be destroyed.
     ///
     /// # Errors
-    /// [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl) (the
-    /// communicator is poisoned then), [`Closed`](super::CommError::Closed) and
-    /// [`Suspended`](super::CommError::Suspended). Keep clones to try again. A window of another communicator is
-    /// a [`WindowRequest`](super::CommError::WindowRequest), and so is one that is deregistered already: those before it
-    /// in the list are deregistered then, those after it are not.
+    /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl), which poison
+    ///   the communicator, [`Closed`](super::CommError::Closed) and [`Suspended`](super::CommError::Suspended). Keep
+    ///   clones of the windows to try again.
+    /// - [`WindowRequest`](super::CommError::WindowRequest) for a window of another communicator. No window is
+    ///   deregistered then.
+    /// - [`WindowRequest`](super::CommError::WindowRequest) for a window that is deregistered already. The windows
+    ///   before it in the list are deregistered then, the windows after it are not.
     #[doc(alias = "ncclCommWindowDeregister")]
     pub fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommWindowDeregister";
@@ -215,14 +220,15 @@ impl Communicator {
         let waiting_for = format!("the deregistration of {} windows", windows.len());
         self.serve(CALL, waiting_for, deadline, move |shared| {
             for (index, window) in windows.into_iter().enumerate() {
-                // A clone of the window may have been deregistered; only this thread does that.
+                // The window may have been deregistered through a clone of this value. Only the service thread
+                // deregisters windows, so the handle does not change after this check.
                 if window.raw().is_null() {
                     let problem = "it is deregistered already".to_owned();
                     let (address, bytes) = (window.ptr.0, window.bytes);
                     return Err(WindowRequestError { index, address, bytes, problem }.into());
                 }
-                // SAFETY: the communicator is alive while this call is inside; the handle is one that it gave and
-                // that leaves the live list in the same step.
+                // SAFETY: the call guard keeps the communicator alive during the call. NCCL returned the handle for
+                // this communicator. The handle is set to null below, so it is deregistered once.
                 let done = unsafe {
                     call!(&shared.nccl, shared.name(), ncclCommWindowDeregister(shared.raw(), window.raw()))
                 };
@@ -236,8 +242,8 @@ impl Communicator {
 }
 
 /// [`Communicator::register_windows`] for a thread that drives several ranks, or several groups of one rank. The
-/// registrations run in parallel, each in one NCCL group on its communicator's service thread, so none waits for one
-/// that has not begun. Returns one result for each communicator, in the order given.
+/// registrations run in parallel, each in one NCCL group on its communicator's service thread. No registration
+/// therefore waits for another one that has not begun. Returns one result for each communicator, in the order given.
 ///
 /// # Safety
 /// As for [`Communicator::register_windows`].
@@ -296,8 +302,8 @@ fn register(shared: &Shared, requests: &[WindowRequest], cells: &[Cell]) -> Resu
     let queued = requests.iter().zip(cells).try_for_each(|(request, cell)| {
         let buffer = request.ptr.0 as *mut std::ffi::c_void;
         let flags = request.flags.bits().cast_signed();
-        // SAFETY: the communicator is alive while this call is inside; the memory is alive by the contract of
-        // `register_windows`; the cell stays where it is until the communicator is gone.
+        // SAFETY: the call guard keeps the communicator alive during the call. The memory is alive by the contract of
+        // `register_windows`. The cell stays where it is until the communicator is gone.
         unsafe {
             call!(
                 nccl,
@@ -311,7 +317,7 @@ fn register(shared: &Shared, requests: &[WindowRequest], cells: &[Cell]) -> Resu
     queued.and(ended)
 }
 
-/// Converts NCCL's handles into outcomes, on a communicator that supports windows.
+/// Converts the handles that NCCL wrote into outcomes. A null handle means that windows are not supported after all.
 fn outcomes(shared: &Arc<Shared>, requests: &[WindowRequest], cells: Vec<Cell>) -> Vec<WindowOutcome> {
     let mut windows = shared.windows();
     let take = |(request, cell): (&WindowRequest, Cell)| {

@@ -12,9 +12,9 @@ use crate::{
 };
 
 impl Communicator {
-    /// Returns the start address of a window on every rank, usable by kernels and copies of this rank's device.
-    /// `None` for a rank whose memory this device cannot access directly. Local. Valid while the window is
-    /// registered.
+    /// Returns, for every rank, the address at which this rank's device sees the start of that rank's copy of the
+    /// window. Kernels and copies of this device can use the addresses. `None` for a rank whose memory this device
+    /// cannot access directly. Local. The addresses are valid while the window is registered.
     ///
     /// # Errors
     /// [`Missing`](crate::comm::CommError::Missing) before NCCL 2.29; a
@@ -32,7 +32,7 @@ impl Communicator {
         }
         let (raw, waiting_for) = (window.cell.clone(), "the addresses of a window".to_owned());
         self.serve(CALL, waiting_for, deadline, move |shared| {
-            // It may have been deregistered before this thread came here.
+            // The window may have been deregistered before this job ran.
             let window = raw.load(std::sync::atomic::Ordering::Acquire);
             if window.is_null() {
                 let problem = "it is deregistered already".to_owned();
@@ -41,8 +41,9 @@ impl Communicator {
             let pointer = |rank: usize| {
                 let mut pointer = ptr::null_mut();
                 let rank = i32::try_from(rank).unwrap_or(i32::MAX);
-                // SAFETY: the communicator is alive while this call is inside, and the window with it, which only this
-                // thread deregisters; one pointer is written, to a local.
+                // SAFETY: the call guard keeps the communicator alive during the call. The window is still
+                // registered, because only this thread deregisters windows. NCCL writes one pointer, to the local
+                // `pointer`.
                 unsafe {
                     call!(
                         &shared.nccl,

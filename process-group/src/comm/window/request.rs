@@ -7,7 +7,7 @@ bitflags::bitflags! {
     /// The uses of a window.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub struct WindowFlags: u32 {
-        /// Collectives, copy engines and one-sided calls may use it. Every rank uses the same offsets.
+        /// Collectives, copy engines and one-sided calls may use the window. Every rank uses the same offsets in it.
         #[doc(alias = "NCCL_WIN_COLL_SYMMETRIC")]
         const SYMMETRIC = nccl_sys::NCCL_WIN_COLL_SYMMETRIC;
     }
@@ -19,7 +19,7 @@ impl Default for WindowFlags {
     }
 }
 
-/// Before this release, a window is a whole allocation.
+/// First release that accepts a window over a part of an allocation.
 const SUBRANGES: Version = Version::new(2, 28, 0);
 
 /// Memory to register as a window.
@@ -29,7 +29,7 @@ pub struct WindowRequest {
     pub ptr: DevicePtr,
     /// Length in bytes, the same on every rank below 2.30.7; below 2.28 a multiple of 2 MiB.
     pub bytes: usize,
-    /// Its uses.
+    /// The uses of the window.
     pub flags: WindowFlags,
 }
 
@@ -46,11 +46,11 @@ impl WindowRequest {
 #[non_exhaustive]
 #[error("window request {index} ({bytes} bytes at {address:#x}): {problem}")]
 pub struct WindowRequestError {
-    /// Its index among the requests.
+    /// Index of the request in the list.
     pub index: usize,
-    /// Its start address.
+    /// Start address of the requested window.
     pub address: u64,
-    /// Its length in bytes.
+    /// Length of the requested window in bytes.
     pub bytes: usize,
     /// Description of the problem.
     pub problem: String,

@@ -6,8 +6,8 @@ use nccl_sys::{Feature, Missing, Version};
 
 use crate::comm::{CommError, Nccl};
 
-/// Facts that decide whether a communicator supports windows, besides the release and the driver. `None` means
-/// unknown.
+/// Facts that decide, together with the NCCL release and the driver, whether a communicator supports windows. `None`
+/// means unknown.
 ///
 /// Windows are collective, so every member must reach the same decision. Set only facts that all members share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,7 +23,7 @@ pub struct WindowFacts {
 }
 
 impl WindowFacts {
-    /// Returns the facts of this process's environment. The others stay unknown.
+    /// Returns the facts that this process's environment variables decide. The other facts are unknown.
     #[must_use]
     pub fn from_environment() -> Self {
         let on = |name| env::var(name).ok().is_none_or(|value| value.trim() != "0");
@@ -35,7 +35,7 @@ impl WindowFacts {
         }
     }
 
-    /// Returns these facts, with unknown ones taken from the environment.
+    /// Returns these facts. Takes unknown facts from this process's environment variables, if those decide them.
     #[must_use]
     pub fn or_environment(self) -> Self {
         let here = Self::from_environment();
@@ -49,11 +49,12 @@ impl WindowFacts {
     /// Checks that a communicator of `size` ranks supports windows, with a driver of version `driver` and the release
     /// and functions of `nccl`. The same facts give the same result on every rank.
     ///
-    /// From 2.29 on an unknown fact counts as favourable, because NCCL itself then returns null. Before 2.29 NCCL
-    /// would not report the failure, so an unknown fact is an error.
+    /// From 2.29 on, an unknown fact counts as favourable, because NCCL returns a null handle if windows are not
+    /// supported. Older releases do not report that, so [`one_host`](Self::one_host) and
+    /// [`peer_access`](Self::peer_access) must be known. An unknown environment variable always counts as favourable.
     ///
     /// # Errors
-    /// The reason why it does not.
+    /// The reason why windows are not supported.
     pub fn decide(&self, nccl: &Nccl, driver: Version, size: usize) -> Result<(), WindowsUnsupported> {
         nccl.api().require(Feature::WINDOWS)?;
         if size < 2 {
@@ -91,7 +92,7 @@ impl WindowFacts {
 /// From this release on, NCCL returns a null handle if a communicator does not support windows.
 const NULL_WHEN_UNSUPPORTED: Version = Version::new(2, 29, 0);
 
-/// The reason why a communicator has no windows. The path without windows still works.
+/// The reason why a communicator does not support windows. Its operations still work, without windows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowsUnsupported {
@@ -104,10 +105,10 @@ pub enum WindowsUnsupported {
     /// An environment variable disables a feature that windows need.
     #[error("{variable} is 0 on a member")]
     Disabled {
-        /// Which variable.
+        /// Name of the variable.
         variable: &'static str,
     },
-    /// The driver cannot share virtual memory as NCCL needs it.
+    /// A member's driver is older than CUDA 12.0, and cannot share memory in the way that windows need.
     #[error("windows need a driver of CUDA 12.0, but a member has {found}")]
     Driver {
         /// The driver's version.
@@ -122,7 +123,7 @@ pub enum WindowsUnsupported {
         /// The loaded release.
         release: Version,
     },
-    /// A fact is unknown, and the release would not report the failure.
+    /// A fact is unknown, and the loaded release would report success even if windows were not supported.
     #[error(
         "it is not known {fact}, and NCCL {release} answers success either way; state it in the configuration"
     )]
@@ -135,7 +136,7 @@ pub enum WindowsUnsupported {
     /// Some members belong to another program, and did not publish the facts that decide on windows.
     #[error("the group was joined from PyTorch, whose ranks do not say whether they can have windows")]
     Strangers,
-    /// NCCL returned success without a window.
+    /// NCCL returned success, but wrote no window handle.
     #[error(
         "NCCL {release} answered success without a window, so it cannot map the members' memory into each other"
     )]

@@ -14,18 +14,19 @@ use nccl_sys::{ncclWindow_t, ncclWindow_vidmem};
 
 use super::WindowFlags;
 
-/// A window's handle. NCCL writes it at an unspecified time, so the cell stays in place until the communicator is
-/// gone.
+/// The cell to which NCCL writes a window's handle. NCCL does not specify when it writes, so the cell stays in place
+/// until the communicator is gone.
 pub(crate) type Cell = Arc<AtomicPtr<ncclWindow_vidmem>>;
 
 /// The windows of a communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
+    /// Serial number of the next window.
     pub(super) next: u64,
     /// Total bytes of all windows registered so far.
     pub(super) ever: u64,
     pub(super) live: Vec<Live>,
-    /// Every cell that NCCL has received.
+    /// Every cell whose address was passed to NCCL.
     pub(super) cells: Vec<Cell>,
     /// The memory under the windows, if a caller asked to keep it.
     pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
@@ -46,15 +47,15 @@ impl Windows {
         self.live.iter().map(|window| (window.ptr.0, window.bytes)).collect()
     }
 
-    /// Returns the handles of all windows that NCCL knows, in the order of their registration, also those of
-    /// registrations that failed in part. Sets them to null.
+    /// Takes the handles that NCCL has written, in registration order, and leaves null in their cells. Includes
+    /// handles that NCCL wrote although the registration returned an error.
     pub(crate) fn take_handles(&self) -> Vec<ncclWindow_t> {
         let handles = self.cells.iter().map(|cell| cell.swap(ptr::null_mut(), Ordering::AcqRel));
         handles.filter(|handle| !handle.is_null()).collect()
     }
 
-    /// Returns the symmetric window that contains `bytes` bytes at `address`, and their offset in it. If several do,
-    /// returns the one that was registered last.
+    /// Returns the handle of the symmetric window that contains `bytes` bytes at `address`, and the byte offset of
+    /// `address` in that window. If several windows contain the bytes, returns the window that was registered last.
     pub(crate) fn handle(&self, address: u64, bytes: usize) -> Option<(ncclWindow_t, usize)> {
         let offset = |window: &Live| {
             let offset = usize::try_from(address.checked_sub(window.ptr.0)?).ok()?;

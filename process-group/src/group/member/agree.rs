@@ -1,11 +1,12 @@
-//! Checks that members can form a group, and derives the facts that decide on its windows.
+//! Checks that ranks can form a group, and derives the facts that decide whether the group can have windows.
 
 use std::collections::HashMap;
 
 use super::{Disagreement, Member, Uuid, record::Joining};
 use crate::comm::WindowFacts;
 
-/// Checks that ranks with these records can form a group. Returns the members and the group's number.
+/// Checks that the ranks that published these records can form a group. Returns the group's members and its
+/// number.
 pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64), Disagreement> {
     let Some(Joining { member: first, number, .. }) = records.first() else { return Ok((Vec::new(), 0)) };
     records.iter().try_for_each(|record| record.compare(&records[0]))?;
@@ -31,10 +32,10 @@ pub(in crate::group) fn agree(records: &[Joining]) -> Result<(Vec<Member>, u64),
     Ok((records.iter().map(|record| record.member.clone()).collect(), *number))
 }
 
-/// Returns the facts that decide on windows, for a group of these members.
+/// Returns the facts that decide whether a group of these members can have windows.
 pub(in crate::group) fn window_facts(members: &[Member]) -> WindowFacts {
     let one_host = members.windows(2).all(|pair| pair[0].host == pair[1].host);
-    // Unknown as soon as one pair is unknown, unless another pair is known to lack peer access.
+    // `Some(false)` if any pair of devices lacks peer access. Otherwise `None` if it is unknown for a pair.
     let mut peer_access = Some(true);
     for member in members {
         let others = members.iter().filter(|other| other.rank != member.rank);

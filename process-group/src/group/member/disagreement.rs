@@ -10,26 +10,26 @@ use super::Witnesses;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Disagreement {
-    /// A record that cannot be read.
+    /// The record of a rank cannot be decoded.
     #[error(
         "the record of rank {rank} cannot be read ({problem}); does it run another version of this program?"
     )]
     Record {
-        /// The rank of the record.
+        /// The rank that published the record.
         rank: usize,
-        /// The problem with it.
+        /// The decoding error.
         problem: String,
     },
     /// Two ranks have different world sizes.
     #[error("rank {rank} was told that there are {size} ranks, but rank {other} that there are {other_size}")]
     WorldSize {
-        /// One rank.
+        /// A rank.
         rank: usize,
-        /// Its world size.
+        /// World size of `rank`.
         size: usize,
-        /// The other.
+        /// Another rank.
         other: usize,
-        /// The other's world size.
+        /// World size of `other`.
         other_size: usize,
     },
     /// Two ranks use different releases of NCCL, which cannot communicate with each other.
@@ -38,60 +38,60 @@ pub enum Disagreement {
          (NCCL_SYS_LIBRARY)"
     )]
     Release {
-        /// One rank.
+        /// A rank.
         rank: usize,
-        /// Its release.
+        /// NCCL release of `rank`.
         release: Version,
-        /// The other.
+        /// Another rank.
         other: usize,
-        /// The other's release.
+        /// NCCL release of `other`.
         other_release: Version,
     },
-    /// Checked mode is on for one rank and off for another.
+    /// [Checked mode](crate::group::Builder::checked) is on for one rank and off for another.
     #[error(
         "rank {rank} was told that calls are checked before they are launched, but rank {other} that they are not; \
          tell all the same (PROCESS_GROUP_CHECKED)"
     )]
     Checked {
-        /// A rank that checks.
+        /// A rank on which checked mode is on.
         rank: usize,
-        /// A rank that does not.
+        /// A rank on which checked mode is off.
         other: usize,
     },
-    /// Two ranks use different witnesses.
+    /// Two ranks use different [mechanisms](Witnesses) to notice the end of other processes.
     #[error(
         "rank {rank} was told to watch by {witnesses:?}, but rank {other} by {other_witnesses:?}; tell all the same"
     )]
     Witnesses {
-        /// One rank.
+        /// A rank.
         rank: usize,
-        /// Its witnesses.
+        /// Mechanism of `rank`.
         witnesses: Witnesses,
-        /// The other.
+        /// Another rank.
         other: usize,
-        /// The other's witnesses.
+        /// Mechanism of `other`.
         other_witnesses: Witnesses,
     },
-    /// Two ranks have different values of a setting that must be equal on all.
+    /// Two ranks have different values of a setting that must be equal on all ranks.
     #[error("rank {rank} was given {setting} {value}, but rank {other} {other_value}; give all the same")]
     Setting {
         /// The name of the setting.
         setting: String,
-        /// One rank.
+        /// A rank.
         rank: usize,
-        /// Its value.
+        /// The setting's value on `rank`.
         value: String,
-        /// The other.
+        /// Another rank.
         other: usize,
-        /// The other's value.
+        /// The setting's value on `other`.
         other_value: String,
     },
     /// Two ranks use one device, which NCCL refuses.
     #[error("ranks {rank} and {other} use the same device {}; give each its own (LOCAL_RANK)", hex(.device))]
     SameDevice {
-        /// One rank.
+        /// A rank.
         rank: usize,
-        /// The other.
+        /// Another rank.
         other: usize,
         /// The device's UUID.
         device: [u8; 16],

@@ -1,11 +1,13 @@
 //! The record that each rank publishes when it joins, and the decisions that follow from all records.
 //!
-//! Every member has the records of all members. Decisions made from them alone are therefore equal on every
-//! member: whether the group can be formed, and whether it can have windows.
+//! Every member has the records of all members. Decisions that depend only on these records are therefore
+//! equal on every member: whether the group can be formed, and whether the group can have windows.
 //!
 //! - [`record`]: the record of a rank that joins, and its form in the store.
-//! - [`disagreement`], [`witnesses`]: types of the settings and of the reasons why a group cannot be formed.
-//! - [`mod@agree`]: checks that members can form a group, and derives the facts that decide on its windows.
+//! - [`disagreement`], [`witnesses`]: the reasons why a group cannot be formed, and a setting that they
+//!   report.
+//! - [`mod@agree`]: checks that ranks can form a group, and derives the facts that decide whether the group
+//!   can have windows.
 
 mod agree;
 mod disagreement;
@@ -28,44 +30,47 @@ use crate::{
     link::host,
 };
 
-/// A device's identity, the same in every process.
+/// The UUID of a device, which is the same in every process.
 type Uuid = [u8; 16];
 
-/// One rank of a group, as it described itself.
+/// A member of a group, as it described itself when it joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its rank in the job.
+    /// The member's rank in the job.
     pub rank: usize,
-    /// Its world size.
+    /// Number of ranks in the job, according to the member.
     pub world_size: usize,
-    /// Its host. Equal for two ranks that share a kernel and a network namespace, which shared memory
-    /// requires.
+    /// Identifies the member's host. Equal for two members that share a kernel and a network namespace, as
+    /// shared memory requires.
     pub host: u64,
-    /// Its process on that host.
+    /// Process id of the member on its host.
     pub process: u32,
-    /// Its device.
+    /// UUID of the member's device.
     pub device: [u8; 16],
-    /// NCCL's release there.
+    /// NCCL release that the member has loaded.
     pub nccl: Version,
-    /// The driver's version there.
+    /// CUDA driver version on the member's host.
     pub driver: Version,
-    /// True if it compares calls before it launches them.
+    /// True if [checked mode](crate::group::Builder::checked) is on: the members compare calls before they
+    /// launch them.
     pub checked: bool,
-    /// The mechanism by which it notices the end of other members on its host.
+    /// The mechanism by which the member notices the end of other members on its host.
     pub witnesses: Witnesses,
-    /// True if `NCCL_WIN_ENABLE` leaves windows enabled.
+    /// True unless `NCCL_WIN_ENABLE` disables windows in the member's environment.
     pub window_enable: bool,
-    /// True if `NCCL_CUMEM_ENABLE` leaves NCCL's virtual memory enabled.
+    /// True unless `NCCL_CUMEM_ENABLE` disables NCCL's use of the CUDA virtual memory API in the member's
+    /// environment.
     pub cumem_enable: bool,
-    /// Its position on the registration of its allocators' memory.
+    /// Whether the member wants and is able to register its allocators' memory with NCCL.
     pub registration: RegistrationSupport,
-    /// The other devices that it sees, and whether its own device can access their memory.
+    /// UUIDs of the other devices visible to the member. True for a device whose memory the member's own
+    /// device can access.
     pub sees: Vec<([u8; 16], bool)>,
 }
 
 impl Member {
-    /// Describes this rank with its device and its libraries.
+    /// Describes this process as the member with rank `rank`, from its device, libraries and environment.
     pub(super) fn here(
         rank: usize,
         world_size: usize,
@@ -97,8 +102,8 @@ impl Member {
         })
     }
 
-    /// Returns true if it is another process of the same host, and both use the kernel to notice each other's
-    /// end.
+    /// Returns true if both members are in different processes of the same host, and both notice the end of
+    /// processes through the [kernel](Witnesses::Kernel).
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         let by_kernel = |member: &Self| member.witnesses == Witnesses::Kernel;
         self.host == other.host && self.process != other.process && by_kernel(self) && by_kernel(other)
@@ -107,7 +112,7 @@ impl Member {
 
 #[cfg(test)]
 impl Member {
-    /// A member on the given host.
+    /// Returns a member on the given host.
     pub(crate) fn example(rank: usize, host: u64) -> Self {
         let (nccl, driver) = (Version::new(2, 28, 9), Version::new(12, 4, 0));
         let (process, device) = (100 + rank as u32, [rank as u8; 16]);

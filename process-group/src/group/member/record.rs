@@ -1,17 +1,17 @@
-//! The record that a rank posts when it joins, and its form in the store.
+//! The record that a rank publishes when it joins, and the record's encoding in the store.
 
 use bootstrap::wire::{Malformed, Reader, Wire, wire_enum, wire_struct};
 use cuda_driver::sys;
 
 use super::{Disagreement, Member, Uuid, Witnesses};
 
-/// A rank's record when it joins: its description, and its settings that must be equal on all ranks, as names with
-/// values.
+/// The record that a rank publishes when it joins: the rank's description, and the names and values of those settings
+/// that must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::group) struct Joining {
     pub(super) member: Member,
     settings: Vec<(String, String)>,
-    /// The number of the new group, if this is rank 0.
+    /// Number of the new group. Only the first rank's number is used.
     pub(super) number: u64,
 }
 wire_struct!(Joining { member, settings, number });
@@ -21,13 +21,13 @@ impl Joining {
         Self { member, settings: Vec::new(), number }
     }
 
-    /// Adds a setting, with its value as users read it.
+    /// Adds a setting, with its value as error messages print it.
     pub(in crate::group) fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.settings.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// Compares the settings with those of another rank.
+    /// Compares this rank's settings with those of another rank, and returns the first difference as an error.
     pub(super) fn compare(&self, other: &Self) -> Result<(), Disagreement> {
         let differs = self.settings.iter().zip(&other.settings).find(|(found, wanted)| found != wanted);
         let Some(((setting, value), (_, other_value))) = differs.map(|(a, b)| (a.clone(), b.clone())) else {

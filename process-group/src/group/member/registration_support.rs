@@ -1,4 +1,4 @@
-//! A rank's position on the registration of its memory.
+//! Whether a rank wants and is able to register its allocators' memory with NCCL.
 
 use std::env;
 
@@ -6,21 +6,22 @@ use nccl_sys::Feature;
 
 use crate::comm::Nccl;
 
-/// A rank's position on registration when it joins.
+/// Whether a rank wants and is able to register its allocators' memory with NCCL, when it joins a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RegistrationSupport {
-    /// It wants registration, and can register.
+    /// The rank requested registration, and can register.
     Wanted,
-    /// Registration was not requested.
+    /// The rank did not request registration.
     NotAsked,
-    /// Requested, but the crate is built without the feature `registration`.
+    /// The rank requested registration, but the crate is built without the feature `registration`.
     NotBuilt,
-    /// Requested, but its NCCL has no registration.
+    /// The rank requested registration, but its NCCL release does not support registration.
     Release,
-    /// Requested, but its environment forbids NCCL to register.
+    /// The rank requested registration, but `NCCL_LOCAL_REGISTER=0` disables it.
     LocalRegister,
-    /// Requested, but its environment makes NCCL copy with the driver, which registers nothing.
+    /// The rank requested registration, but `NCCL_P2P_USE_CUDA_MEMCPY` makes NCCL copy by `cudaMemcpy`, which
+    /// does not use registered buffers.
     CudaMemcpy,
 }
 
@@ -34,7 +35,7 @@ bootstrap::wire_enum!(RegistrationSupport {
 });
 
 impl RegistrationSupport {
-    /// Returns this rank's position.
+    /// Returns this rank's value. `wanted` is true if registration was requested.
     pub(in crate::group) fn here(wanted: bool, nccl: &Nccl) -> Self {
         let set = |name: &str| env::var(name).ok().and_then(|value| value.trim().parse::<i64>().ok());
         if !wanted {

@@ -1,4 +1,4 @@
-//! Messages on a path besides NCCL, which another crate has installed.
+//! Messages on a [`Path`], a transport that another crate installs and that replaces NCCL for messages.
 
 use std::{
     panic::Location,
@@ -22,18 +22,19 @@ use crate::{
     record::{Call, LogEntry},
 };
 
-/// The function that installs a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct).
+/// Name of the function that installs a path for [`P2pPolicy::Direct`](super::P2pPolicy::Direct). Used in
+/// error messages.
 const INSTALLER: &str = "lockstep-symm-mem's symm_mem::direct::install";
 
 impl ProcessGroup {
-    /// Sends messages on `path` from now on, in a group whose members agreed on
-    /// [`P2pPolicy::Direct`](super::P2pPolicy::Direct). For crates that implement a path. Programs call that
-    /// crate's function, which all members call together. Local; called once, before the group's first
-    /// message.
+    /// Makes the group send and receive its messages on `path` from now on. The group's members must have
+    /// agreed on [`P2pPolicy::Direct`](super::P2pPolicy::Direct). This method is for crates that implement a
+    /// path. Programs call such a crate's own function instead, on all members together. This method itself
+    /// does not communicate. It is called once, before the group's first message.
     ///
     /// # Errors
-    /// [`GroupError::PathRefused`]: the group has another policy, or has a path already. The error
-    /// that ended the group.
+    /// [`GroupError::PathRefused`] if the group has another policy, or has a path already. If the group is
+    /// over: the error that ended it.
     pub fn install(&self, path: Arc<dyn Path>) -> Result<()> {
         let health = &self.counter.health;
         health.check()?;
@@ -51,7 +52,8 @@ impl ProcessGroup {
         if std::mem::replace(&mut *installed, true) {
             return refused("it has one already".to_owned());
         }
-        // Before any message is on it, so that an end of the group that comes now finds the path.
+        // The path is registered before it carries a message, so that the group's end always ends the path
+        // too.
         health.guard_path(&path);
         let health = Arc::downgrade(health);
         let _ = self.messages.path.set(Installed { path, health });
@@ -61,7 +63,7 @@ impl ProcessGroup {
     /// Returns the path of the group's messages.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`].
+    /// [`GroupError::NoPath`] if the group's path is not installed.
     pub(in crate::group) fn path(&self, operation: &'static str) -> Result<&dyn Path> {
         match self.messages.path.get() {
             Some(installed) => Ok(&*installed.path),
@@ -72,12 +74,14 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns true if a checked task is a message that goes on the group's path.
+    /// Returns true if `task`, whose arguments were checked before, is a message that goes on the group's
+    /// path.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`].
+    /// [`GroupError::NoPath`] if the group's path is not installed.
     pub(in crate::group) fn takes_path(&self, task: &Task) -> Result<bool> {
-        // The tasks of a collective have its name, and stay with NCCL.
+        // Messages that implement a collective have the collective's name in `task.call`. They stay with
+        // NCCL.
         if self.messages.plan != Plan::Path || !task.is_message() {
             return Ok(false);
         }
@@ -89,10 +93,10 @@ impl ProcessGroup {
         Ok(self.path(task.call.name())?.plan(path::Operation::Message { from, to }).is_ok())
     }
 
-    /// Separates the tasks that go on the group's path from those that go to NCCL.
+    /// Separates the tasks that go on the group's path (returned first) from those that go to NCCL.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`].
+    /// [`GroupError::NoPath`] if the group's path is not installed.
     pub(in crate::group) fn part(&self, tasks: &[Task]) -> Result<(Vec<Task>, Vec<Task>)> {
         let (mut on_path, mut on_nccl) = (Vec::new(), Vec::new());
         for task in tasks {
@@ -101,10 +105,10 @@ impl ProcessGroup {
         Ok((on_path, on_nccl))
     }
 
-    /// Launches a message by itself on the group's path.
+    /// Launches one message, which is not in a batch, on the group's path.
     ///
     /// # Safety
-    /// As for the task's operation.
+    /// The caller upholds the contract of the task's operation.
     #[inline(never)]
     pub(in crate::group) unsafe fn message_on_path(
         &self,
@@ -118,12 +122,12 @@ impl ProcessGroup {
         let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
         blank.start(stream)?;
         let mut entry = LogEntry::new(site, None);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contracts of the tasks' operations.
         unsafe { self.launch_on_path(&[task], stream, &mut entry) }?;
         self.commit(blank, entry, operation.name(), false, &[task], stream)
     }
 
-    /// Registers a call that may block in the driver, until the returned value is dropped.
+    /// Marks a call that may block in the driver as running, until the returned value is dropped.
     pub(in crate::group) fn calling(&self, operation: Operation) -> Option<Calling<'_>> {
         self.counter
             .health
@@ -131,10 +135,10 @@ impl ProcessGroup {
             .map(|monitor| monitor.calls().begin(operation.name(), self.sequence() + 1))
     }
 
-    /// Records one or more messages, and launches them on the group's path.
+    /// Launches `tasks`, which are messages, together on the group's path, and records them in the log.
     ///
     /// # Safety
-    /// As for the tasks' operations.
+    /// The caller upholds the contracts of the tasks' operations.
     pub(in crate::group) unsafe fn launch_on_path(
         &self,
         tasks: &[Task],
@@ -142,7 +146,8 @@ impl ProcessGroup {
         entry: &mut LogEntry,
     ) -> Result<()> {
         let Some((first, others)) = tasks.split_first() else { return Ok(()) };
-        // A path that was given up accepts no more messages. The reason for that is the error to report.
+        // A path that was given up accepts no more messages. This check reports the reason why it was given
+        // up.
         self.counter.health.check_work()?;
         if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
             self.first_message();
@@ -152,23 +157,23 @@ impl ProcessGroup {
         let call = |task: &Task| Call::of(&[*task], self.size()).on_path();
         let path = self.path(first.call.name())?;
         log.begin(entry, &call(first));
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contracts of the tasks' operations.
         if let Err(error) = unsafe { path.launch(&messages, stream, self.timeout()) } {
             let error = self.off_path(first.call, error);
             log.refuse(*entry);
             return Err(error);
         }
-        // Launched together with the first.
+        // The other messages were launched together with the first.
         others.iter().for_each(|task| log.begin(entry, &call(task)));
         Ok(())
     }
 
-    /// Ends the group after a batch whose messages on the path were launched and whose other tasks were not:
-    /// other members may wait for those. Returns the error.
+    /// Ends the group after a batch of which only the messages on the path were launched, because other
+    /// members may wait for the tasks that were not launched. Returns `error`.
     #[cold]
     pub(in crate::group) fn part_launched(&self, operation: Operation, error: GroupError) -> GroupError {
         let health = &self.counter.health;
-        // If the group is over already, that may be the cause.
+        // If the group is over already, its end may have caused the error.
         if !health.is_over() {
             let path = self.messages.path_name();
             health.fail(format!(
@@ -180,8 +185,8 @@ impl ProcessGroup {
         error
     }
 
-    /// Returns the error of messages that were not launched. Ends the group, because the other ends may wait
-    /// for them, unless the other ends were told nothing.
+    /// Converts the path's error for messages that were not launched. Ends the group, because peers may wait
+    /// for these messages, unless the path refused the messages before it notified any peer.
     #[cold]
     fn off_path(&self, operation: Operation, error: PathError) -> GroupError {
         let health = &self.counter.health;
@@ -203,7 +208,7 @@ impl ProcessGroup {
             PathError::Refused(_) => {
                 GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
             }
-            // The reason of the end is known, or about to be.
+            // The reason why the group ended is known, or will be soon.
             PathError::Aborted if health.is_over() => health.reason(GroupError::Path {
                 operation: operation.name(),
                 group,

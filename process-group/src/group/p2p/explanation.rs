@@ -1,24 +1,24 @@
-//! What a choice of communicators costs, in words.
+//! Explanations of the cost of a choice of communicators.
 
 use std::fmt;
 
-/// The cost of a choice. Reported once per group as a warning of feature `tracing`, and kept in the
-/// [report](crate::ProcessGroup::p2p).
+/// The cost of the communicators or the path that carry a group's messages. Logged once per group as a
+/// warning, with the feature `tracing`, and listed in the [report](crate::ProcessGroup::p2p).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Explanation {
-    /// Messages share the group's communicator.
+    /// Messages use the group's communicator, which runs them one after the other.
     Serialised,
-    /// There are fewer lanes than peers.
+    /// There are fewer lanes than needed to give each peer of a member its own lane.
     SharedLanes {
         /// The number of lanes.
         lanes: usize,
-        /// The number of lanes that would keep all peers of a member apart.
+        /// Number of lanes with which no two peers of a member share a lane.
         wanted: usize,
     },
-    /// Communicators are made for pairs.
+    /// Each pair of ranks that exchanges messages has its own communicator.
     CommunicatorsOfPairs,
-    /// Messages go on a path: no communicator for them, and device memory for each peer.
+    /// Messages use a [path](crate::Path), which needs no communicator, but device memory for each peer.
     OnPath,
 }
 

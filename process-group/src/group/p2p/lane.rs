@@ -1,12 +1,13 @@
-//! The lane of a message.
+//! Assigns messages to lanes.
 
-/// Returns the lane, below `lanes`, of messages from member `from` to member `to` of a group of `size`. A
-/// pure function, so both ends compute the same lane without communication.
+/// Returns the lane of messages from member `from` to member `to` in a group of `size` members. The result is
+/// below `lanes`. It depends only on the arguments, so both ends compute the same lane without communication.
 ///
-/// The lanes come from an edge colouring: two pairs with a member in common never have the same colour, and
-/// there are [`colours`] of them, the minimum. With as many lanes as colours, no member has two peers in one
-/// lane. With twice as many, the two directions of a pair also have different lanes. With fewer, the colours
-/// are distributed round-robin.
+/// Lanes are assigned by an edge colouring: each pair of members has a colour, and two pairs with a common
+/// member have different colours. There are [`colours(size)`](colours) colours, which is the minimum. With at
+/// least as many lanes as colours, no member has two peers in the same lane. With at least twice as many
+/// lanes, the two directions of a pair also have different lanes. With fewer lanes than colours, the colours
+/// are distributed over the lanes round-robin.
 ///
 /// ```
 /// use process_group::group::lane;
@@ -14,22 +15,22 @@
 /// // Rank 0 sends to three peers at once.
 /// let lanes: Vec<_> = (1..4).map(|peer| lane(4, 0, peer, 3)).collect();
 /// assert_eq!(lanes, [1, 2, 0]);
-/// // Of two ranks, each direction has its own of two lanes.
+/// // With two ranks and two lanes, each direction has its own lane.
 /// assert_ne!(lane(2, 0, 1, 2), lane(2, 1, 0, 2));
 /// ```
 #[must_use]
 pub fn lane(size: usize, from: usize, to: usize, lanes: usize) -> usize {
     let (lanes, colours) = (lanes.max(1), colours(size));
     let (low, high) = (from.min(to), from.max(to));
-    // The circle method for round-robin tournaments: an odd number of members form a circle; of an even
-    // number, the last is its centre.
+    // The circle method for round-robin tournaments. If the number of members is odd, all members are on the
+    // circle. If it is even, the last member is at the centre.
     let colour = if high == colours { 2 * low } else { low + high } % colours;
     let back = colours + colour;
     if from > to && back < lanes { back } else { colour % lanes }
 }
 
-/// Returns the number of lanes that keep all peers of each member of a group of `size` apart: the number of
-/// members less one, rounded up to an odd number.
+/// Returns the minimum number of lanes with which no member of a group of `size` members has two peers in the
+/// same lane: `size - 1`, rounded up to an odd number.
 #[must_use]
 pub fn colours(size: usize) -> usize {
     match size {

@@ -1,4 +1,4 @@
-//! The communicators and the path of a group's messages.
+//! The communicators and the path that carry a group's messages.
 
 use std::sync::{Arc, Mutex, OnceLock, Weak, atomic::AtomicBool};
 
@@ -10,28 +10,29 @@ use crate::{
     group::{GroupSettings, health::GroupHealth, path::Path, registered::Registered},
 };
 
-/// The communicators of a group's messages.
+/// The communicators and the path that carry a group's messages.
 #[derive(Debug)]
 pub(in crate::group) struct Messages {
     pub(super) settings: Settings,
     pub(super) plan: Plan,
-    /// Settings of communicators beyond the group's.
+    /// Settings of the communicators that are made for messages.
     pub(super) config: Config,
-    /// Made with the group's communicator.
+    /// The communicators of the lanes. Made together with the group's communicator.
     pub(super) lanes: OnceLock<Vec<Communicator>>,
-    /// The path besides NCCL, once it is installed.
+    /// The path that carries messages instead of NCCL. Unset until the path is installed.
     pub(super) path: OnceLock<Installed>,
     pub(super) installing: Mutex<bool>,
-    /// Indexed by member.
+    /// The communicator for messages with each member, indexed by the member's rank in the group.
     pub(super) peers: Box<[Peer]>,
-    /// One for each communicator that messages may use, made on demand.
+    /// Streams that are returned to callers for messages, made on demand: one for each communicator, or for a
+    /// path one for each peer and direction.
     pub(super) streams: Box<[OnceLock<Stream>]>,
-    /// True once a message was sent or received.
+    /// True once the first message was called.
     pub(super) used: AtomicBool,
     pub(super) explained: Mutex<Vec<Explanation>>,
 }
 
-/// The communicator or lane of messages with one member.
+/// The communicator for messages with one member, under policies that have communicators for pairs.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) route: OnceLock<Route>,
@@ -41,39 +42,40 @@ pub(super) struct Peer {
 #[derive(Debug)]
 pub(super) enum Route {
     Group,
-    /// A communicator of the two ends, in which the lower rank is rank 0, and its registered memory.
+    /// The communicator of the pair, in which the member with the lower rank is rank 0, and the memory that
+    /// is registered with that communicator.
     Pair(Box<Communicator>, Box<Registered>),
 }
 
-/// A communicator, and the other end's rank in it.
+/// The communicator for a message, and the peer's rank in that communicator.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::group) struct Channel<'a> {
     pub(in crate::group) communicator: &'a Communicator,
-    /// The other end's rank in it, if that is not its rank in the group.
+    /// The peer's rank in the communicator. `None` if ranks are the same as in the group.
     pub(in crate::group) peer: Option<usize>,
 }
 
 impl Channel<'_> {
-    /// Converts a task of the group to the ranks of this communicator.
+    /// Returns the task with the peer's rank in the group replaced by the peer's rank in this communicator.
     #[inline(always)]
     pub(in crate::group) fn task(&self, task: Task) -> Task {
         task.with(self.peer.unwrap_or(task.rank))
     }
 }
 
-/// The most thread blocks that NCCL uses for messages.
+/// Maximum number of thread blocks (CTAs) that NCCL uses for messages.
 const MOST_CTAS: u32 = 32;
 
 /// The builder's settings for messages.
 #[derive(Debug, Clone)]
 pub(in crate::group) struct Settings {
     pub(in crate::group) policy: P2pPolicy,
-    /// The number of the device's multiprocessors.
+    /// Number of multiprocessors of the device.
     pub(in crate::group) multiprocessors: u32,
 }
 
 impl Messages {
-    /// Makes the state for a group of `size` with its `own` settings.
+    /// Makes the state for a group of `size` members with the settings `own`.
     pub(in crate::group) fn new(settings: Settings, lazy: bool, size: usize, own: &GroupSettings) -> Self {
         let plan = Plan::new(settings.policy, lazy);
         let config = own.p2p_config.clone().unwrap_or_else(|| {
@@ -103,28 +105,28 @@ impl Messages {
         }
     }
 
-    /// Makes the state for a group that is split off.
+    /// Makes the state for a group that is split off from this one.
     pub(in crate::group) fn of_subgroup(&self, lazy: bool, size: usize, own: &GroupSettings) -> Self {
         Self::new(self.settings.clone(), lazy, size, own)
     }
 
-    /// Returns true if messages go on a path.
+    /// Returns true if the group's policy is to send messages on a path.
     #[inline]
     pub(in crate::group) fn are_on_path(&self) -> bool {
         self.plan == Plan::Path
     }
 
-    /// Returns the path's name.
+    /// Returns the installed path's name, or `direct` before a path is installed.
     pub(super) fn path_name(&self) -> &'static str {
         self.path.get().map_or("direct", |installed| installed.path.name())
     }
 
-    /// Returns the lanes, once they are made.
+    /// Returns the communicators of the lanes. None before they are made.
     pub(in crate::group) fn lanes(&self) -> impl Iterator<Item = &Communicator> {
         self.lanes.get().into_iter().flatten()
     }
 
-    /// Sets the lanes, once.
+    /// Sets the communicators of the lanes. Later calls have no effect.
     pub(in crate::group) fn set_lanes(&self, lanes: Vec<Communicator>) {
         let _ = self.lanes.set(lanes);
     }
@@ -134,14 +136,15 @@ impl Messages {
         self.pairs().map(|(_, communicator)| communicator).chain(self.lanes())
     }
 
-    /// Returns them in the one order that all members have: pairs, then lanes. `rank` is this member's.
+    /// Returns the communicators that exist besides the group's own, in an order that is the same on all
+    /// members: pairs, then lanes. `rank` is this member's rank in the group.
     pub(in crate::group) fn in_order(&self, rank: usize) -> Vec<&Communicator> {
         let mut pairs: Vec<_> = self.pairs().collect();
         pairs.sort_unstable_by_key(|(peer, _)| (rank.min(*peer), rank.max(*peer)));
         pairs.into_iter().map(|(_, communicator)| communicator).chain(self.lanes()).collect()
     }
 
-    /// Returns the communicators of pairs, each with the other member.
+    /// Returns the communicators of pairs, each with the other member's rank in the group.
     fn pairs(&self) -> impl Iterator<Item = (usize, &Communicator)> {
         self.peers.iter().enumerate().filter_map(|(peer, it)| match it.route.get() {
             Some(Route::Pair(communicator, _)) => Some((peer, &**communicator)),
@@ -149,8 +152,8 @@ impl Messages {
         })
     }
 
-    /// Returns the existing communicators for the group's end: pairs in the one order that all members have,
-    /// then lanes.
+    /// Returns the communicators that exist besides the group's own, for the end of the group. The order is
+    /// the same on all members: pairs, then lanes. `rank` is this member's rank in the group.
     pub(in crate::group) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
             Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), *communicator)),
@@ -163,7 +166,7 @@ impl Messages {
     }
 }
 
-/// A group's path, for the lifetime of the group.
+/// The path that is installed in a group.
 #[derive(Debug)]
 pub(super) struct Installed {
     pub(super) path: Arc<dyn Path>,
@@ -172,7 +175,8 @@ pub(super) struct Installed {
 
 impl Drop for Installed {
     fn drop(&mut self) {
-        // Before the path ends its pending work, which then looks done.
+        // `health` leaves the path before the path is dropped, because dropping the path ends its pending
+        // work, which then looks complete.
         if let Some(health) = self.health.upgrade() {
             health.leave_path();
         }

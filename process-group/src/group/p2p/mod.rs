@@ -1,25 +1,26 @@
-//! Point-to-point messages: the communicator or path that carries them, and its cost.
+//! Point-to-point messages: the communicator or [path](crate::Path) that carries them, and its cost.
 //!
-//! For: [`send`](crate::ProcessGroup::send) and [`recv`](crate::ProcessGroup::recv) that are called by
-//! themselves. Not for messages in a [batch](crate::ProcessGroup::batch), nor for collectives that consist of
-//! messages: those always go on the group's communicator, all in one launch. A message that is batched on one
-//! end must therefore be batched on the other. With [`Direct`](P2pPolicy::Direct), batched and single
-//! messages take the same path, and each end may batch them or not.
+//! This module serves calls of [`send`](crate::ProcessGroup::send) and [`recv`](crate::ProcessGroup::recv) outside a
+//! batch. Messages in a [batch](crate::ProcessGroup::batch), and collectives that consist of messages, always use the
+//! group's communicator, with one launch for all. A message that is batched on one end must therefore also be batched
+//! on the other end. With [`Direct`](P2pPolicy::Direct), batched and single messages use the same path, so each end may
+//! batch its messages or not.
 //!
-//! NCCL serialises the operations of one communicator, even if they are on different streams. Operations of
-//! different communicators run concurrently. An operation runs on the stream that the caller gives, here as
-//! everywhere. Overlap therefore needs both [another communicator](P2pPolicy) and another stream.
-//! [`send_stream`](crate::ProcessGroup::send_stream) and [`recv_stream`](crate::ProcessGroup::recv_stream)
-//! return one stream for each communicator.
+//! NCCL serialises the operations of one communicator, even if they are on different streams. Operations of different
+//! communicators run concurrently. As everywhere in this crate, an operation runs on the stream that the caller passes.
+//! Overlap therefore needs both [another communicator](P2pPolicy) and another stream.
+//! [`send_stream`](crate::ProcessGroup::send_stream) and [`recv_stream`](crate::ProcessGroup::recv_stream) return a
+//! stream for messages with a peer: one for each communicator, or for a path one for each peer and direction.
 //!
 //! | policy | communicators of a rank besides the group's | run concurrently |
 //! |---|---|---|
 //! | [`Shared`](P2pPolicy::Shared) | none | messages in one batch |
 //! | [`Lanes(k)`](P2pPolicy::Lanes) | k | messages in different lanes; with k = [`colours`] all peers, with twice as many also both directions |
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
-//! | [`Direct`](P2pPolicy::Direct) | none, nor the group's: a [path](crate::Path) that is installed | messages with different peers, and both directions |
-//! Measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench p2p`), with a stream
-//! for each direction and peer, in µs; 2 GPUs:
+//! | [`Direct`](P2pPolicy::Direct) | none, and messages need no group's communicator either: an installed [path](crate::Path) carries them | messages with different peers, and both directions |
+//!
+//! Times in µs, measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench
+//! p2p`), with one stream for each direction and peer. With 2 GPUs:
 //!
 //! | policy | 256 MiB in both directions | 64 KiB down and up, a step | device memory beyond the group's 582 MiB |
 //! |---|---|---|---|
@@ -28,11 +29,11 @@
 //! | `Lanes(1)` | 1532 to 1565 | 18.0 to 24.2 | 196 MiB |
 //! | `Lanes(2)` | 789 to 828 | 13.7 to 24.2 | 392 MiB |
 //! | `PerPair` | 1532 to 1552 | 18.3 to 23.3 | 196 MiB |
-//! | `Direct` | 959 to 1018 | 12.8 to 19.4 | 96 MiB of rings, and no group's |
+//! | `Direct` | 959 to 1018 | 12.8 to 19.4 | 96 MiB of rings, without the group's 582 MiB |
 //! | `Direct`, in a batch | 908 to 940 | 22.8 | the same |
 //! | a copy engine alone | 695 to 706 | | |
 //!
-//! 4 GPUs, where the second column is 256 MiB to each of three peers at once:
+//! With 4 GPUs. The column "to three peers" is for 256 MiB to each of three peers at once:
 //!
 //! | policy | 256 MiB in both directions | to three peers | 64 KiB down and up, a step | beyond the group's 710 MiB |
 //! |---|---|---|---|---|
@@ -41,33 +42,33 @@
 //! | `Lanes(3)` | 1534 to 1558 | 2185 to 2214 | 52 to 53 | 590 MiB |
 //! | `Lanes(6)` | 803 to 830 | 2188 to 2212 | 27 to 43 | 1182 MiB |
 //! | `PerPair` | 1539 to 1544 | 2188 to 2214 | 51 to 53 | 590 MiB |
-//! | `Direct` | 994 to 1054 | 2355 to 2365 | 28 to 42 | 288 MiB of rings, and no group's |
+//! | `Direct` | 994 to 1054 | 2355 to 2365 | 28 to 42 | 288 MiB of rings, without the group's 710 MiB |
 //! | `Direct`, in a batch | 911 to 929 | 2418 to 2432 | 28 to 37 | the same |
 //! | a copy engine alone | 697 to 698 | 2045 to 2047 | | |
 //!
-//! lockstep-symm-mem implements a path for `Direct`, in `symm_mem::direct`. Its memory is per peer, and
-//! configurable.
+//! lockstep-symm-mem implements a path for `Direct`, in `symm_mem::direct`. That path's device memory is proportional
+//! to the number of peers, and configurable.
 //!
 //! # Requirements of several communicators
-//! Kernels of two communicators that run concurrently wait for their
-//! peers while they hold multiprocessors. A kernel must not wait for multiprocessors that another one holds.
-//! Each communicator of a policy is therefore limited to a part of the device's multiprocessors, so that one
-//! launch of each fits at once ([`P2pReport::ctas`]). Explicit settings
-//! ([`Builder::p2p_config`](crate::group::Builder::p2p_config)) override the limit. A stream runs one launch
-//! at a time, so the messages of one stream are in the same order on both ends of each pair, as with one
-//! communicator.
+//! When kernels of two communicators run concurrently, each waits for its peers while it holds multiprocessors. A
+//! deadlock is possible if a kernel has to wait for multiprocessors that another kernel holds. Each communicator of a
+//! policy is therefore limited to a part of the device's multiprocessors, so that one launch of each communicator fits
+//! on the device at once ([`P2pReport::ctas`]). Explicit settings
+//! ([`Builder::p2p_config`](crate::group::Builder::p2p_config)) override the limit. A stream runs one launch at a time,
+//! so the messages on one stream must be called in the same order on both ends of each pair, as with one communicator.
 //!
-//! Under [`PerPair`](P2pPolicy::PerPair), the first message with a peer blocks on the host until the peer's
-//! first message with this rank. A ring in which each rank sends before it receives therefore blocks until
-//! the deadline, and [`Absent`](crate::group::GroupError::Absent) names the missing rank. Batch such
-//! messages, or call [`connect_to`](crate::ProcessGroup::connect_to) with the peers in one order beforehand.
+//! Under [`PerPair`](P2pPolicy::PerPair), the first message with a peer blocks on the host until the peer's first
+//! message with this rank. A ring in which each rank sends before it receives therefore blocks until the deadline, and
+//! [`Absent`](crate::group::GroupError::Absent) names the missing rank. Batch the messages of a ring, or connect
+//! beforehand: call [`connect_to`](crate::ProcessGroup::connect_to) for each peer, in an order of pairs that is the
+//! same on all ranks.
 //!
 //! # Invariants
-//! Both ends of a message use the same communicator. It follows from the settings that all
-//! members agreed on when they joined, and otherwise from the data that the two ends exchanged in one
-//! meeting. Communicators are made by all their ranks or by none. They end with the group, however it ends.
-//! So does a path. A path also compares both ends of each message before it is launched, as [checked
-//! mode](crate::group::Builder::checked) does for the others.
+//! Both ends of a message use the same communicator. The choice depends on the settings that all members agreed on when
+//! they joined, and under [`Auto`](P2pPolicy::Auto) also on data that the two ends exchange before their first message.
+//! Communicators are made by all their ranks or by none. Communicators and a path end with the group, however the group
+//! ends. A path also compares both ends of each message before the message is launched. [Checked
+//! mode](crate::group::Builder::checked) does this for messages on NCCL.
 
 mod direct;
 mod explanation;
@@ -105,7 +106,7 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Returns the communicator for collectives and batches. Makes it if it does not exist.
+    /// Returns the communicator for collectives and batches. Makes the communicator if it does not exist.
     #[inline]
     pub(super) fn channel_of_all(
         &self,
@@ -116,14 +117,14 @@ impl ProcessGroup {
         Ok(Channel { communicator: &self.communicator, peer: None })
     }
 
-    /// Returns the communicator for a message that is called by itself. Makes it if it does not exist.
+    /// Returns the communicator for a message that is not in a batch. Makes the communicator if it does not exist.
     pub(super) fn channel(&self, message: Task, stream: &Stream) -> BoxedResult<Channel<'_>, GroupError> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }
         let (call, peer) = (message.call.name(), message.rank);
         match self.messages.plan {
-            // Messages that go on the path were separated before this call.
+            // Messages that the path carries were separated from the others before this call.
             Plan::Group | Plan::Path => {}
             Plan::Lanes(count) => {
                 self.connected(call, stream)?;
@@ -153,17 +154,20 @@ impl ProcessGroup {
         lane(self.size(), from, to, lanes)
     }
 
-    /// Makes the communicator that messages with member `peer` need. Both ends make it together, each by this
-    /// call or by its first message with the other. To connect to several peers without a circular wait, a
-    /// program takes them in the order of pairs (lower rank, higher rank). If the policy has no communicators
-    /// for pairs, this call is [`connect`](Self::connect), of all members.
+    /// Makes the communicator for messages with member `peer`, and blocks until it is made. Both ends make the
+    /// communicator together, each by this call or by its first message with the other end. A program that connects to
+    /// several peers must do so on every rank in the same order of pairs (lower rank, higher rank), to avoid a circular
+    /// wait. If the policy is [`Shared`](P2pPolicy::Shared) or [`Lanes`](P2pPolicy::Lanes), or
+    /// [`Auto`](P2pPolicy::Auto) in a group that is not lazy, this call is the same as [`connect`](Self::connect),
+    /// which all members must call. With [`Direct`](P2pPolicy::Direct) it only checks that a path is installed.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with the rank that did not come, on both ends if both came;
-    ///   [`GroupError::Unmade`] with the other end's failure. Both may try again.
-    /// - [`GroupError::Comm`] and [`GroupError::Driver`] for failures of this rank, [`GroupError::Lost`],
-    ///   [`GroupError::Store`].
-    /// - [`GroupError::NoSuchRank`] if `peer` is not another member.
+    /// - [`GroupError::Absent`] if the other end did not connect by the deadline. [`GroupError::Unmade`] if the other
+    ///   end failed. After either error, both ends may try again.
+    /// - [`GroupError::Comm`] and [`GroupError::Driver`] for failures of this rank. [`GroupError::Lost`] and
+    ///   [`GroupError::Store`] as in other calls. [`GroupError::NoPath`] if the policy is [`Direct`](P2pPolicy::Direct)
+    ///   and no path is installed.
+    /// - [`GroupError::NoSuchRank`] if `peer` is not the rank of another member.
     pub fn connect_to(&self, peer: usize, deadline: Deadline) -> Result<()> {
         crate::comm::refuse_inside_group("connect_to")?;
         self.other(peer)?;
@@ -181,12 +185,13 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns a stream for messages to member `peer`. There is one stream for each communicator, so messages
-    /// of different communicators overlap. The stream waits for no other; order it with events, or with
-    /// [`Work::order_before`](super::Work::order_before).
+    /// Returns a stream for messages to member `peer`. There is one stream for each communicator, so that messages on
+    /// different communicators overlap. The stream does not wait for other streams, not even for the default stream.
+    /// Order it after other work with events, or with [`Work::order_before`](super::Work::order_before).
     ///
     /// # Errors
-    /// [`GroupError::NoSuchRank`]; [`GroupError::Driver`].
+    /// [`GroupError::NoSuchRank`] if `peer` is not the rank of another member. [`GroupError::Driver`] if the stream
+    /// cannot be made.
     pub fn send_stream(&self, peer: usize) -> Result<&Stream> {
         self.stream_of(peer, true)
     }
@@ -211,12 +216,13 @@ impl ProcessGroup {
         if let Some(stream) = place.get() {
             return Ok(stream);
         }
-        // If another thread was first, this stream is dropped.
+        // If another thread has set its stream first, the new one is dropped.
         let stream = Stream::new(self.context(), StreamFlags::NON_BLOCKING)?;
         Ok(place.get_or_init(|| stream))
     }
 
-    /// Makes the lanes, after the group's communicator and with the same ranks.
+    /// Makes the communicators of the lanes, which have the same ranks as the group's communicator. Called after the
+    /// group's communicator is made. `all` is a meeting of all members.
     pub(super) fn make_lanes(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
         let Plan::Lanes(count) = self.messages.plan else { return Ok(Vec::new()) };
         let config = |lane: usize| self.messages_config(&self.members, &format!("lane {lane}"));
@@ -238,7 +244,8 @@ impl ProcessGroup {
                 };
                 (0..count).map(lane).collect::<Result<Vec<_>>>()
             })?;
-            // Not before this point: a lane that is dropped after a failure does not end the group by itself.
+            // The lanes are guarded only after all are made, so that a lane that is dropped after a failure does not
+            // end the group.
             lanes.iter().for_each(|lane| self.counter.health.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {
@@ -249,8 +256,8 @@ impl ProcessGroup {
         Ok(lanes)
     }
 
-    /// Makes a communicator of the ranks of `all`, in which this rank is `rank`, and which ends with the
-    /// group.
+    /// Makes a communicator of the ranks that meet in `all`. This rank is `rank` in the communicator. The communicator
+    /// ends with the group.
     fn prepare(
         &self,
         all: &Meeting<'_>,
@@ -269,12 +276,12 @@ impl ProcessGroup {
         Ok(made)
     }
 
-    /// Removes a communicator that is about to be dropped from the group's end.
+    /// Stops guarding a communicator that is about to be dropped, so that the group's end does not abort it.
     fn without(&self, communicator: &Communicator) {
         self.counter.health.release(&communicator.abort_handle());
     }
 
-    /// Returns the settings of a communicator of these members.
+    /// Returns the settings of a communicator for messages of `members`.
     fn messages_config(&self, members: &[Member], name: &str) -> Config {
         Config {
             name: Some(format!("{} {name}", self.name)),

@@ -1,4 +1,4 @@
-//! The communicators of pairs, which the two ends make at their first message.
+//! Communicators of pairs. The two ends of a pair make one together, at their first message.
 
 use super::{
     Explanation, Plan,
@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Returns the communicator for messages with member `peer`. Both ends choose and make it unless it
-    /// exists.
+    /// Returns the communicator for messages with member `peer`. If it is not chosen yet, both ends choose it together,
+    /// and make it if it is a communicator of the pair.
     pub(super) fn route(&self, peer: usize, deadline: Deadline) -> Result<&Route> {
         const CALL: &str = "connect_to";
         let of_peer: &Peer = &self.messages.peers[peer];
@@ -29,8 +29,9 @@ impl ProcessGroup {
         let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
         self.counter.health.check()?;
-        // Each end may see the group become connected at another moment, so both choose by both views. The choice
-        // holds for all messages of the pair: a later change cannot separate the two ends of a message.
+        // The two ends may see the group become connected at different times, so they exchange their views, and both
+        // choose by both views. The choice is final for the pair, so the two ends of a message always use the same
+        // communicator.
         let (are_connected, deadline) = match self.messages.plan {
             Plan::Choose => {
                 let choice = both.part("the communicator of a pair", "choice");

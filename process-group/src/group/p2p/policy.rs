@@ -1,40 +1,41 @@
-//! The policies for a group's messages.
+//! Policies that select the communicator or path for a group's messages.
 
 use std::fmt;
 
-/// Selects the communicator for messages that are not in a batch, or a path for all messages. All members
-/// agree on it when they join.
+/// Selects the communicators for messages that are not in a batch, or a path for all messages. All members
+/// must choose the same policy. This is checked when they join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum P2pPolicy {
-    /// The group's communicator, which runs messages one after the other. Needs no further memory.
+    /// Messages use the group's communicator, which runs them one after the other. Needs no further memory.
     Shared,
-    /// This many further communicators (1 to [`MAX_LANES`](Self::MAX_LANES)), which all members make together
-    /// with the group's. [`lane`](super::lane()) assigns each message to one. Messages in different lanes and
-    /// on different streams run concurrently. The memory is that of the communicators, independent of the
-    /// number of peers.
+    /// Messages use this many further communicators, the lanes (1 to [`MAX_LANES`](Self::MAX_LANES)). All
+    /// members make the lanes together with the group's communicator. [`lane`](super::lane()) assigns each
+    /// message to a lane. Messages in different lanes and on different streams run concurrently. The memory
+    /// for the lanes' communicators does not depend on the number of peers.
     Lanes(u32),
-    /// A communicator of the two ends, which they make at their first message. Messages with different peers
-    /// run concurrently; the two directions of one pair do not. The memory is one communicator for every peer
-    /// that is ever used.
+    /// Each pair of members uses its own communicator, which the two members make at their first message.
+    /// Messages with different peers run concurrently. The two directions of one pair do not. Needs the
+    /// memory of one communicator for every peer with which messages are exchanged.
     PerPair,
-    /// No communicator, but a [path](crate::Path) that another crate installs. For example
-    /// `symm_mem::direct::install` of lockstep-symm-mem uses symmetric memory and copy engines. All messages
-    /// use it, including those in batches. Messages with different peers, and both directions of one pair,
-    /// run concurrently. The path defines its memory. The tasks of collectives stay with NCCL.
+    /// Messages use no communicator, but a [path](crate::Path) that another crate installs. For example,
+    /// `symm_mem::direct::install` of lockstep-symm-mem installs a path that uses symmetric memory and copy
+    /// engines. Messages in batches use the path too. Messages with different peers, and both directions of
+    /// one pair, run concurrently. The memory needed depends on the path. Messages that are part of
+    /// collectives stay with NCCL.
     Direct,
-    /// [`Shared`](Self::Shared) in a group that is connected when it is made. In a
-    /// [lazy](crate::group::Builder::lazy) group the two ends choose once, at their first message: `Shared`
-    /// if the group was connected on both by then, for example by its first collective; otherwise `PerPair`.
+    /// The same as [`Shared`](Self::Shared), except in a [lazy](crate::group::Builder::lazy) group. There,
+    /// the two ends of a pair choose once, at their first message. They choose `Shared` if the group is
+    /// already connected on both ends, for example by its first collective, and `PerPair` otherwise.
     #[default]
     Auto,
 }
 
 impl P2pPolicy {
-    /// The limit on lanes, each of which is a communicator.
+    /// Maximum number of lanes. Each lane is a communicator.
     pub const MAX_LANES: u32 = 64;
 
-    /// Returns the problem of an invalid policy.
+    /// Returns a description of the problem if the policy is invalid, and otherwise `None`.
     pub(in crate::group) fn problem(self) -> Option<String> {
         match self {
             Self::Lanes(lanes) if !(1..=Self::MAX_LANES).contains(&lanes) => {
@@ -57,15 +58,15 @@ impl fmt::Display for P2pPolicy {
     }
 }
 
-/// A policy resolved for a group.
+/// The policy of a group, after [`P2pPolicy::Auto`] is resolved by whether the group is lazy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Plan {
     Group,
     Lanes(usize),
     Pairs,
-    /// No communicators for messages.
+    /// An installed path carries messages. There are no communicators for messages.
     Path,
-    /// Each pair chooses.
+    /// Each pair chooses between the group's communicator and its own, at its first message.
     Choose,
 }
 
@@ -81,8 +82,8 @@ impl Plan {
         }
     }
 
-    /// Returns the number of communicators of one member, in a group of `size`, that may be in flight at
-    /// once.
+    /// Returns the maximum number of communicators of one member whose kernels may run at the same time, in a
+    /// group of `size` members.
     pub(super) fn communicators(self, size: usize) -> usize {
         match self {
             Self::Group | Self::Path => 1,

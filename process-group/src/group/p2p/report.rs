@@ -1,4 +1,4 @@
-//! Reports the communicators chosen for a group's messages, and their cost.
+//! The report on the communicators chosen for a group's messages, and on their cost.
 
 use std::sync::{PoisonError, atomic::Ordering};
 
@@ -11,26 +11,28 @@ use crate::{
     profile,
 };
 
-/// The communicator or path of messages with one member.
+/// The communicator or path that carries messages with one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerChannel {
-    /// This rank itself, in batches only, on the group's communicator.
+    /// The member is this rank itself. Such messages are possible only in batches, on the group's
+    /// communicator.
     Oneself,
-    /// The group's communicator.
+    /// Messages use the group's communicator.
     Group,
-    /// Lanes, by their indices.
+    /// Messages use these lanes.
     Lane {
-        /// The lane of messages to the member.
+        /// Index of the lane of messages to the member.
         send: usize,
-        /// The lane of messages from it.
+        /// Index of the lane of messages from the member.
         receive: usize,
     },
-    /// A communicator of the two ends.
+    /// Messages use a communicator of this rank and the member.
     Pair,
-    /// A [path](crate::Path) besides NCCL.
+    /// Messages use a [path](crate::Path) instead of NCCL.
     Path,
-    /// There was no message yet. The two ends make or choose a communicator at the first.
+    /// Not chosen yet. The two ends choose or make a communicator at their first message, or no path is
+    /// installed yet.
     Undecided,
 }
 
@@ -38,39 +40,40 @@ pub enum PeerChannel {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct P2pReport {
-    /// The policy that the members agreed on.
+    /// The policy that all members chose.
     pub policy: P2pPolicy,
-    /// The communicator or path of messages with each member.
+    /// The communicator or path for messages with each member, by rank in the group.
     pub peers: Vec<PeerChannel>,
-    /// The installed path, if messages use one.
+    /// The installed path. `None` if messages use communicators, or if no path is installed yet.
     pub path: Option<PathReport>,
-    /// The number of communicators that this rank has made for messages, besides the group's.
+    /// Number of communicators that this rank has made for messages, without the group's communicator.
     pub communicators: usize,
-    /// The least and the most thread blocks that a launch of each may use, if set.
+    /// Minimum and maximum number of thread blocks (CTAs) that one launch on a communicator for messages may
+    /// use. `None` if there is no such limit.
     pub ctas: Option<(u32, u32)>,
-    /// Peers for which the pair's communicator has no registered memory, with the reason. Both ends have the
-    /// same entry: they agree on it when they make the communicator, under
-    /// [`Builder::registration`](crate::group::Builder::registration).
+    /// Peers for which the pair's communicator has no registered memory, each with the reason. Both ends of a
+    /// pair report the same reason: they decide on registration together when they make the communicator, as
+    /// set by [`Builder::registration`](crate::group::Builder::registration).
     pub not_registered: Vec<(usize, NotRegistered)>,
-    /// The costs of the choices made so far.
+    /// Explanations of the costs of the choices made so far.
     pub explanations: Vec<Explanation>,
 }
 
-/// A [path](crate::Path), as it describes itself.
+/// Name, description and memory of a [path](crate::Path), as reported by the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathReport {
-    /// Its name, one word.
+    /// The path's name, one word.
     pub name: &'static str,
-    /// A description in one line.
+    /// A description of the path in one line.
     pub description: String,
-    /// The device memory that it uses on this rank, in bytes.
+    /// Device memory that the path uses on this rank, in bytes.
     pub device_bytes: u64,
 }
 
 impl ProcessGroup {
-    /// Reports the communicators for messages, and the cost of the choice in overlap or memory. Feature
-    /// `tracing` logs each explanation once, as a warning.
+    /// Returns a report on the communicators or path for messages, and on their cost in overlap and memory.
+    /// With the feature `tracing`, each explanation in the report is also logged once, as a warning.
     #[must_use]
     pub fn p2p(&self) -> P2pReport {
         let messages = &self.messages;
@@ -122,7 +125,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Explains the consequences of the policy alone.
+    /// Called at the first message. Reports the costs that follow from the policy alone.
     #[cold]
     pub(super) fn first_message(&self) {
         self.messages.used.store(true, Ordering::Relaxed);
@@ -136,7 +139,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Explains the cost of a choice, unless it was explained before.
+    /// Adds an explanation to the report and logs it, unless this was done before.
     pub(super) fn explain_once(&self, explanation: Explanation) {
         let mut explained = self.messages.explained.lock().unwrap_or_else(PoisonError::into_inner);
         if !explained.contains(&explanation) {

@@ -10,18 +10,18 @@ use std::{
 use super::Work;
 use crate::group::Result;
 
-/// A wait for an operation, from [`Work::into_future`](IntoFuture::into_future). Needs no particular executor.
+/// Future that waits for an operation, made by [`Work::into_future`](IntoFuture::into_future). Works with any executor.
 ///
-/// Its result is that of [`Work::is_completed`]: `Ok` when the operation is done, or the error that ended the group. It
-/// has no deadline of its own; the group's [work timeout](crate::group::Builder::work_timeout) applies. Dropping it has
-/// no effect on the operation.
+/// Returns `Ok` when the operation is complete, or an error as [`Work::is_completed`] does, for example the error that
+/// ended the group. The future has no deadline of its own. The group's [work
+/// timeout](crate::group::Builder::work_timeout) applies. Dropping the future has no effect on the operation.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct WorkFuture {
     work: Work,
-    /// The task to wake when the operation is done.
+    /// Waker of the task to wake when the operation is complete or the group has ended.
     waker: Arc<Mutex<Option<Waker>>>,
-    /// True once the thread that looks after kept owners will wake the task.
+    /// True once the `work-keeper` thread is to wake the task.
     is_kept: bool,
 }
 
@@ -52,7 +52,8 @@ impl Future for WorkFuture {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self.get_mut();
         *this.waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(context.waker().clone());
-        // After the waker is stored: if the operation ends now, either this call sees it, or the waker is called.
+        // Checked after the waker is stored, so if the operation ends now, either this check sees it or the waker is
+        // called.
         if this.work.is_completed()? {
             return Poll::Ready(Ok(()));
         }

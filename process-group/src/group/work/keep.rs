@@ -1,7 +1,7 @@
-//! Keeps owners of memory until operations are done.
+//! Keeps the owners of buffers alive until the operations that use these buffers are complete.
 //!
-//! One thread per process serves all of them, and ends when there are none. It is not the watchdog, because
-//! dropping an owner may free memory, which may wait for a device.
+//! One thread per process keeps all owners, and ends when there are none left. This is not the watchdog's thread,
+//! because dropping an owner may free memory, which may block until a device is idle.
 
 use std::{
     any::Any,
@@ -17,10 +17,11 @@ use bootstrap::runtime;
 use super::{Work, mark::StreamKey};
 use crate::group::{GroupError, Result};
 
-/// The shortest pause between two checks, used after an owner was dropped, and the longest.
+/// Minimum and maximum pause between two checks. The minimum is used after an owner was dropped. The pause then doubles
+/// with each check.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
-/// The number of consecutive failed queries after which the owners of a stream are dropped. A device that
-/// stops answering runs nothing any more, but a single call may fail.
+/// Number of consecutive failed queries after which all owners of a stream are dropped. If queries keep failing, the
+/// device no longer runs anything. Fewer failures may be temporary.
 const UNANSWERED: u32 = 100;
 
 struct Kept {
@@ -36,7 +37,7 @@ impl Kept {
     }
 }
 
-/// The owners kept for one group's work on one stream, in the order in which they were added.
+/// The owners kept for the work of one group on one stream, in the order of the work's events.
 #[derive(Default)]
 struct Line {
     kept: VecDeque<Kept>,
@@ -44,7 +45,7 @@ struct Line {
     unanswered: u32,
 }
 
-/// A group, by its counter, and a stream of it.
+/// Identifies a group, by the address of its `Counter`, and one of the group's streams.
 type LineKey = (usize, StreamKey);
 
 impl Line {
@@ -54,8 +55,8 @@ impl Line {
         self.kept.insert(at, kept);
     }
 
-    /// Drops the owners whose work is done, the oldest first. Costs one query, and one for each that is done.
-    /// Returns true if there was any.
+    /// Drops the owners whose work is complete, the oldest first. Makes one query for each complete work, and one for
+    /// the first that is not. Returns true if an owner was dropped.
     fn drop_done(&mut self) -> bool {
         let before = self.kept.len();
         while let Some(oldest) = self.kept.front() {
@@ -84,7 +85,7 @@ impl Line {
 #[derive(Default)]
 struct Keeper {
     kept: Vec<Kept>,
-    /// Owners that are dropped once their work is done or their group has ended.
+    /// Owners that are dropped once their work is complete or their group has ended.
     waiting: Vec<Kept>,
     is_running: bool,
 }
@@ -97,25 +98,25 @@ fn keeper() -> MutexGuard<'static, Keeper> {
 }
 
 impl Work {
-    /// Keeps `owner` until the operation is done, whether or not a thread waits for it. The owner holds the
-    /// operation's buffers, for example a tensor of another library, and the caller need not keep it. If the
-    /// operation fails or is given up, the owner is also kept, because the device may use its buffers until
-    /// no part of the operation runs. The owner is dropped on a separate thread, within about 10 ms. A panic
-    /// of its destructor is ignored there.
+    /// Keeps `owner` alive until the operation is complete, whether or not a thread waits for the operation. `owner` is
+    /// a value that holds the operation's buffers, for example a tensor of another library. If the operation fails or
+    /// is given up, the owner is kept until no part of the operation runs on the device, because the device may use the
+    /// buffers until then. The owner is dropped on a separate thread, within about 10 ms. A panic in the owner's
+    /// destructor is ignored.
     ///
-    /// Memory of a stream-ordered allocator needs no owner: tell the allocator of the stream instead, as
-    /// `Block::record_stream` of caching-alloc does.
+    /// Memory of a stream-ordered allocator need not be kept: record the stream with the allocator instead, for example
+    /// by `Block::record_stream` of caching-alloc.
     ///
     /// # Errors
-    /// [`GroupError::Captured`]: a graph keeps nothing, and may run at any time; the owner is
-    /// dropped. [`GroupError::Thread`]: the thread could not be started; the owner is kept until a later call
-    /// has started it.
+    /// [`GroupError::Captured`] if a graph captured the operation: the owner is dropped, because a graph does not keep
+    /// owners and may be launched at any time. [`GroupError::Thread`] if the separate thread could not be started: the
+    /// owner is kept, at least until a later call has started the thread.
     pub fn keep(&self, owner: impl Send + 'static) -> Result<()> {
         self.keep_in(owner, |keeper| &mut keeper.kept)
     }
 
-    /// Like [`keep`](Self::keep), but drops `owner` also when the group has ended, although the operation may still
-    /// run.
+    /// Like [`keep`](Self::keep), but `owner` is dropped as soon as [`is_completed`](Self::is_completed) returns true
+    /// or an error, for example because the group has ended. The operation may still run then.
     pub(super) fn keep_until_ended(&self, owner: impl Send + 'static) -> Result<()> {
         self.keep_in(owner, |keeper| &mut keeper.waiting)
     }
@@ -148,19 +149,21 @@ impl Work {
     }
 }
 
-/// Lets a later call start the thread again if it unwinds. In a seeded world it does so at the end of the world.
+/// Allows a later call to start the thread again after the thread has unwound. In a seeded world (a simulation of the
+/// runtime), the thread unwinds at the end of the world.
 struct Ending;
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // A thread that returns has cleared it under the lock, and another one may run by now.
+        // A thread that returns normally has cleared `is_running` under the lock, and another thread may have been
+        // started since.
         if thread::panicking() {
             keeper().is_running = false;
         }
     }
 }
 
-/// Drops owners whose work is done, until nothing is kept.
+/// Drops owners whose work is complete. Returns when no owners are left.
 fn look_after() {
     let _ending = Ending;
     let [shortest, longest] = PAUSES;

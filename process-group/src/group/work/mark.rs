@@ -1,16 +1,16 @@
-//! Marks: the events before and after an operation on its stream, and the data of the operation.
+//! A mark holds the data of an operation, and the CUDA events before and after the operation on its stream.
 //!
-//! Every operation has an event right after it, although most works are dropped at once. An event that is
-//! recorded later, on demand or with a later call, would not do, because it would also stand for other work
-//! that was enqueued in between:
-//! - A stream that waits for the work would also wait for that other work, which may itself wait for this
-//!   stream.
+//! An event is recorded right after every operation, although most callers drop the [`Work`] at once. An
+//! event that is recorded later, on demand or with a later call, would also wait for other work that was
+//! enqueued in between:
+//! - A stream that waits for the operation would also wait for that other work, which may itself wait for the
+//!   waiting stream.
 //! - The watchdog could not distinguish a late operation from a long-running kernel of the program.
-//! - The program may have destroyed the stream by then.
-//! - At launch it is not known whether an operation is the last one for a while.
+//! - The program may have destroyed the stream before the event is recorded.
+//! - At launch, it is not known whether other operations on the stream will follow soon.
 //!
-//! A mark is reused when it has no other holder. Making its events costs more than recording them, and
-//! counting the references to five objects costs more than counting those to one.
+//! A mark is reused once nothing else refers to it, because making events costs more than recording them. All
+//! data of an operation is in one mark, so that a [`Work`] counts references to one object instead of five.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -29,26 +29,28 @@ use super::{
 };
 use crate::{BoxedResult, record::Span};
 
-/// The mark of a launched operation.
+/// The data and the events of a launched operation.
 pub(super) struct Mark {
     pub(super) operation: &'static str,
     pub(super) sequence: u64,
     pub(super) interval: Interval,
     pub(super) stream: StreamKey,
-    /// Its event was recorded in a capture. The driver refuses to query such an event, and a query during the
-    /// capture invalidates the capture (measured), so it is never queried.
+    /// True if the event `done` was recorded in a stream capture. The driver refuses to query such an event,
+    /// and a query during the capture invalidates the capture (measured). The event is therefore never
+    /// queried.
     pub(super) captured: bool,
-    /// Its records in the flight recorder.
+    /// The operation's records in the flight recorder.
     pub(super) span: Span,
-    /// The event before it, if operations are timed.
+    /// The event before the operation. `None` if the group does not time operations.
     pub(super) start: Option<Lease>,
-    /// The event after it.
+    /// The event after the operation.
     pub(super) done: Lease,
     pub(super) counter: Arc<Counter>,
 }
 
 impl Mark {
-    /// Returns the time between both events, in µs, when both have been passed.
+    /// Returns the time between the events before and after the operation, in µs. `None` without timing. The
+    /// stream must have passed both events.
     pub(super) fn elapsed_us(&self) -> Result<Option<f64>> {
         let Some(start) = &self.start else { return Ok(None) };
         let done = self.done.event();
@@ -57,15 +59,15 @@ impl Mark {
     }
 }
 
-/// The mark of an operation that is not launched yet. It has no other holder.
+/// The mark of an operation that is not launched yet. Nothing else refers to the mark.
 pub(in crate::group) struct Blank {
     mark: Arc<Mark>,
-    /// The time of its group's clock at which the operation begins; see [`Interval`].
+    /// Logical time at which the call began; see [`Interval`].
     pub(super) begun: u64,
 }
 
 impl Blank {
-    /// Makes a mark for an operation of a group.
+    /// Makes a mark for an operation of the group that `counter` belongs to.
     #[cold]
     pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> BoxedResult<Self, GroupError> {
         let mark = Mark {
@@ -82,13 +84,15 @@ impl Blank {
         Ok(Self { mark: Arc::new(mark), begun: 0 })
     }
 
-    /// Returns the mark of a finished work for reuse, if it has no other holder.
+    /// Returns the mark of a finished work for reuse, if nothing else refers to the mark.
     pub(super) fn again(work: Work) -> Option<Self> {
-        // There are no weak references, and only the holder of the single reference could clone it.
+        // The check does not race: there are no weak references, and only this function holds the last
+        // reference.
         (Arc::strong_count(&work.mark) == 1).then_some(Self { mark: work.mark, begun: 0 })
     }
 
-    /// Records the event before the operation, if operations are timed. Captured operations are not timed.
+    /// Records the event before the operation, if the group times operations. Captured operations are not
+    /// timed.
     #[inline]
     pub(in crate::group) fn start(&mut self, stream: &Stream) -> BoxedResult<(), GroupError> {
         match &self.mark.start {
@@ -97,7 +101,8 @@ impl Blank {
         }
     }
 
-    /// Records the event after the launched operation, which has number `sequence` in its group.
+    /// Records the event after the launched operation, and returns its work. `sequence` is the operation's
+    /// number in the group, and `span` its records in the flight recorder.
     #[inline(always)]
     pub(in crate::group) fn done(
         mut self,
@@ -121,7 +126,8 @@ impl Blank {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(in crate::group) struct StreamKey {
     handle: usize,
-    /// The thread, for the handle that means a different stream on each thread.
+    /// The calling thread, if `handle` is that of the per-thread default stream, which denotes a different
+    /// stream on each thread. Otherwise `None`.
     thread: Option<ThreadId>,
 }
 
@@ -138,16 +144,16 @@ fn this_thread() -> Option<ThreadId> {
     Some(thread::current().id())
 }
 
-/// The pool of events of marks that were dropped.
+/// A group's pool of events. Events return to the pool when their marks are dropped.
 pub(in crate::group) struct Marks {
     context: Context,
-    /// True if operations are timed.
+    /// True if the group times operations.
     timing: bool,
     free: Mutex<Vec<Event>>,
 }
 
 impl Marks {
-    /// The most events that are kept.
+    /// Maximum number of free events in the pool.
     const KEPT: usize = 1024;
 
     pub(in crate::group) fn new(context: &Context, timing: bool) -> Arc<Self> {
@@ -167,8 +173,8 @@ impl Marks {
     }
 }
 
-/// An event from the pool. A stream that waits for an event waits for its last record at that time, so the
-/// event may be reused at once.
+/// An event from the pool. An event may be recorded again while streams wait for it, because a stream waits
+/// for the record that was the last one when the wait was enqueued.
 pub(super) struct Lease {
     /// `Some` until the drop returns it to the pool.
     event: Option<Event>,
@@ -180,7 +186,7 @@ impl Lease {
         self.event.as_ref().unwrap_or_else(|| unreachable!("a lease holds its event until it is dropped"))
     }
 
-    /// Records it before an operation.
+    /// Records the event before an operation, unless the stream is being captured.
     #[cold]
     fn record_timed(&self, stream: &Stream) -> BoxedResult<(), GroupError> {
         if stream.capture_status()? == CaptureStatus::None {

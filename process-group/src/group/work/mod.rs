@@ -2,9 +2,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mark` | the events before and after an operation on its stream, which are reused |
-//! | `outstanding` | the works of every stream that are not known to be done |
-//! | `keep` | owners of memory, kept until operations are done |
+//! | `mark` | the data of an operation, and the events before and after it, which are reused |
+//! | `outstanding` | the works that are not known to be complete, by stream |
+//! | `keep` | keeps the owners of buffers until operations are complete |
 //! | `future` | waiting in asynchronous programs |
 
 mod future;
@@ -26,17 +26,18 @@ pub(super) use self::{
 use super::{GroupError, Result};
 use crate::{profile, record::ticks, store::Deadline};
 
-/// An operation that was enqueued.
+/// Handle of an operation that was enqueued on a stream.
 ///
-/// It holds no memory. The caller keeps buffers valid until it is done, or passes their owners to
-/// [keep](Self::keep). Dropping it has no effect on the operation.
+/// A `Work` does not hold the operation's buffers. The caller keeps the buffers valid until the operation is
+/// complete, or passes their owners to [`keep`](Self::keep). Dropping a `Work` has no effect on the
+/// operation.
 #[derive(Clone)]
 pub struct Work {
     mark: Arc<Mark>,
 }
 
 impl Work {
-    /// Returns its number among the group's operations, beginning with 1.
+    /// Returns the operation's number among this rank's operations in the group, starting at 1.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.mark.sequence
@@ -48,21 +49,22 @@ impl Work {
         self.mark.operation
     }
 
-    /// Returns its key among the group's works.
+    /// Returns a key that is unique among the group's works. Keys increase in the order in which works are
+    /// added to [`Outstanding`].
     pub(super) fn key(&self) -> u64 {
         self.mark.interval.recorded
     }
 
-    /// Returns true if a graph captured it, so that it was not enqueued itself.
+    /// Returns true if the call was captured into a graph, so that the operation itself was not enqueued.
     pub(super) fn is_captured(&self) -> bool {
         self.mark.captured
     }
 
-    /// Makes `stream` wait until the operation is done; the host does not wait. Does nothing for the stream
-    /// that it was enqueued on.
+    /// Makes `stream` wait until the operation is complete. The host does not wait. Does nothing if `stream`
+    /// is the stream on which the operation was enqueued.
     ///
     /// # Errors
-    /// [`GroupError::Driver`].
+    /// [`GroupError::Driver`] if the driver refuses the wait.
     pub fn order_before(&self, stream: &Stream) -> Result<()> {
         let done = self.mark.done.event();
         if StreamKey::of(stream) == self.mark.stream && stream.context() == done.context() {
@@ -71,23 +73,24 @@ impl Work {
         Ok(stream.wait(done)?)
     }
 
-    /// Waits on the host until the operation is done, at most for the group's timeout.
+    /// Blocks the calling thread until the operation is complete, for at most the group's timeout.
     ///
     /// # Errors
-    /// As for [`wait_until`](Self::wait_until).
+    /// Those of [`wait_until`](Self::wait_until).
     pub fn wait(&self) -> Result<()> {
         self.wait_until(Deadline::after(self.mark.counter.timeout))
     }
 
-    /// Waits on the host until the operation is done, or until the deadline.
+    /// Blocks the calling thread until the operation is complete, or until the deadline.
     ///
     /// # Errors
-    /// The error that ended the group, as soon as it is known: [`GroupError::Lost`],
-    /// [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`].
-    /// [`GroupError::Path`] if another member has ended messages and has not reported why in time, or by the
-    /// deadline. [`GroupError::WorkTimeout`] after the deadline, with the members that have not joined unless
-    /// the deadline is shorter than a second. [`GroupError::Comm`] for an asynchronous error;
-    /// [`GroupError::Captured`]; [`GroupError::Driver`].
+    /// The error that ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
+    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Path`] if another
+    /// member has given up messages on the group's path, and the reason is not known in time, or not by the
+    /// deadline. [`GroupError::WorkTimeout`] after the deadline. This error names the members that have not
+    /// joined, if the deadline was at least a second away at the start. [`GroupError::Comm`] for an
+    /// asynchronous error. [`GroupError::Captured`] if a graph captured the operation. [`GroupError::Driver`]
+    /// if a query of the device fails.
     pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.health.explain(self.look_until(deadline))
     }
@@ -105,7 +108,7 @@ impl Work {
                 Err(error) => return Err(health.conclude(error, deadline)),
             }
             if asked.is_none() && Self::asks(deadline) {
-                // A later answer would not arrive in time.
+                // A later answer could not be part of the error that is returned at the deadline.
                 let until = Deadline::after(deadline.remaining() / 4 * 3);
                 asked = Some(health.ask_aside(until));
             }
@@ -117,7 +120,8 @@ impl Work {
                     waited: deadline.waited(),
                     progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
-                // The member that has given up is known sooner than its reason.
+                // If a member has given up messages, report that member: this is known earlier than the
+                // reason.
                 let error = health.given_up().map_or_else(timeout, |(_, peer)| health.gave_up(peer));
                 return Err(self.trouble(error));
             }
@@ -129,8 +133,8 @@ impl Work {
         }
     }
 
-    /// Returns true when it is time to ask the members for their progress, so that the error can report it at
-    /// the deadline. Waits of less than a second do not ask, since callers tend to repeat them.
+    /// Returns true when it is time to query the members' progress, so that the error at the deadline can
+    /// report it. Waits of less than a second make no query, because callers tend to repeat such waits.
     fn asks(deadline: Deadline) -> bool {
         const SHORTEST: Duration = Duration::from_secs(1);
         const LONGEST: Duration = Duration::from_secs(2);
@@ -138,22 +142,24 @@ impl Work {
         timeout >= SHORTEST && deadline.remaining() <= LONGEST.min(timeout / 4)
     }
 
-    /// Reports an error to the flight recorder and the profilers.
+    /// Reports an error to the flight recorder and the profilers, and returns the error.
     fn trouble(&self, error: GroupError) -> GroupError {
         self.mark.counter.log.recorder().trouble();
         profile::trouble(self.mark.operation, &self.mark.counter.name, &error);
         error
     }
 
-    /// Returns true if the operation is done.
+    /// Returns true if the operation is complete. Does not block.
     ///
     /// # Errors
-    /// [`GroupError::Lost`]: the operation may have been given up. [`GroupError::Path`]: another
-    /// member has given it up, and has not reported why in time. [`GroupError::Captured`] for a captured
-    /// operation. [`GroupError::Driver`], also for errors of earlier work on the device.
+    /// The error that ended the group, for example [`GroupError::Lost`], because the operation may have been
+    /// given up. [`GroupError::Path`] if another member has given up messages on the group's path, and has
+    /// not reported the reason in time. [`GroupError::Captured`] if a graph captured the operation.
+    /// [`GroupError::Driver`] if a query of the device fails, also because of an error of earlier work on the
+    /// device.
     pub fn is_completed(&self) -> Result<bool> {
         let done = self.is_done()?;
-        // Checked afterwards, because aborted, revoked and given-up work looks done as well.
+        // Checked after the query, because aborted, revoked and given-up operations look complete too.
         let health = &self.mark.counter.health;
         health.check_work()?;
         if done {
@@ -162,7 +168,7 @@ impl Work {
         Ok(done && !health.is_given_up()?)
     }
 
-    /// Returns true if no part of it runs any more.
+    /// Returns true if no part of the operation runs any more, whether or not the operation was successful.
     fn is_done(&self) -> Result<bool> {
         if self.mark.captured {
             return Err(self.captured());
@@ -174,9 +180,9 @@ impl Work {
         Ok(done)
     }
 
-    /// Returns the time that the operation took on its stream, in µs, including the wait for the other
-    /// members and other work that was enqueued there in between. `None` until it is done, and without
-    /// [timing](super::Builder::timing).
+    /// Returns the time that the operation took on its stream, in µs. This includes the wait for the other
+    /// members, and work that other threads enqueued on the stream during the call. `None` until the
+    /// operation is complete, and in groups without [timing](super::Builder::timing).
     ///
     /// # Errors
     /// Those of [`is_completed`](Self::is_completed).
@@ -187,7 +193,7 @@ impl Work {
         self.mark.elapsed_us()
     }
 
-    /// Returns true if the stream has passed an event.
+    /// Returns true if the stream has passed the event of `mark`.
     fn passed(&self, mark: &Lease) -> Result<bool> {
         let event = mark.event();
         let query = || {
@@ -201,13 +207,16 @@ impl Work {
         })
     }
 
-    /// Tells the flight recorder that it is done. The time is `now`, unless that was recorded before.
+    /// Records in the flight recorder that the operation is complete. `now` returns the time, which is
+    /// ignored if a time was recorded before.
     fn tell_done(&self, now: impl FnOnce() -> u64) {
-        // If the driver does not report the duration, the operation is recorded as done without one.
+        // If the driver does not report the duration, the operation is recorded as complete without a
+        // duration.
         self.mark.counter.log.completed(self.mark.span, now, || self.mark.elapsed_us().ok().flatten());
     }
 
-    /// Tells the flight recorder that it has begun, if so. Returns true if it has.
+    /// Returns true if the operation has started, and records that in the flight recorder. Always false
+    /// without timing.
     fn tell_started(&self) -> bool {
         let started = self.mark.start.as_ref().is_some_and(|start| self.passed(start).unwrap_or(false));
         if started {

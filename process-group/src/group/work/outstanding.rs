@@ -1,13 +1,14 @@
-//! The works of every stream that are not known to be done.
+//! The works that are not known to be complete, by stream.
 //!
-//! The thread that launches a work records its event. It holds no lock during that call or any other call of
-//! the driver, so a call that hangs blocks no other thread. If several threads share a stream, works may
-//! therefore be added in an order that differs from that of their events. Each work has the [`Interval`] in
-//! which its event was recorded. Events of intervals that do not overlap are in the order of the intervals.
-//! Works with overlapping intervals are queried one by one; there are never more of them than threads that
-//! call at a time.
+//! The thread that launches a work also records the work's event. No lock is held during a driver call, so a
+//! driver call that hangs blocks no other thread. If several threads share a stream, their works may
+//! therefore be added in an order that differs from the order of their events. Each work has the [`Interval`]
+//! in which its event was recorded. If the intervals of two works do not overlap, their events are in the
+//! order of the intervals. Works with overlapping intervals are queried one by one. At most as many intervals
+//! overlap at a time as threads launch at the same time.
 //!
-//! A work stays until it, or one with a later event, was seen to be done.
+//! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
+//! The last work of a stream stays longer.
 
 use std::{
     collections::VecDeque,
@@ -29,55 +30,57 @@ use crate::{
     sync::{Mutex, MutexGuard},
 };
 
-/// The interval in which a work's event was recorded: after `begun` and before `recorded`, by the clock of
-/// its [`Outstanding`].
+/// The interval in which a work's event was recorded: after `begun` and before `recorded`, both in logical
+/// time of the work's [`Outstanding`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::group) struct Interval {
     pub(super) begun: u64,
-    /// 0: it is not added yet. No two works of a group have the same.
+    /// Unique among the works of a group. 0 while the work is not added yet.
     pub(super) recorded: u64,
 }
 
 impl Interval {
-    /// Returns true if its event comes before the other's, provided that both are on one stream.
+    /// Returns true if the event of this interval comes before the event of `later`, provided that both are
+    /// on the same stream.
     fn precedes(self, later: Self) -> bool {
         self.recorded < later.begun
     }
 }
 
-/// The properties of a work that this module needs.
+/// The properties of a work that this module needs. Model checks implement this trait without a driver.
 pub(in crate::group) trait Tracked: Clone {
     type Stream: Copy + PartialEq;
-    /// A reusable part of a dropped work.
+    /// The part of a finished work that a new work can reuse.
     type Blank;
 
     fn stream(&self) -> Self::Stream;
     fn interval(&self) -> Interval;
-    /// Called when the work is added. It has no other holder yet.
+    /// Sets the end of the work's interval. Called when the work is added, while nothing else refers to the
+    /// work.
     fn set_recorded(&mut self, recorded: u64);
-    /// Asks the driver. If the driver fails, the work is not known to be done.
+    /// Queries the driver. Returns true if the work is complete, and false if it is not or the query fails.
     fn is_known_done(&self) -> bool;
-    /// Reports that it was seen to be done at `now`, unless that was reported before.
+    /// Records that the work was seen to be complete at `now`, unless that was recorded before.
     fn tell_done(&self, now: u64);
-    /// Returns its reusable part, if it has no other holder.
+    /// Returns the work's reusable part, if nothing else refers to the work.
     fn recycle(self) -> Option<Self::Blank>;
 }
 
-/// The works of every stream of a group that are not known to be done, and each stream's last work.
+/// For each stream of a group: the works that are not known to be complete, and the last work.
 pub(in crate::group) struct Outstanding<W: Tracked = Work> {
     state: Mutex<State<W>>,
 }
 
 struct State<W: Tracked> {
-    /// Advances when a work begins and when it is added.
+    /// Logical time. Advances when a work begins and when a work is added.
     clock: u64,
     streams: Vec<StreamWorks<W>>,
-    /// Reusable parts of dropped works.
+    /// Reusable parts of works that were complete.
     blanks: Vec<W::Blank>,
 }
 
-/// The works of one stream, in the order in which they were added; never empty. All are of the group's
-/// context, so their keys identify streams.
+/// The works of one stream, in the order in which they were added. Never empty. All streams belong to the
+/// group's context, so `stream` identifies a stream uniquely.
 struct StreamWorks<W: Tracked> {
     stream: W::Stream,
     works: VecDeque<W>,
@@ -90,19 +93,21 @@ impl<W: Tracked> Default for Outstanding<W> {
 }
 
 impl<W: Tracked> Outstanding<W> {
-    /// The number of works of a stream after which the oldest are queried, and the number queried at a time.
-    /// A query costs as much as ten event records.
+    /// The oldest works of a stream are checked, with one query, each time the number of the stream's works
+    /// reaches a multiple of this. At most this many works are removed at a time. A query costs as much as
+    /// ten event records.
     const STRIDE: usize = 128;
-    /// The number of streams above which streams without open work are removed.
+    /// Number of streams above which streams without incomplete work are removed.
     const STREAMS: usize = 16;
-    /// The most blanks that are kept.
+    /// Maximum number of blanks that are kept.
     const BLANKS: usize = 1024;
 
     fn state(&self) -> MutexGuard<'_, State<W>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a work: returns its time, and a blank to make it from. Its event is recorded after this.
+    /// Begins a work. Returns the logical time, and a blank for the work if one is kept. The work's event
+    /// must be recorded after this call.
     #[inline(always)]
     fn begin(&self) -> (u64, Option<W::Blank>) {
         let mut state = self.state();
@@ -110,7 +115,7 @@ impl<W: Tracked> Outstanding<W> {
         (state.clock, state.blanks.pop())
     }
 
-    /// Adds a work whose event is recorded.
+    /// Adds a work whose event is already recorded, and returns the work.
     #[inline(always)]
     pub(in crate::group) fn put(&self, mut work: W) -> W {
         let stream = work.stream();
@@ -135,18 +140,19 @@ impl<W: Tracked> Outstanding<W> {
         work
     }
 
-    /// Returns the works of every stream of which one is done last. When they are done, all work is.
+    /// Returns, for every stream, the works whose events may be the stream's last. When these works are
+    /// complete, all works are.
     pub(in crate::group) fn latest(&self) -> Vec<W> {
         self.state().streams.iter().flat_map(StreamWorks::latest).collect()
     }
 
-    /// Returns true if all works are done.
+    /// Returns true if all works are known to be complete.
     fn is_done(&self) -> bool {
         self.latest().iter().all(W::is_known_done)
     }
 
-    /// Returns the oldest work of every stream that is not done. Costs one query for a stream without
-    /// changes.
+    /// Removes complete works, and returns the oldest incomplete work of every stream that has one. Makes one
+    /// query for a stream whose oldest work is still incomplete.
     pub(in crate::group) fn settle(&self) -> Vec<W> {
         let first = |known: &StreamWorks<W>| known.works.front().cloned();
         let oldest: Vec<W> = self.state().streams.iter().filter_map(first).collect();
@@ -157,19 +163,20 @@ impl<W: Tracked> Outstanding<W> {
         oldest.into_iter().filter_map(open).collect()
     }
 
-    /// Returns the first works of a stream, at most `count`.
+    /// Returns the first works of `stream`, in the order in which they were added, at most `count`.
     fn first(&self, stream: W::Stream, count: usize) -> Vec<W> {
         let state = self.state();
         let known = state.streams.iter().find(|known| known.stream == stream);
         known.map_or(Vec::new(), |known| known.works.iter().take(count).cloned().collect())
     }
 
-    /// Returns all works, by stream.
+    /// Returns all works of each stream.
     fn all(&self) -> Vec<Vec<W>> {
         self.state().streams.iter().map(|known| known.works.iter().cloned().collect()).collect()
     }
 
-    /// Queries these works of one stream, removes those that are done, and returns the others in their order.
+    /// Queries these works of one stream, removes the complete ones, and returns the others in the same
+    /// order.
     fn sweep(&self, works: Vec<W>) -> Vec<W> {
         let is_done = find_done(&works);
         let (mut done, mut open) = (Vec::new(), Vec::new());
@@ -180,7 +187,7 @@ impl<W: Tracked> Outstanding<W> {
         open
     }
 
-    /// Removes the oldest works of a stream if they are done, with one query.
+    /// Removes the oldest works of a stream, if one query shows that they are complete.
     #[cold]
     fn trim(&self, stream: W::Stream) {
         let mut works = self.first(stream, Self::STRIDE);
@@ -192,7 +199,7 @@ impl<W: Tracked> Outstanding<W> {
         }
     }
 
-    /// Removes streams without open work. Programs create and destroy streams.
+    /// Removes streams without incomplete work, because programs may create and destroy many streams.
     #[cold]
     fn forget_idle_streams(&self) {
         let mut idle = Vec::new();
@@ -205,16 +212,17 @@ impl<W: Tracked> Outstanding<W> {
         let is_idle = |known: &mut StreamWorks<W>| {
             known.works.len() == 1 && idle.contains(&(known.stream, known.works[0].interval()))
         };
-        // Dropped after the lock is released, because events may be destroyed.
+        // `gone` is dropped after the lock is released, because the drop may destroy events.
         let gone: Vec<_> = self.state().streams.extract_if(.., is_idle).collect();
         drop(gone);
     }
 
-    /// Removes works of one stream that are done, in the order in which they were added. The stream's last
-    /// one stays.
+    /// Removes complete works of one stream, except the stream's last work. `done` is in the order in which
+    /// the works were added.
     fn forget(&self, done: Vec<W>) {
         let Some(stream) = done.first().map(W::stream) else { return };
-        // Before they are removed, so that a concurrent dump finds them either here or recorded as done.
+        // The works are recorded as complete before they are removed, so that a concurrent dump finds each
+        // work either here or recorded as complete.
         let now = ticks();
         done.iter().for_each(|work| work.tell_done(now));
         if let Some(known) = self.state().streams.iter_mut().find(|known| known.stream == stream) {
@@ -224,14 +232,14 @@ impl<W: Tracked> Outstanding<W> {
         let mut state = self.state();
         let room = Self::BLANKS.saturating_sub(state.blanks.len());
         state.blanks.extend(blanks.drain(..room.min(blanks.len())));
-        // Works that do not fit in the pool are dropped after the lock is released, because events may be
-        // destroyed.
+        // Blanks that do not fit in the pool are dropped after the lock is released, because the drop may
+        // destroy events.
         drop(state);
     }
 }
 
 impl<W: Tracked> StreamWorks<W> {
-    /// Returns the last work, and those whose events may come after its own.
+    /// Returns the last work, and the works whose events may come after the last work's event.
     fn latest(&self) -> impl Iterator<Item = W> {
         let mut newest = 0;
         let may_be_last = move |work: &&W| {
@@ -243,8 +251,8 @@ impl<W: Tracked> StreamWorks<W> {
         self.works.iter().rev().take_while(may_be_last).cloned()
     }
 
-    /// Removes these works, except the last of the stream. Another thread may have removed some of them
-    /// before.
+    /// Removes the works `done`, except the last work of the stream. Another thread may have removed some of
+    /// them before.
     fn forget(&mut self, done: &[W]) {
         let entered = |work: &W| work.interval().recorded;
         let mut left = done.iter().map(entered).peekable();
@@ -253,7 +261,8 @@ impl<W: Tracked> StreamWorks<W> {
         {
             self.works.pop_front();
         }
-        // The rest lies between works of other threads.
+        // The remaining works are not at the front: incomplete works that other threads launched lie between
+        // them.
         if left.peek().is_some() {
             let last = self.works.back().map(entered);
             let is_done = |at| done.binary_search_by_key(&at, entered).is_ok();
@@ -262,12 +271,13 @@ impl<W: Tracked> StreamWorks<W> {
     }
 }
 
-/// Returns which works of one stream are done. Uses as many queries as a binary search, and one for each work
-/// whose event may be on either side of the stream's current position.
+/// Returns, for each of these works of one stream, whether the work is complete. Makes as many queries as a
+/// binary search, and one more for each work whose order relative to the stream's current position does not
+/// follow from the intervals.
 fn find_done<W: Tracked>(works: &[W]) -> Vec<bool> {
     let mut is_done = vec![false; works.len()];
     let mut open: Vec<usize> = (0..works.len()).collect();
-    // Often all are done.
+    // The last work is queried first, because often all works are complete.
     let mut next = open.len().saturating_sub(1);
     while !open.is_empty() {
         let asked = open.remove(next);
@@ -316,7 +326,7 @@ impl Tracked for Work {
 }
 
 impl Outstanding {
-    /// Returns a mark for the next operation, whose event is recorded after this.
+    /// Returns a blank for the next operation. The operation's event must be recorded after this call.
     #[inline(always)]
     pub(in crate::group) fn blank(
         &self,

@@ -1,4 +1,4 @@
-//! Models threads that record calls in a ring of one or two slots, and one that reads.
+//! Model checks: threads record calls in a ring of one or two slots, while another thread reads the ring.
 
 use std::{panic::Location, sync::Arc};
 
@@ -28,8 +28,8 @@ fn write(ring: &Ring, value: u64) -> u64 {
     ring.write(&call, || position, Span::default(), Location::caller(), value)
 }
 
-/// Returns the calls in the ring. Checks that every record is of one call, and is done at the time of that
-/// call, if at all.
+/// Returns the value of each record in the ring. Checks that all fields of a record are from the same call,
+/// and that its completion time is 0 or that call's value.
 fn values(ring: &Ring) -> Vec<u64> {
     let value = |record: Record| {
         let (value, Position { group, collective, messages, pair, .. }) = (record.created, record.position);
@@ -46,7 +46,7 @@ fn spawn(ring: &Arc<Ring>, run: impl FnOnce(&Ring) + Send + 'static) -> thread::
     thread::spawn(move || run(&ring))
 }
 
-/// Launches and completes a call. The driver is asked for its duration.
+/// Records a call, and then its completion with a duration.
 fn launch(ring: &Ring, value: u64) {
     let span = Span::default().with(write(ring, value));
     ring.completed(span, || value, || value);

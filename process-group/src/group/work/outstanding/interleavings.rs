@@ -1,4 +1,4 @@
-//! Models threads that launch on one stream, query completion, and wait.
+//! Model checks: threads launch works on one stream, while other threads query their completion.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ struct Stream {
 #[derive(Clone)]
 struct FakeWork {
     stream: Arc<Stream>,
-    /// The index of its event.
+    /// The index of the work's event in its stream.
     place: usize,
     interval: Interval,
 }
@@ -74,8 +74,8 @@ impl Group {
         self.stream.passed.store(passed, Ordering::Relaxed);
     }
 
-    /// Called when every call has returned and the stream has not passed the last `open` events. Checks that
-    /// all queries agree.
+    /// Makes the stream pass all but the last `open` of the `launched` events, and checks that all queries
+    /// agree with that. Called when all threads have ended.
     fn judge(&self, launched: usize, open: usize) {
         let passed = launched - open;
         self.pass(passed);
@@ -90,7 +90,7 @@ impl Group {
     }
 }
 
-/// Starts threads that launch so many works each.
+/// Starts one thread for each element of `calls`. The thread launches that many works.
 fn launching(group: &Group, calls: &[usize]) -> Vec<thread::JoinHandle<()>> {
     let launch = |calls: usize| {
         let group = group.clone();
@@ -132,7 +132,7 @@ fn who_looks_meanwhile_forgets_nothing_that_is_open() {
     }
 }
 
-/// More threads than loom can explore exhaustively.
+/// Not run under loom, which cannot explore this many threads exhaustively.
 #[cfg(not(loom))]
 #[test]
 fn many_threads_launch_and_look() {
@@ -156,7 +156,7 @@ fn many_threads_launch_and_look() {
     });
 }
 
-/// The watchdog and a thread that dumps.
+/// Two threads query at the same time, like the watchdog and a thread that writes a dump.
 #[test]
 fn two_who_look_forget_the_same_once() {
     check(|| {
