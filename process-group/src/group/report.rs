@@ -65,7 +65,7 @@ impl RegistrationStatus {
             Self::Foreign => Some("in no segment of an allocator that is followed"),
             Self::Remappable => Some("in a re-mappable pool"),
             Self::NotExportable => Some("in a pool whose memory cannot be exported"),
-            Self::Late => Some("in an allocator that was attached after the group was made"),
+            Self::Late => Some("in an allocator that was attached after the communicator was made"),
         }
     }
 }
