@@ -147,13 +147,18 @@ impl GroupParts {
         let mut has_acted = false;
         let grown = all.make(Readiness::ready(), deadline, |_, until, go_on| {
             has_acted = true;
+            // The end of the old group aborts its communicator, which waits for NCCL's call.
+            let mut go_on = || {
+                go_on()?;
+                old.map_or(Ok(()), |old| old.counter.health.check())
+            };
             let id = match parent {
                 Some(parent) if self.rank == 0 => {
                     let id = parent.growth_id(until)?;
                     self.job.set(UNIQUE_ID, id.as_bytes())?;
                     id
                 }
-                _ => wait_for_id(&self.job, &made, until, go_on)?,
+                _ => wait_for_id(&self.job, &made, until, &mut go_on)?,
             };
             let id = (self.rank == 0 || parent.is_none()).then_some(id);
             made.grow_from(parent, id, until, go_on).or_else(|error| match error {

@@ -1,17 +1,24 @@
 //! Groups that grow: new ranks join the members of a group.
 
-use std::{env, net::TcpListener, process::Child, time::Duration};
+use std::{
+    env,
+    net::TcpListener,
+    process::Child,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, Origin, ReduceOp, wait_for_dropped},
     group::{Buffer, Builder, Disagreement, GroupError, P2pPolicy, Request},
-    store::TcpStore,
+    store::{Store, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
 
-use super::common::{Rank, faithful, far, machine, machine_with, values};
+use super::common::{Machine, Rank, faithful, far, machine, machine_with, values};
+use super::hooked::Hooked;
 use super::processes::{all_succeed, spawn_with};
 
 /// The tests' release, above the first one that grows.
@@ -234,6 +241,42 @@ rusty_fork_test! {
         });
         assert!(wait_for_dropped(far()));
     }
+
+    /// The members wait inside NCCL for the new rank.
+    #[test]
+    fn the_end_of_the_old_group_ends_it_before_the_deadline() {
+        // The hook of a store has no borrows.
+        let machine: &'static Machine = Box::leak(Box::new(machine_with(3, RELEASE)));
+        process_group::comm::set_drop_error_hook(|_| ());
+        machine.ranks(3, |rank| {
+            let builder = || rank.builder().heartbeat(Duration::from_millis(100));
+            if rank.rank == 2 {
+                let store = rank.store.clone();
+                let late = move |call: &'static str, key: &str| {
+                    if call == "check" && key.ends_with("grow/unique_id") {
+                        store.wait(&[key], far())?;
+                        let error = Injection::new("ncclCommGetAsyncError", Action::Fail(2));
+                        machine.world.faults().inject(error).unwrap();
+                        store.wait(&["over/0", "over/1"], far())?;
+                    }
+                    Ok(())
+                };
+                let builder = builder().store(Arc::new(Hooked::new(&rank.store, late))).epoch(1);
+                let error = builder.join_grown().unwrap_err();
+                assert!(matches!(error, GroupError::Unmade { rank: 0 | 1, .. }), "{error}");
+                return;
+            }
+            let old = builder().world_size(2).build().unwrap();
+            let began = Instant::now();
+            let error = old.grow(builder().epoch(1)).unwrap_err();
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}: {error}", began.elapsed());
+            rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
+            let is_told = matches!(error, GroupError::MemberFailed { .. } | GroupError::Unmade { rank: 0 | 1, .. });
+            assert!(is_told, "{error}");
+            old.abort(far()).unwrap();
+        });
+        assert!(wait_for_dropped(far()));
+    }
 }
 
 /// The body of a rank in the tests below. Rank 0 hosts the store for both groups unless a test hosts it.
@@ -263,7 +306,7 @@ fn one_rank() {
     }
     let grown = grown.unwrap();
     if let Some(old) = old {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         old.destroy(far()).unwrap();
         assert!(began.elapsed() < Duration::from_secs(8), "the store stays for the new group");
     }
