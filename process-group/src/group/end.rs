@@ -90,17 +90,17 @@ impl GroupHealth {
     /// that member end.
     fn end_children(&self, end: &End, left: Option<usize>) {
         let pending_children = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let is_over = |child: &Arc<Self>| match end {
+        let is_over = |child: &Self| match end {
             End::Force(_) => true,
             End::Trouble(_) => left.is_some_and(|rank| child.ranks.contains(&rank)),
         };
         let children = pending_children.iter().filter_map(Weak::upgrade);
-        children.filter(|child| is_over(&child.0)).for_each(|child| child.0.end(end.clone()));
+        children.filter(|child| is_over(child.health())).for_each(|child| child.end(end.clone()));
     }
 
-    /// Checks this group, which was just made. Fails if a member left the parent group while this rank made the group.
-    /// The other members may have made the group earlier without an error, so this rank notifies them that it has
-    /// failed.
+    /// Checks a group that was just made and detached from its parent. Fails if a member left the parent group meanwhile.
+    /// Only this rank may know that, because others had made the group before. So it tells them that it does not have the
+    /// group.
     pub(super) fn check_made(&self) -> Result<()> {
         let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
             return Ok(());
@@ -252,5 +252,40 @@ impl Drop for Membership {
     fn drop(&mut self) {
         self.0.leave(Force::Dropped);
         self.0.forget_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::record::Recorder;
+
+    fn health(ranks: &[usize], place: usize) -> Arc<GroupHealth> {
+        let recorder = Recorder::new(ranks[place], "test".into(), String::new(), None);
+        let (name, ranks, heartbeat) = ("test".into(), ranks.into(), Duration::from_millis(1));
+        GroupHealth::begin(&name, &ranks, place, &recorder, heartbeat, recorder.signal())
+    }
+
+    fn left(rank: usize) -> End {
+        let (group, how, members) = (String::new(), String::new(), Unsent::default());
+        End::Trouble(Trouble::Left { group, rank, how, collectives: 0, members })
+    }
+
+    #[test]
+    fn the_parents_end_reaches_a_child_until_it_is_detached() {
+        let (parent, child) = (health(&[0, 1], 0), health(&[0, 1], 0));
+        let pending = parent.link_child(&child);
+        parent.end(left(1));
+        pending.detach();
+        assert!(child.was_left());
+
+        // A thread of the watch has found the child, and ends it after this rank has made it.
+        let child = health(&[0, 1], 0);
+        let found = health(&[0, 1], 0).link_child(&child);
+        found.detach();
+        found.end(left(1));
+        assert!(!child.is_over());
     }
 }

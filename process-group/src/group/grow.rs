@@ -11,7 +11,7 @@ use bootstrap::runtime;
 use super::{
     Builder, GroupError, ProcessGroup, Result,
     builder::Source,
-    form::Readiness,
+    form::{Readiness, stay_away},
     group_parts::GroupParts,
     meeting::{Meeting, follow_up},
 };
@@ -122,7 +122,7 @@ impl GroupParts {
         config: Config,
         deadline: Deadline,
     ) -> Result<Communicator> {
-        let _pending = old.map(|old| old.counter.health.link_child(&self.health));
+        let pending = old.map(|old| old.counter.health.link_child(&self.health));
         let all = Meeting {
             health: Some(&self.health),
             job: &self.job,
@@ -173,6 +173,11 @@ impl GroupParts {
                 parent.into_iter().chain([&made]).for_each(|it| it.give_up(&error_text(error)));
             }
         })?;
+        if let Some(pending) = pending {
+            pending.detach();
+            // Only this rank may know that a member has left the old group.
+            self.health.check().inspect_err(|_| stay_away(&self.job, &self.path, all.rank))?;
+        }
         Ok(made)
     }
 }

@@ -84,8 +84,37 @@ pub(super) enum End {
     Force(Force),
 }
 
-/// A child group that is being made of a parent group's members. An abort of the parent group ends the child group.
-pub(super) struct PendingChild(pub(super) Arc<GroupHealth>);
+/// A group that is being made of another's members: an abort of that one ends it.
+pub(super) struct PendingChild {
+    health: Arc<GroupHealth>,
+    /// The parent's end if that came first, `None` if the group was made first. Set once, so a group that was made is
+    /// not ended later by a thread that has found it pending.
+    outcome: OnceLock<Option<End>>,
+}
+
+impl PendingChild {
+    /// Returns the child's health.
+    pub(super) fn health(&self) -> &Arc<GroupHealth> {
+        &self.health
+    }
+
+    /// Ends the child with its parent's `end`, unless it was detached.
+    pub(super) fn end(&self, end: End) {
+        if self.outcome.set(Some(end.clone())).is_ok() {
+            self.health.end(end);
+        }
+    }
+
+    /// Detaches the child, which was made, from its parent. If the parent's end came first, the child has ended when
+    /// this returns.
+    pub(super) fn detach(&self) {
+        if self.outcome.set(None).is_err()
+            && let Some(Some(end)) = self.outcome.get()
+        {
+            self.health.end(end.clone());
+        }
+    }
+}
 
 impl GroupHealth {
     /// Makes the health of a group. The caller then adds it to the [watch](crate::watch::Watch). `place` is this rank's
@@ -404,14 +433,15 @@ impl GroupHealth {
         self.waits.load(Ordering::Acquire) > 0
     }
 
-    /// Links `child`, a group that is being made of this group's members. While the returned value is held, an abort of
-    /// this group ends `child`.
+    /// Links `child`, a group that is being made of this group's members. An abort of this group ends it until the
+    /// returned value is [detached](PendingChild::detach) or dropped.
     pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
-        let pending_children = Arc::new(PendingChild(child.clone()));
+        let pending_child = PendingChild { health: child.clone(), outcome: OnceLock::new() };
+        let pending_child = Arc::new(pending_child);
         let mut all = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);
-        all.push(Arc::downgrade(&pending_children));
-        pending_children
+        all.push(Arc::downgrade(&pending_child));
+        pending_child
     }
 
     /// Waits until the reason for the group's end arrives from another member, for at most `patience`.

@@ -122,7 +122,7 @@ impl ProcessGroup {
         // The new group's path is set below, when its number is known. The new group's health monitor knows the losses
         // that ended this group. A further loss ends the meeting.
         let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
-        let unborn = self.counter.health.link_child(&parts.health);
+        let pending = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
             _ if self.counter.health.is_over() => State::Gone,
             // Only the owner of an adopted communicator may have NCCL shrink it.
@@ -161,7 +161,7 @@ impl ProcessGroup {
         } else {
             parts.init(id, self.nccl(), self.context(), config, deadline)?
         };
-        drop(unborn);
+        pending.detach();
         group.counter.health.check_made()?;
         group.startup.met(met, numbered);
         Ok(group)

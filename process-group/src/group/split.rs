@@ -98,21 +98,21 @@ impl ProcessGroup {
             (self.counter.health.link_child(&parts.health), id, parts)
         });
         self.counter.health.check()?;
-        let (mut group, unborn) = if self.nccl().has(Feature::SPLIT) && !self.shared_settings.lazy {
+        let (mut group, pending) = if self.nccl().has(Feature::SPLIT) && !self.shared_settings.lazy {
             let (color, key) = placement.map_or((None, 0), |at| (Some(at.group as u32), at.rank as i32));
             let config =
                 parts.as_ref().map_or_else(|| config.clone(), |(.., parts)| parts.config(config.clone()));
             let communicator = self.communicator.split(color, key, &config, deadline);
             let communicator = self.counter.health.explain_making(communicator)?;
-            let (Some((unborn, id, parts)), Some(communicator)) = (parts, communicator) else {
+            let (Some((pending, id, parts)), Some(communicator)) = (parts, communicator) else {
                 return Ok(None);
             };
-            (parts.take(id, communicator, follow_up(deadline))?, unborn)
+            (parts.take(id, communicator, follow_up(deadline))?, pending)
         } else {
-            let Some((unborn, id, parts)) = parts else { return Ok(None) };
-            (parts.init(id, self.nccl(), self.context(), config, deadline)?, unborn)
+            let Some((pending, id, parts)) = parts else { return Ok(None) };
+            (parts.init(id, self.nccl(), self.context(), config, deadline)?, pending)
         };
-        drop(unborn);
+        pending.detach();
         group.counter.health.check_made()?;
         group.startup.met(met, numbered);
         Ok(Some(group))
