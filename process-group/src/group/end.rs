@@ -26,9 +26,9 @@ impl GroupHealth {
 
     /// Ends the group on this rank. Does not block, because threads of the watch and aborting threads call `end`.
     pub(super) fn end(self: &Arc<Self>, end: End) {
-        let (culprit, force) = match &end {
-            End::Trouble(trouble) => (trouble.culprit(), None),
-            End::Force(force) => (None, Some(*force)),
+        let force = match &end {
+            End::Trouble(_) => None,
+            End::Force(force) => Some(*force),
         };
         let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
         if self.end.set(end.clone()).is_err() {
@@ -47,7 +47,7 @@ impl GroupHealth {
         if !has_left {
             self.abort();
         }
-        self.end_children(&end, culprit.filter(|_| has_left));
+        self.end_children(&end);
         let dumps = if has_left { self.is_waiting() } else { force != Some(Force::Dropped) };
         if dumps {
             let recorder = self.recorder.clone();
@@ -85,17 +85,14 @@ impl GroupHealth {
         drop(callback);
     }
 
-    /// Ends child groups that are still being made and would not notice this group's end. An abort or drop of this
-    /// group ends all of them. If a member has left this group, `left` is its rank of the job, and the children with
-    /// that member end.
-    fn end_children(&self, end: &End, left: Option<usize>) {
+    /// Ends child groups that are still being made and do not notice this end themselves.
+    fn end_children(&self, end: &End) {
         let pending_children = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let is_over = |child: &Self| match end {
-            End::Force(_) => true,
-            End::Trouble(_) => left.is_some_and(|rank| child.ranks.contains(&rank)),
-        };
-        let children = pending_children.iter().filter_map(Weak::upgrade);
-        children.filter(|child| is_over(child.health())).for_each(|child| child.end(end.clone()));
+        for child in pending_children.iter().filter_map(Weak::upgrade) {
+            if let Some(end) = child.end_from(self, end) {
+                child.end(end);
+            }
+        }
     }
 
     /// Checks a group that was just made and detached from its parent. Fails if a member left the parent group meanwhile.
@@ -287,5 +284,14 @@ mod tests {
         found.detach();
         found.end(left(1));
         assert!(!child.is_over());
+    }
+    #[test]
+    fn a_grown_child_numbers_the_members_by_their_places() {
+        let parent = health(&[4, 2], 0);
+        let (grown, split) = (health(&[0, 1, 2], 0), health(&[4], 0));
+        let _pending = (parent.link_grown(&grown), parent.link_child(&split));
+        parent.end(left(2));
+        assert_eq!(grown.ended_by().unwrap().0, 1);
+        assert!(!split.is_over());
     }
 }

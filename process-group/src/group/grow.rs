@@ -34,8 +34,11 @@ impl ProcessGroup {
     /// group's. Rank, device and library are taken from this group, and so is the store unless the builder has one. The
     /// builder's [timeout](Builder::timeout) limits the wait for the other ranks.
     ///
-    /// Needs NCCL 2.29.2. This group stays usable. Its members destroy it when they no longer need it. If this rank
-    /// hosts this group's store and the builder has no other, this rank hosts the store for the new group too.
+    /// A subgroup grows too. The ranks of the new job are then the ranks in the subgroup, not those of the old job. An
+    /// error that names the old group has ranks of the old job.
+    ///
+    /// NCCL grows the communicator (2.29.2). This group stays as it is, and is destroyed by its members when they
+    /// no longer need it. If this rank hosts the store, it hosts it for the new group too.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::GroupError};
@@ -122,9 +125,10 @@ impl GroupParts {
         config: Config,
         deadline: Deadline,
     ) -> Result<Communicator> {
-        let pending = old.map(|old| old.counter.health.link_child(&self.health));
+        let pending = old.map(|old| old.counter.health.link_grown(&self.health));
         let all = Meeting {
             health: Some(&self.health),
+            is_larger: false,
             job: &self.job,
             group: &self.name,
             what: "the grown communicator",

@@ -87,15 +87,29 @@ pub(super) enum End {
 /// A group that is being made of another's members: an abort of that one ends it.
 pub(super) struct PendingChild {
     health: Arc<GroupHealth>,
+    /// True if the child numbers the parent's members by their places in the parent, as the job of a grown group does.
+    is_grown: bool,
     /// The parent's end if that came first, `None` if the group was made first. Set once, so a group that was made is
     /// not ended later by a thread that has found it pending.
     outcome: OnceLock<Option<End>>,
 }
 
 impl PendingChild {
-    /// Returns the child's health.
-    pub(super) fn health(&self) -> &Arc<GroupHealth> {
-        &self.health
+    /// Returns the end of the child that follows from the end of its parent. A forced end reaches every child. If a
+    /// member has left, the end reaches the children that list it as a member.
+    pub(super) fn end_from(&self, parent: &GroupHealth, end: &End) -> Option<End> {
+        let mut end = end.clone();
+        match &mut end {
+            End::Force(_) => {}
+            End::Trouble(Trouble::Left { rank, .. }) => {
+                if self.is_grown {
+                    *rank = parent.place_of(*rank)?;
+                }
+                self.health.ranks.contains(rank).then_some(())?;
+            }
+            End::Trouble(_) => return None,
+        }
+        Some(end)
     }
 
     /// Ends the child with its parent's `end`, unless it was detached.
@@ -181,6 +195,12 @@ impl GroupHealth {
     /// Returns this rank's rank of the job.
     pub(super) fn rank(&self) -> usize {
         self.ranks[self.place]
+    }
+
+    /// Returns the index of a rank of the job in `ranks`. It is the member's rank of the job of a group that grows from
+    /// this one.
+    pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
+        self.ranks.iter().position(|other| *other == rank)
     }
 
     /// Returns the watchdog's state, once the group is made.
@@ -436,7 +456,16 @@ impl GroupHealth {
     /// Links `child`, a group that is being made of this group's members. An abort of this group ends it until the
     /// returned value is [detached](PendingChild::detach) or dropped.
     pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
-        let pending_child = PendingChild { health: child.clone(), outcome: OnceLock::new() };
+        self.link(child, false)
+    }
+
+    /// [`link_child`](Self::link_child) for a group that grows from this one, and is of a job of its own.
+    pub(super) fn link_grown(&self, child: &Arc<Self>) -> Arc<PendingChild> {
+        self.link(child, true)
+    }
+
+    fn link(&self, child: &Arc<Self>, is_grown: bool) -> Arc<PendingChild> {
+        let pending_child = PendingChild { health: child.clone(), is_grown, outcome: OnceLock::new() };
         let pending_child = Arc::new(pending_child);
         let mut all = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|other| other.strong_count() > 0);

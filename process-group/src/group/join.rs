@@ -32,8 +32,8 @@ impl PlainProtocol for Join {
     }
 }
 
-/// Publishes this rank's `record`, waits for the records of all ranks of the job, and returns the members and the
-/// group's number. If `health` is given, the end of its group ends the wait.
+/// Meets all ranks of a job, each with its record, and returns the members and the group's number. `health` is that of
+/// the group that grows, if any. Its end ends the wait.
 pub(super) fn join(
     (group, health): (&str, Option<&Arc<GroupHealth>>),
     job: &PrefixStore,
@@ -43,7 +43,7 @@ pub(super) fn join(
     deadline: Deadline,
 ) -> Result<(Vec<Member>, u64)> {
     let (what, name) = ("the start of the group", "join".into());
-    let meeting = Meeting { health, job, group, what, name, rank, ranks };
+    let meeting = Meeting { health, is_larger: health.is_some(), job, group, what, name, rank, ranks };
     let agreed = match meeting.decide::<Join>(record, deadline) {
         Ok(Ok(records) | Err(records)) => member::agree(&records),
         Err(error) => Err(disagreement(&error).ok_or(error)?),

@@ -27,6 +27,8 @@ use crate::{
 pub(super) struct Meeting<'a> {
     /// Health of the group whose members agree. `None` while the group does not exist yet.
     pub(super) health: Option<&'a Arc<GroupHealth>>,
+    /// True if that group grows by this meeting. The meeting numbers its members by their places in it.
+    pub(super) is_larger: bool,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,
     /// The group's name.
@@ -61,9 +63,12 @@ impl Meeting<'_> {
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
-        let goes_on = || match self.health.and_then(|health| health.ended_by()) {
-            Some((rank, cause)) => Err(Gone { rank: id(rank), cause }),
-            None => Ok(()),
+        let goes_on = || {
+            let Some((health, (rank, cause))) = self.health.and_then(|it| Some((it, it.ended_by()?))) else {
+                return Ok(());
+            };
+            let place = health.place_of(rank).filter(|_| self.is_larger);
+            Err(Gone { rank: id(place.unwrap_or(rank)), cause })
         };
         let member = agreement::Member {
             name: self.name.clone(),

@@ -425,6 +425,7 @@ impl ProcessGroup {
     ) -> Meeting<'a> {
         Meeting {
             health: Some(&self.counter.health),
+            is_larger: false,
             job: &self.job,
             group: &self.name,
             what,

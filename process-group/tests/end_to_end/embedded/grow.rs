@@ -5,6 +5,7 @@ use std::{
     net::TcpListener,
     process::Child,
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, Origin, ReduceOp, wait_for_dropped},
     group::{Buffer, Builder, Disagreement, GroupError, P2pPolicy, Request},
-    store::{Store, TcpStore},
+    store::{Store, StoreError, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -274,6 +275,41 @@ rusty_fork_test! {
             let is_told = matches!(error, GroupError::MemberFailed { .. } | GroupError::Unmade { rank: 0 | 1, .. });
             assert!(is_told, "{error}");
             old.abort(far()).unwrap();
+        });
+        assert!(wait_for_dropped(far()));
+    }
+
+    #[test]
+    fn a_subgroup_grows_and_its_members_are_named_by_their_ranks_in_it() {
+        let machine = machine_with(3, RELEASE);
+        process_group::comm::set_drop_error_hook(|_| ());
+        machine.ranks(3, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(100)).build().unwrap();
+            let pair = world.split("pair", &Request::Lists(vec![vec![1, 2]])).unwrap();
+            let builder = |epoch| rank.builder().name("larger").epoch(epoch).rank((rank.rank + 2) % 3);
+            let grown = larger(pair.as_ref(), builder(0)).unwrap();
+            assert_eq!((grown.rank(), sum(&rank, &grown)), ((rank.rank + 2) % 3, 3.0));
+            let records = "process-group/larger/1/join/records/count";
+            match (rank.rank, &pair) {
+                // Leaves while the others wait for it.
+                (2, Some(pair)) => {
+                    rank.store.wait(&[records], far()).unwrap();
+                    while rank.store.add(records, 0).unwrap() < 2 {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    pair.abort_handle().abort(far()).unwrap();
+                }
+                (_, Some(pair)) => {
+                    let error = pair.grow(builder(1)).unwrap_err();
+                    assert!(matches!(error, GroupError::Left { rank: 2, .. }), "{error}");
+                }
+                _ => {
+                    let error = builder(1).join_grown().unwrap_err();
+                    let is_named = matches!(&error, GroupError::Store(StoreError::GivenUp { rank: 1, .. }));
+                    assert!(is_named, "{error}");
+                }
+            }
+            world.barrier(far()).unwrap();
         });
         assert!(wait_for_dropped(far()));
     }
