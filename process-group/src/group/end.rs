@@ -95,9 +95,9 @@ impl GroupHealth {
         }
     }
 
-    /// Checks a group that was just made and detached from its parent. Fails if a member left the parent group meanwhile.
-    /// Only this rank may know that, because others had made the group before. So it tells them that it does not have the
-    /// group.
+    /// Checks this group, which was just made and detached from its parent. Fails if a member left the parent group while
+    /// this rank made the group. The other members may have made the group earlier without an error, so this rank notifies
+    /// them that it has failed.
     pub(super) fn check_made(&self) -> Result<()> {
         let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
             return Ok(());

@@ -37,8 +37,8 @@ impl ProcessGroup {
     /// A subgroup grows too. The ranks of the new job are then the ranks in the subgroup, not those of the old job. An
     /// error that names the old group has ranks of the old job.
     ///
-    /// NCCL grows the communicator (2.29.2). This group stays as it is, and is destroyed by its members when they
-    /// no longer need it. If this rank hosts the store, it hosts it for the new group too.
+    /// Needs NCCL 2.29.2. This group stays usable. Its members destroy it when they no longer need it. If this rank
+    /// hosts this group's store and the builder has no other, this rank hosts the store for the new group too.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, group::GroupError};
