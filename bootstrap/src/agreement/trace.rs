@@ -9,11 +9,11 @@
 //! A rank has *come* to an agreement when it has published that it waits there. It then posts its record without
 //! waiting for other ranks, so the agreement does not wait for this rank any more.
 //!
-//! The search looks for ranks that wait only for each other. It starts with all ranks that wait. It removes a rank if
-//! one of the agreements in which the rank waits has a decision, or if every member that is in the set has come to that
-//! agreement. That agreement can complete, and the thread that waits there may then come to other agreements. The
-//! search repeats this until no rank can be removed. The ranks that remain are *blocked*. An agreement is *blocked* if
-//! it has no decision, and a blocked member has not come to it.
+//! The search starts with the set of all ranks that wait. It removes a rank from the set if one of the agreements in
+//! which the rank waits can complete: the agreement has a decision, or every member that is still in the set has come
+//! to it. The thread that waits there may then come to other agreements. The search repeats this until no rank can be
+//! removed. The ranks that remain are *blocked*: they wait only for each other. An agreement is *blocked* if it has no
+//! decision, and a blocked member has not come to it.
 //!
 //! A step leads from a blocked agreement, through a blocked rank that has not come to it, to an agreement in which that
 //! rank waits. An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to
@@ -21,8 +21,8 @@
 //!
 //! The places and decisions are read twice. If both reads return the same, the blocked ranks waited in the same
 //! agreements from the first read to the second, because the name of an agreement is used once. So all of them waited
-//! at the same moment. A circular wait ends only when one of its agreements fails: because the patience of a rank ends,
-//! or because a rank leaves the agreement or ends the object that the members agree on.
+//! at the same moment. A circular wait ends only when one of its agreements fails: the patience of a rank ends, or a
+//! rank leaves the agreement, or a rank closes the object that the agreement is about, for example its group.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -228,8 +228,8 @@ impl Trace {
         reached
     }
 
-    /// Returns the waits in the agreements of the circle: the own one, and those of `reached` from which the own one
-    /// can be reached. Empty if there is no such other agreement.
+    /// Returns the waits of the circle. Its agreements are the own agreement, and the agreements in `reached` from
+    /// which steps lead to the own one. Empty if the own agreement is the only one.
     fn circle(
         &self,
         missing: &Missing<'_>,

@@ -170,8 +170,9 @@ pub enum ArgumentError {
     OutsideWindows {
         /// The operation.
         call: &'static str,
-        /// `send` for the local source of a put. `receive` for the destination: a put writes the peer's copy of it, but
-        /// the address refers to this rank's copy.
+        /// `send` is the local source of a put, `receive` its destination. `address` is always a local address: for
+        /// `receive`, the place in this rank's window that corresponds to the place that the put writes in the peer's
+        /// window.
         buffer: &'static str,
         /// Start address of the buffer.
         address: u64,
@@ -409,8 +410,8 @@ impl Place {
         }
         let (from, to) = (send.address, receive.address);
         let apart = from + send_bytes as u64 <= to || to + receive_bytes as u64 <= from;
-        // This offset lies in the buffer that holds a share of every rank. The length of that buffer was checked above,
-        // so the product does not overflow.
+        // A closure, because the product may overflow in the other cases. For `ShareOfReceive` and `ShareOfSend`, one
+        // buffer holds a share of every rank. Its length was checked above and exceeds this offset.
         let offset = || (self.rank * count * dtype.size()) as u64;
         let fits = match in_place {
             InPlace::Same => from == to,

@@ -123,8 +123,8 @@ impl Shared {
         first
     }
 
-    /// Deregisters all ranges before the communicator is destroyed or released. The caller is inside the guard.
-    /// Afterwards the guard admits no call but the destruction.
+    /// Deregisters all ranges, as a step of destroying or releasing the communicator. The caller is inside the guard,
+    /// and has closed it, so no new range is registered.
     pub(super) fn deregister_all(&self) -> Result<()> {
         let known: Vec<_> = self.registry.lock().ranges.keys().copied().collect();
         for address in known {
@@ -148,7 +148,7 @@ impl Shared {
         }
         self.nccl.api().require(Feature::REGISTER)?;
         let _entry = self.guard.enter(REGISTER, Kind::Local, Some(deadline))?;
-        // It may be suspended.
+        // `enter` also admits calls on a suspended communicator, so check that here.
         self.guard.check(REGISTER)?;
         self.context.with_current(|| {
             let range = Range { bytes, phase: Phase::Moving, unwanted: false, hold: None };

@@ -67,8 +67,8 @@ impl DataType {
         }
     }
 
-    /// Returns the oldest release that must be loaded to reduce the type. `2.0.0` means every supported release.
-    /// Every release transfers the type.
+    /// Returns the oldest NCCL release that can reduce the type. `2.0.0` means that every supported release can. Every
+    /// release can transfer it.
     #[must_use]
     pub const fn since(self) -> Version {
         match self {

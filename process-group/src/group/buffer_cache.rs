@@ -290,14 +290,16 @@ impl BufferCache {
                 place = window.place(start);
             }
             None if self.places.are_none() => {}
-            // A buffer in this range may lie in a window.
+            // The buffer crosses the end or the start of a window. The range is not cached, because another
+            // buffer in it may lie in the window.
             Some(_) => return Ok((status, place)),
             None if self.places.window(last - 1).is_some() => return Ok((status, place)),
-            // A window is at least one allocation, so several allocations may contain one.
+            // The buffer spans several allocations. A whole window may lie between its first and last byte,
+            // so the range is not cached.
             None if memory::look(&self.context, DevicePtr(address), 1)?.end < last => {
                 return Ok((status, place));
             }
-            // Windows may lie directly before or after this range.
+            // Only the buffer itself is cached, because windows may lie in the rest of the looked-up range.
             None => (start, end) = (address, last),
         }
         let (slots, shift) = match end - start >= 1 << PAGE {

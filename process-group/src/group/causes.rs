@@ -32,7 +32,8 @@ pub enum PathError {
     /// A message does not match the peer's call.
     #[error(transparent)]
     Differ(#[from] MessageDifference),
-    /// This rank has called for too many messages with a peer that the peer has not called for yet.
+    /// This rank is too far ahead of a peer: too many of its messages with that peer are still waiting for the peer's
+    /// matching calls.
     #[error(
         "{messages} messages with rank {peer} are under way, and it has not called for the first of them after {waited:.1?}"
     )]
@@ -47,7 +48,7 @@ pub enum PathError {
     /// The path was aborted.
     #[error("the path was aborted")]
     Aborted,
-    /// A member aborted work that was still running. Received data may be invalid, and the group is over.
+    /// A member has given up work before completion. Received data may be invalid, and the group is over.
     #[error("rank {peer} has ended what was under way, so what has arrived is not to be trusted")]
     GivenUp {
         /// The member's rank of the job.

@@ -74,8 +74,8 @@ impl GroupHealth {
         self.heartbeat * COMPARISON[usize::from(suspected)]
     }
 
-    /// Called by the watchdog. Ends the group with the pending error once the comparison time has passed. If the calls
-    /// differ, the comparison has ended the group with that reason before.
+    /// Called by the watchdog. Ends the group with the pending error once the comparison time has passed. If the
+    /// members' calls differ, the comparison has already ended the group by then, and the reason is the difference.
     pub(super) fn resolve(self: &Arc<Self>, now: Instant) {
         if let Some(doubt) = self.doubt.get()
             && now.saturating_duration_since(doubt.since) >= self.comparison()

@@ -195,8 +195,8 @@ impl GroupHealth {
         if !monitor.is_done() {
             self.end(End::Force(Force::Dropped));
         }
-        // Another member may have ended work that looks done here. `given_up` stores that, because the path cannot be
-        // queried after the drop.
+        // Another member may have given up work before completion, which looks done here. `given_up` stores that,
+        // because the path cannot be queried after the drop.
         self.given_up();
     }
 }

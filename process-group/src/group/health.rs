@@ -24,19 +24,19 @@ use crate::{
 /// The operation name in errors of checks on work.
 const WAIT: &str = "a wait for work";
 
-/// The health of a group, from before the group has a communicator. The first trouble of a member, or an abort, ends
+/// The health of a group. Exists before the group has a communicator. The first trouble of a member, or an abort, ends
 /// the group: the communicators are aborted, and waits in the store fail.
 pub(crate) struct GroupHealth {
     pub(super) name: Arc<str>,
-    /// The ranks of the job that are members.
+    /// The members' job ranks, in the order of their ranks in the group.
     pub(super) ranks: Arc<[usize]>,
     /// This rank's rank in the group, which is its index in `ranks`.
     pub(super) place: usize,
     communicators: Mutex<Vec<AbortHandle>>,
     /// The transport that carries messages in place of the communicators, if one is installed.
     path: OnceLock<Weak<dyn Path>>,
-    /// A member that has ended unfinished work on the path, as its rank in the group, and the time at which this rank
-    /// noticed that.
+    /// Set when another member has given up work on the path before completion: the time at which this rank noticed,
+    /// and that member's rank in the group.
     given_up: OnceLock<(Instant, usize)>,
     pub(super) recorder: Arc<Recorder>,
     /// Notifies the other members.
@@ -51,8 +51,8 @@ pub(crate) struct GroupHealth {
     pub(super) on_end: Mutex<Option<EndCallback>>,
     /// The time at which the watchdog first saw that another member had left the group.
     pub(super) left: OnceLock<Instant>,
-    /// Set when the communicators are aborted because another member has left: true if all of this rank's work was
-    /// done.
+    /// Set when the communicators are aborted because another member has left: true if all of this rank's work was done
+    /// by then.
     pub(super) settled: OnceLock<bool>,
     /// True if the other members must be notified when this rank leaves the group.
     pub(super) is_member: AtomicBool,
@@ -64,7 +64,7 @@ pub(crate) struct GroupHealth {
     revoked: AtomicBool,
     /// The number of this rank's waits for other members that are in progress.
     waits: AtomicUsize,
-    /// Groups that are being made of this group's members.
+    /// Child groups that are still being made from this group's members.
     pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
     /// The listeners for lost ranks and for aborted communicators. Others hold weak references, so the listeners end
     /// with this value.
@@ -84,19 +84,20 @@ pub(super) enum End {
     Force(Force),
 }
 
-/// A group that is being made of another's members: an abort of that one ends it.
+/// A child group that is still being made from the members of a parent group. An abort of the parent ends the child.
 pub(super) struct PendingChild {
     health: Arc<GroupHealth>,
-    /// True if the child numbers the parent's members by their places in the parent, as the job of a grown group does.
+    /// True for a grown group. Such a group has a job of its own, in which the job rank of a parent's member is its
+    /// index in the parent's `ranks`. If false, parent and child share one job and its ranks.
     is_grown: bool,
-    /// The parent's end if that came first, `None` if the group was made first. Set once, so a group that was made is
-    /// not ended later by a thread that has found it pending.
+    /// Unset while pending. `Some(end)` if the parent ended first, `None` if the child was made first. The first writer
+    /// wins: a thread that is about to end the child, but comes after `detach`, does nothing.
     outcome: OnceLock<Option<End>>,
 }
 
 impl PendingChild {
-    /// Returns the end of the child that follows from the end of its parent. A forced end reaches every child. If a
-    /// member has left, the end reaches the children that list it as a member.
+    /// Translates the parent's `end` to this child. Returns `None` if the child goes on. `Force` ends every child.
+    /// `Left` ends a child that has the departed member. No other trouble is passed on here.
     pub(super) fn end_from(&self, parent: &GroupHealth, end: &End) -> Option<End> {
         let mut end = end.clone();
         match &mut end {
@@ -119,7 +120,7 @@ impl PendingChild {
         }
     }
 
-    /// Detaches the child, which was made, from its parent. If the parent's end came first, the child has ended when
+    /// Detaches the child from its parent, once the child is made. If the parent ended first, ends the child before
     /// this returns.
     pub(super) fn detach(&self) {
         if self.outcome.set(None).is_err()
@@ -187,18 +188,18 @@ impl GroupHealth {
         self.listeners.get().map(|(lost, _)| lost)
     }
 
-    /// Returns the ranks of the job that are members.
+    /// Returns the members' job ranks, in the order of their ranks in the group.
     pub(crate) fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// Returns this rank's rank of the job.
+    /// Returns this rank's job rank.
     pub(super) fn rank(&self) -> usize {
         self.ranks[self.place]
     }
 
-    /// Returns the index of a rank of the job in `ranks`. It is the member's rank of the job of a group that grows from
-    /// this one.
+    /// Converts a job rank to an index in `ranks`. A group that grows from this one has its own job, and there this
+    /// index is the member's job rank.
     pub(super) fn place_of(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|other| *other == rank)
     }
@@ -221,7 +222,8 @@ impl GroupHealth {
         self.end.get().is_some()
     }
 
-    /// Returns the rank of the job that ended the group, and the reason, if it is over.
+    /// If the group is over, returns the job rank of the member that ended it, and the reason. If that member is not
+    /// known, returns this rank's own job rank.
     pub(super) fn ended_by(&self) -> Option<(usize, String)> {
         let end = self.end.get()?;
         let culprit = match end {
@@ -290,8 +292,8 @@ impl GroupHealth {
 
     /// Aborts all of the group's communicators, and its path. Returns the first failure.
     pub(super) fn abort_all(&self, deadline: Deadline) -> comm::Result<()> {
-        // Inside an open NCCL group the communicators cannot be aborted, but the path would be, without ending this
-        // process group.
+        // Refuse before aborting anything. Inside an open NCCL group the abort of the communicators fails, and aborting
+        // only the path would break a process group that has not ended.
         comm::refuse_inside_group("ncclCommAbort")?;
         let aborted = AbortHandle::abort_together(&self.communicators(), deadline).into_iter().collect();
         if let Some(path) = self.path() {
@@ -338,17 +340,17 @@ impl GroupHealth {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
-        // After a member has left, the communicators are aborted a moment later. Work is valid if all of it was done
-        // then.
+        // When a member leaves, the communicators are aborted only a moment later. This rank's work is valid if all of
+        // it was done by then.
         if was_left && self.settled.get() == Some(&false) {
             self.check()?;
         }
         Ok(())
     }
 
-    /// Returns true if another member has ended unfinished work on the path. Work that looks done may then be
-    /// unfinished. The reason, which may be the loss of a third member, soon arrives at this rank and is then returned
-    /// by [`check`](Self::check).
+    /// Returns true if another member has given up work on the path before completion. From then on, work that looks
+    /// done may be incomplete. That member's reason for giving up, for example the loss of a third member, should reach
+    /// this rank soon. [`check`](Self::check) then returns it.
     ///
     /// # Errors
     /// [`PathError::GivenUp`] if the reason has not arrived within the time in which members report it.
@@ -359,8 +361,8 @@ impl GroupHealth {
         }
     }
 
-    /// Returns a member that has ended unfinished work on the path, as its rank in the group, and the time at which
-    /// this rank first noticed that. A member found before is also returned after the path is dropped.
+    /// Returns the time at which this rank first noticed that a member has given up work on the path before completion,
+    /// and that member's rank in the group. The result is cached, so it is still returned after the path is dropped.
     pub(super) fn given_up(&self) -> Option<(Instant, usize)> {
         let known = self.given_up.get().copied();
         known.or_else(|| {
@@ -369,8 +371,8 @@ impl GroupHealth {
         })
     }
 
-    /// Returns the error for a member that has ended work on the path without reporting a reason. `peer` is its rank in
-    /// the group.
+    /// Returns the error for a member that has given up work on the path before completion, without reporting a reason
+    /// in time. `peer` is its rank in the group.
     #[cold]
     pub(super) fn gave_up(&self, peer: usize) -> GroupError {
         let peer = self.ranks.get(peer).copied().unwrap_or(peer);
@@ -401,8 +403,8 @@ impl GroupHealth {
             {
                 error
             }
-            // Errors of the members' agreements, and of this rank's own revocation, are not consequences of another
-            // member's leaving.
+            // After a member has left, keep `Revoked`, which this rank caused, and every error that is not of the kinds
+            // below, because all members agreed on it. Only errors of these kinds can be a consequence of the leaving.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(
@@ -431,7 +433,8 @@ impl GroupHealth {
     /// cause of the error.
     pub(super) fn attend<T>(&self, meet: impl FnOnce() -> Result<T>) -> Result<T> {
         let _open = Open::new(self);
-        // Checked after the wait is counted, because an earlier end of the group did not count this wait.
+        // Count the wait first, then check. A group that ends after the count sees the wait. A group that ended before
+        // it is found by this check.
         self.check()?;
         meet().map_err(|error| self.cause(error))
     }
@@ -453,13 +456,13 @@ impl GroupHealth {
         self.waits.load(Ordering::Acquire) > 0
     }
 
-    /// Links `child`, a group that is being made of this group's members. An abort of this group ends it until the
-    /// returned value is [detached](PendingChild::detach) or dropped.
+    /// Links `child`, which is being made from this group's members. Until the returned value is
+    /// [detached](PendingChild::detach) or dropped, an abort of this group also ends `child`.
     pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
         self.link(child, false)
     }
 
-    /// [`link_child`](Self::link_child) for a group that grows from this one, and is of a job of its own.
+    /// Like [`link_child`](Self::link_child), for a group that grows from this one and has a job of its own.
     pub(super) fn link_grown(&self, child: &Arc<Self>) -> Arc<PendingChild> {
         self.link(child, true)
     }

@@ -71,8 +71,8 @@ pub trait Path: Send + Sync + fmt::Debug {
     /// at `deadline`.
     fn abort(&self, deadline: Deadline);
 
-    /// Returns a member that has ended work before completion, if there is one, even if that member could not
-    /// report it to the group. From then on, work that looks done may be incomplete. The group calls this
+    /// Returns a member that has given up work before completion, if there is one, even if that member could
+    /// not report it to the group. From then on, work that looks done may be incomplete. The group calls this
     /// method when it sees that work is done. The method must only read memory.
     fn given_up(&self) -> Option<usize>;
 }

@@ -186,10 +186,10 @@ impl ProcessGroup {
         if self.counter.health.check_work().is_ok() { self.quiesce(deadline) } else { Ok(()) }
     }
 
-    /// Gives up the work that this rank has enqueued. Work that waits for other members ends unfinished, and waits for
-    /// that work return an error. The group accepts no further work, but can still be split, shrunk, destroyed and
-    /// aborted. Local: every member that continues with this group must revoke the group too. Requires NCCL 2.28.7; see
-    /// [`Communicator::revoke`](comm::Communicator::revoke).
+    /// Gives up the work that this rank has enqueued. Work that waits for other members ends before completion, and
+    /// waits for that work return an error. The group accepts no further work, but can still be split, shrunk,
+    /// destroyed and aborted. Local: every member that continues with this group must revoke the group too. Requires
+    /// NCCL 2.28.7; see [`Communicator::revoke`](comm::Communicator::revoke).
     ///
     /// # Errors
     /// [`GroupError::Lost`]; [`GroupError::Comm`] with the errors of

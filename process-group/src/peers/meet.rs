@@ -24,8 +24,8 @@ pub(super) struct Peer {
 
 const LOCKS: Tag = Tag(*b"lock");
 
-/// Returns the indices of the members that are other processes on the host of the member at index `place`. The page
-/// of that member has one lock for each of them, in this order.
+/// Returns the indices of the members that run on the same host as member `place`, in other processes. Member `place`'s
+/// page has one lock for each returned member, in the same order.
 pub(super) fn others(place: usize, members: &[Member]) -> impl Iterator<Item = usize> {
     let me = &members[place];
     (0..members.len()).filter(move |other| me.is_beside(&members[*other]))

@@ -1,18 +1,18 @@
 //! Registration of an allocator's segments with communicators, as segments are added and removed.
 //!
-//! NCCL can use registered buffers without copies. NCCL chooses the transport per rank, so for each call either all
-//! ranks have registered their buffers, or none has. A process chooses once which allocator to follow
+//! NCCL can use registered buffers without copies. NCCL chooses the transport per rank. So for each call, either all
+//! ranks must have registered their buffers, or none. A process chooses once which allocator to follow
 //! ([`SegmentRegistrar::attach`]). The members of each group with registration enabled (by [`Builder::registration`],
-//! or by the environment) agree: either all members register, or none does. An existing group registers a single pool
-//! with [`ProcessGroup::register_pool`](crate::ProcessGroup::register_pool), which needs no registrar.
+//! or by the environment) agree: either all members register, or none does.
 //! [`ProcessGroup::registration`](crate::ProcessGroup::registration) returns the result of that agreement, and
 //! [`ProcessGroup::registration_report`](crate::ProcessGroup::registration_report) lists the buffers in registered
-//! memory.
+//! memory. An existing group registers a single pool with
+//! [`ProcessGroup::register_pool`](crate::ProcessGroup::register_pool), which needs no registrar.
 //!
 //! Use this module for pools of fixed segments, in which each segment is one exportable physical allocation, such as
 //! pools over [`VirtualMemorySource`](caching_alloc::driver::VirtualMemorySource). [`Unregistrable`] lists the memory
-//! that is not registered, and the reasons. This module makes no windows, because registering a window is collective
-//! (see symm-mem's commit).
+//! that is not registered, and the reasons. This module makes no windows, because registering a window is collective.
+//! For windows, see `SymmetricPool::commit` of the crate `symm-mem`.
 //!
 //! Each registrar is a tracker: the allocator calls it when it adds or removes a segment.
 //!
@@ -80,9 +80,11 @@ pub struct Counts {
     pub deregistered: u64,
     /// Number of registrations and deregistrations that failed.
     pub failures: u64,
-    /// Current number of pairs of a removed segment and a communicator with which the segment is still registered.
-    /// The segment's memory is kept. If another thread was inside NCCL, the communicator's next call deregisters the
-    /// segment. If NCCL failed to deregister the segment, its memory is kept until the communicator is gone.
+    /// Current number of registrations whose segment was removed. The segment's memory is kept meanwhile. There are two
+    /// reasons:
+    /// - Another thread was inside NCCL, or the communicator is suspended. The next call on the communicator (after it
+    ///   is resumed) deregisters the segment.
+    /// - NCCL failed to deregister the segment. The memory is kept until the communicator is gone.
     pub kept: usize,
 }
 
@@ -123,7 +125,7 @@ fn followed() -> MutexGuard<'static, Vec<Weak<Followed>>> {
 }
 
 impl SegmentRegistrar {
-    /// Default limit for each wait until no other thread is inside NCCL with a communicator.
+    /// Default time limit of a wait for other threads to leave NCCL. Applies to each communicator separately.
     pub const PATIENCE: Duration = Duration::from_secs(30);
 
     /// Follows `allocator` from its present state on. Groups that are made from now on register the allocator's

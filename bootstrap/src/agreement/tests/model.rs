@@ -10,9 +10,11 @@
 //! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such
 //!   a step or fault. Moved to the front of the order, it leads to the same result, because it is independent of
 //!   all steps before it.
-//! - A fault of another member changes that member, and the store at most as the member's step would. The order of this
-//!   fault and the local step does not change the resulting world, so it suffices to visit the fault after the step.
-//! - A member with a local step does not wait. So no other member times out because all members wait.
+//! - A fault of another member changes only that member, and the part of the store that its next step would change. So
+//!   the fault and the local step give the same world in either order, and it suffices to visit the fault after the
+//!   step.
+//! - A wait times out if all members wait. A member with a local step does not wait, so this kind of timeout cannot
+//!   come before the step.
 //! - Every step advances its member or consumes a fault. Members take finitely many steps, and faults are finitely
 //!   many. So the steps of every member are visited in the end.
 //!
@@ -21,6 +23,8 @@
 //! | action | it uses no key |
 //! | reads a result that exists | results do not change, and are removed after this member has acknowledged |
 //! | proposes its member list | all members propose the same list, so it does not matter who is first |
+//!
+//! To *count* is to add 1 to a counter of the agreement.
 //!
 //! If no wait ends early and no request is repeated, a wait times out only if no member can take a step, and a counter
 //! reaches the number of members only if all of them have posted. So at most one member at a time reads the posts and
@@ -417,8 +421,8 @@ fn three_members_never_differ() {
     }
 }
 
-/// Visits the worlds that the reduction leaves. With `TEST_EFFORT` above 1, also visits all worlds for some faults, and
-/// those that the reduction leaves if a wait may time out early.
+/// Visits the worlds that the reduction leaves. With `TEST_EFFORT` above 1, also visits all worlds for some of the
+/// faults. It then also visits the reduced worlds for one more fault, a wait that times out early.
 #[test]
 fn four_members_never_differ() {
     let effort: u64 =

@@ -327,8 +327,9 @@ impl Log {
         self.append(&records)
     }
 
-    /// Counts that the store is closed once. Removes the file if nobody has the store open now, and it was closed
-    /// `workers` times or more. If `workers` is `None`, the file stays.
+    /// Adds 1 to the number of times that the store was closed, and subtracts 1 from the number of times that it is
+    /// open now. Removes the file if nobody has the store open any more, and it was closed at least `workers` times. If
+    /// `workers` is `None`, the file stays.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
         self.left = self.left.saturating_add(1);
         self.opened = self.opened.saturating_sub(1);

@@ -11,10 +11,9 @@ use super::{
 /// The time that a server has after the deadline of a wait, to answer the cancellation and to say which keys are
 /// missing.
 ///
-/// It is also the least time limit for the preparation of an operation that waits: a `TcpStore` opens a connection, and
-/// a
-/// `FileStore` locks the file. The preparation may take this time, or the store's patience if that is shorter, even if
-/// the deadline of the operation is sooner.
+/// It is also used for the preparation of an operation that waits: a `TcpStore` opens a connection, and a `FileStore`
+/// locks the file. The time limit of the preparation is the rest of the operation's deadline, but at least `GRACE`, and
+/// at most the store's patience.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` is of
@@ -100,8 +99,8 @@ pub enum Failure {
     /// The server has not answered in time:
     /// - The greeting must be complete before its deadline.
     /// - Each request that does not wait must be answered within the client's patience.
-    /// - If a call that waits is not cancelled, its last answer must arrive within 5 s of its deadline, or of its start
-    ///   if that is later. If this client has sent `CancelWait`, the last answer must arrive within 5 s of that.
+    /// - The last answer to a call that waits must arrive within 5 s of the call's deadline or start, whichever is
+    ///   later. If this client has sent `CancelWait`, the 5 s count from then instead.
     Unresponsive,
     /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
     /// one, or the server has not answered a greeting with a secret.
@@ -346,8 +345,9 @@ impl Client {
 
     /// Sends a check that all keys exist, together with the request that reads them.
     ///
-    /// A `CompareSet` with an expected value that the key never has would read one key in one round trip, too. It is
-    /// not used: if the key is absent, one of PyTorch's servers then wakes the clients that wait for it.
+    /// A `CompareSet` whose expected value never matches changes nothing and returns the current value. So it could
+    /// read one key in one round trip, too. It is not used, because for an absent key one of PyTorch's servers wakes
+    /// the clients that wait for that key.
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);

@@ -21,7 +21,7 @@ pub struct WorkFuture {
     work: Work,
     /// Waker of the task to wake when the operation is complete or the group has ended.
     waker: Arc<Mutex<Option<Waker>>>,
-    /// True once the `work-keeper` thread is to wake the task.
+    /// True once the `work-keeper` thread has the request to wake the task.
     is_kept: bool,
 }
 

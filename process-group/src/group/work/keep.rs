@@ -84,8 +84,9 @@ impl Line {
 
 #[derive(Default)]
 struct Keeper {
+    /// New owners that are dropped once no part of their work runs. The thread moves them to its [`Line`]s.
     kept: Vec<Kept>,
-    /// Owners that are dropped once their work is complete or their group has ended.
+    /// New owners that are dropped once their work is complete or their group has ended.
     waiting: Vec<Kept>,
     is_running: bool,
 }

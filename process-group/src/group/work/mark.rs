@@ -1,13 +1,12 @@
 //! A mark holds the data of an operation, and the CUDA events before and after the operation on its stream.
 //!
-//! An event is recorded right after every operation, although most callers drop the [`Work`] at once. An
-//! event that is recorded later, on demand or with a later call, would also wait for other work that was
-//! enqueued in between:
-//! - A stream that waits for the operation would also wait for that other work, which may itself wait for the
-//!   waiting stream.
-//! - The watchdog could not distinguish a late operation from a long-running kernel of the program.
+//! An event is recorded right after every operation, although most callers drop the [`Work`] at once.
+//! Recording the event later, on demand or with a later call, would have these problems:
+//! - The event would come after other work that was enqueued in between. A stream that waits for the
+//!   operation would also wait for that other work, which may itself wait for the waiting stream. The
+//!   watchdog could not distinguish a late operation from a long-running kernel of the program.
 //! - The program may have destroyed the stream before the event is recorded.
-//! - At launch, it is not known whether other operations on the stream will follow soon.
+//! - At launch, it is not known whether a later call on the stream will follow soon.
 //!
 //! A mark is reused once nothing else refers to it, because making events costs more than recording them. All
 //! data of an operation is in one mark, so that a [`Work`] counts references to one object instead of five.
@@ -86,8 +85,8 @@ impl Blank {
 
     /// Returns the mark of a finished work for reuse, if nothing else refers to the mark.
     pub(super) fn again(work: Work) -> Option<Self> {
-        // The check does not race: there are no weak references, and only this function holds the last
-        // reference.
+        // The check does not race: if the count is 1, `work` holds the only reference, and there are no weak
+        // references from which another thread could make a second one.
         (Arc::strong_count(&work.mark) == 1).then_some(Self { mark: work.mark, begun: 0 })
     }
 
@@ -173,8 +172,8 @@ impl Marks {
     }
 }
 
-/// An event from the pool. An event may be recorded again while streams wait for it, because a stream waits
-/// for the record that was the last one when the wait was enqueued.
+/// An event from the pool. The event may be recorded again while streams still wait for its previous record:
+/// a wait is for the record that was the latest when the wait was enqueued.
 pub(super) struct Lease {
     /// `Some` until the drop returns it to the pool.
     event: Option<Event>,

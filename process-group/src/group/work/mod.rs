@@ -86,9 +86,9 @@ impl Work {
     /// # Errors
     /// The error that ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
     /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Path`] if another
-    /// member has given up messages on the group's path, and the reason is not known in time, or not by the
-    /// deadline. [`GroupError::WorkTimeout`] after the deadline. This error names the members that have not
-    /// joined, if the deadline was at least a second away at the start. [`GroupError::Comm`] for an
+    /// member has given up messages on the group's path, and its reason has not arrived in time or by the
+    /// deadline. [`GroupError::WorkTimeout`] after the deadline. If the deadline was at least a second away
+    /// at the start, this error names the members that have not joined. [`GroupError::Comm`] for an
     /// asynchronous error. [`GroupError::Captured`] if a graph captured the operation. [`GroupError::Driver`]
     /// if a query of the device fails.
     pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
@@ -108,7 +108,7 @@ impl Work {
                 Err(error) => return Err(health.conclude(error, deadline)),
             }
             if asked.is_none() && Self::asks(deadline) {
-                // A later answer could not be part of the error that is returned at the deadline.
+                // The query ends before the deadline, so that its answer can be part of the timeout error.
                 let until = Deadline::after(deadline.remaining() / 4 * 3);
                 asked = Some(health.ask_aside(until));
             }
@@ -120,8 +120,8 @@ impl Work {
                     waited: deadline.waited(),
                     progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
-                // If a member has given up messages, report that member: this is known earlier than the
-                // reason.
+                // If a member has given up messages, report that instead of the timeout, even if the member's
+                // reason is not known yet.
                 let error = health.given_up().map_or_else(timeout, |(_, peer)| health.gave_up(peer));
                 return Err(self.trouble(error));
             }
@@ -193,7 +193,7 @@ impl Work {
         self.mark.elapsed_us()
     }
 
-    /// Returns true if the stream has passed the event of `mark`.
+    /// Returns true if the stream has passed the event that `mark` holds.
     fn passed(&self, mark: &Lease) -> Result<bool> {
         let event = mark.event();
         let query = || {

@@ -4,11 +4,11 @@
 //! driver call that hangs blocks no other thread. If several threads share a stream, their works may
 //! therefore be added in an order that differs from the order of their events. Each work has the [`Interval`]
 //! in which its event was recorded. If the intervals of two works do not overlap, their events are in the
-//! order of the intervals. Works with overlapping intervals are queried one by one. At most as many intervals
-//! overlap at a time as threads launch at the same time.
+//! order of the intervals. Works with overlapping intervals are queried one by one. The number of intervals
+//! that overlap at any time is at most the number of threads that launch at that time.
 //!
 //! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
-//! The last work of a stream stays longer.
+//! The last work of a stream stays even if it is complete.
 
 use std::{
     collections::VecDeque,
@@ -261,8 +261,8 @@ impl<W: Tracked> StreamWorks<W> {
         {
             self.works.pop_front();
         }
-        // The remaining works are not at the front: incomplete works that other threads launched lie between
-        // them.
+        // Some of `done` are left: works that lie behind an incomplete work of another thread, works behind
+        // one that another thread has removed already, or the stream's last work, which stays.
         if left.peek().is_some() {
             let last = self.works.back().map(entered);
             let is_done = |at| done.binary_search_by_key(&at, entered).is_ok();
@@ -272,8 +272,8 @@ impl<W: Tracked> StreamWorks<W> {
 }
 
 /// Returns, for each of these works of one stream, whether the work is complete. Makes as many queries as a
-/// binary search, and one more for each work whose order relative to the stream's current position does not
-/// follow from the intervals.
+/// binary search for the boundary between complete and incomplete works, plus one for each work whose
+/// interval overlaps that boundary.
 fn find_done<W: Tracked>(works: &[W]) -> Vec<bool> {
     let mut is_done = vec![false; works.len()];
     let mut open: Vec<usize> = (0..works.len()).collect();

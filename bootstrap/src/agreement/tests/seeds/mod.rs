@@ -100,7 +100,8 @@ struct Run {
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
     members: BTreeMap<String, Vec<u32>>,
-    /// The keys under which members have posted the outcomes of first actions.
+    /// The keys under which members have posted outcomes. Contains only the outcomes of the first action of each
+    /// agreement.
     outcomes: BTreeSet<String>,
     /// The circles that members have proposed as failures.
     circles: Vec<Vec<Waiting>>,
@@ -371,8 +372,8 @@ fn crossing_agreements_fail_with_the_circle() {
 /// Two ranks with two threads each wait for each other in four agreements. All four fail with the circular wait.
 #[test]
 fn crossing_agreements_of_several_threads_fail_with_the_circle() {
-    // Each thread calls only one agreement. If a thread called a second one, it could complete that agreement before
-    // the search fails it.
+    // Each thread calls only one agreement. With two, a thread whose first agreement has failed would go on to its
+    // second one, which could then succeed before the search makes it fail.
     fail_with_the_circle([&[&["a"], &["b"]], &[&["c"], &["d"]]], &["a", "b", "c", "d"], 4);
 }
 
