@@ -424,7 +424,17 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Implements [`Wire`] for a struct: its fields in the given order, one after the other. All fields must be listed.
+/// Implements [`Wire`] for a struct: its fields in the given order, one after the other. All fields must be listed,
+/// by their names alone. The struct itself is defined as usual.
+///
+/// ```
+/// #[derive(Debug, Clone, PartialEq, Eq)]
+/// struct Offer {
+///     batch: u64,
+///     host: String,
+/// }
+/// bootstrap::wire_struct!(Offer { batch, host });
+/// ```
 #[macro_export]
 macro_rules! wire_struct {
     ($name:ident $(<$parameter:ident>)? { $($field:ident),* $(,)? }) => {
@@ -446,7 +456,21 @@ macro_rules! wire_struct {
 
 /// Implements [`Wire`] for an enum: one byte with the tag of the variant, then the variant's fields in the given order.
 /// All variants must be listed. A unit variant is written `TAG => Variant {}`. A tuple variant must have exactly one
-/// field.
+/// field, for which any name is given. The enum itself is defined as usual.
+///
+/// ```
+/// #[derive(Debug, Clone, PartialEq, Eq)]
+/// enum Answer {
+///     Accepted,
+///     Moved { rank: u32, host: String },
+///     Failed(String),
+/// }
+/// bootstrap::wire_enum!(Answer {
+///     0 => Accepted {},
+///     1 => Moved { rank, host },
+///     2 => Failed(cause),
+/// });
+/// ```
 #[macro_export]
 macro_rules! wire_enum {
     (

@@ -32,7 +32,11 @@ impl ProcessGroup {
     /// call `grow`, and every new rank calls [`Builder::join_grown`]. As for a new job, all builders have the same
     /// name, epoch, [world size](Builder::world_size) and settings. The name or the epoch must differ from this
     /// group's. Rank, device and library are taken from this group, and so is the store unless the builder has one. The
-    /// builder's [timeout](Builder::timeout) limits the wait for the other ranks.
+    /// builder's [timeout](Builder::timeout) limits the wait for the other ranks. Choose a short one: new ranks do not
+    /// learn why `grow` has failed on a member before it met them.
+    ///
+    /// A new name is better than the old name with a new epoch, because most errors, and the files of dumps, have the
+    /// name alone.
     ///
     /// A subgroup grows too. The ranks of the new job are then the ranks in the subgroup, not those of the old job. An
     /// error that names the old group has ranks of the old job.
@@ -44,12 +48,12 @@ impl ProcessGroup {
     /// # use process_group::{ProcessGroup, group::GroupError};
     /// // Two ranks join a group of four. Members:
     /// # fn member(world: ProcessGroup) -> Result<ProcessGroup, GroupError> {
-    /// let larger = world.grow(ProcessGroup::builder().epoch(1).world_size(6))?;
+    /// let larger = world.grow(ProcessGroup::builder().name("six").world_size(6))?;
     /// world.destroy(larger.timeout())?;
     /// # Ok(larger) }
     /// // New ranks, here with the variables of a launcher; RANK is 4 or 5:
     /// # fn newcomer() -> Result<ProcessGroup, GroupError> {
-    /// let larger = ProcessGroup::builder().epoch(1).world_size(6).join_grown()?;
+    /// let larger = ProcessGroup::builder().name("six").world_size(6).join_grown()?;
     /// # Ok(larger) }
     /// ```
     ///
@@ -61,9 +65,11 @@ impl ProcessGroup {
     /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work
     ///   of this member is not done by the builder's timeout.
     /// - [`GroupError::Grow`] if the ranks are not the members of one group, followed by new ranks.
-    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], after
-    ///   [`GroupError::Disagreement`], and after [`GroupError::Unmade`] for a rank that could not take part. If NCCL
-    ///   fails or a rank is lost during the call, this group is unusable too, and all members must abort it.
+    /// - [`GroupError::Peers`] or [`GroupError::Absent`] if a new rank dies while it waits. This may take up to 10 s
+    ///   more than the builder's timeout.
+    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Peers`],
+    ///   [`GroupError::Disagreement`], and [`GroupError::Unmade`] for a rank that could not take part. If
+    ///   NCCL fails or a rank is lost during the call, this group is unusable too, and all members must abort it.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, builder: Builder) -> Result<Self> {
         const CALL: &str = "grow";
@@ -109,7 +115,9 @@ impl Builder {
     /// The [rank](Self::rank) is at least the number of members.
     ///
     /// # Errors
-    /// As for [`ProcessGroup::grow`].
+    /// As for [`ProcessGroup::grow`]. If `grow` fails on a member before it meets the others, or one side has another
+    /// name or epoch, this rank waits until its timeout. It then gets [`GroupError::Absent`] with all ranks that did
+    /// not come.
     pub fn join_grown(self) -> Result<ProcessGroup> {
         self.meet(Source::Grown(None))
     }

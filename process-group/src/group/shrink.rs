@@ -66,6 +66,11 @@ impl ProcessGroup {
     /// communicator was made. This group remains, and must be aborted. After an [orderly](ShrinkMode::Orderly) shrink
     /// all its members may destroy it instead.
     ///
+    /// The survivors meet in the store. By default rank 0 hosts the store, so they cannot shrink the group after the
+    /// death of rank 0. If rank 0 may die, host the store outside of the ranks: give the
+    /// [builder](super::Builder::store) a store, or set `TORCHELASTIC_USE_AGENT_STORE=True` for a store of another
+    /// process at `MASTER_ADDR` and `MASTER_PORT`.
+    ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, comm::ShrinkMode, group::GroupError};
     /// # fn go_on(world: ProcessGroup, error: GroupError) -> Result<ProcessGroup, GroupError> {
@@ -83,6 +88,7 @@ impl ProcessGroup {
     /// - [`GroupError::Lost`] if another member has died, and must be excluded too.
     /// - [`CommError::Closed`] if this group was aborted meanwhile, and
     ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
+    /// - [`StoreError::HostDied`](crate::store::StoreError::HostDied) if the process that hosts the store has died.
     /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`] for an
     ///   error of NCCL.
     #[doc(alias = "ncclCommShrink")]

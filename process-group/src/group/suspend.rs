@@ -75,6 +75,9 @@ impl ProcessGroup {
     /// Allocates again the memory that [`suspend`](Self::suspend) has released. Collective: all members
     /// resume, or none does. The devices need as much free memory as was released.
     ///
+    /// If NCCL fails to resume on a member, for example for lack of memory, the group ends on all members with
+    /// [`GroupError::MemberFailed`]. It cannot be resumed again; make a new group.
+    ///
     /// # Errors
     /// As for [`suspend`](Self::suspend), and [`GroupError::Comm`] with [`CommError::NotSuspended`].
     #[doc(alias = "ncclCommResume")]
