@@ -73,14 +73,15 @@ pub(crate) struct Options {
     /// Let ranks detect failures through the store alone, as ranks of different hosts do
     #[arg(long)]
     apart: bool,
-    /// Kill a random rank of the demo at a random time instead, and fail if another rank ends too late
+    /// Kill a random rank of the demo at a random time instead, and fail if another rank ends too late; not with --pinned,
+    /// --stop, --heartbeat or --apart
     #[arg(long, conflicts_with_all = ["pinned", "stop", "heartbeat", "apart"])]
     demo: bool,
     /// Seed for the ranks and times of `--demo` [default: the clock]
     #[arg(long, requires = "demo", value_parser = values::whole::<u64>("a number", 0..=u64::MAX), allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Time limit of `--demo` for the end of every other rank, in ms
-    #[arg(long, default_value_t = 1000, requires = "demo", value_parser = values::whole::<u64>("a number of ms", 0..=u64::MAX), allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 1000, requires = "demo", value_parser = values::whole::<u64>("a number of ms", 1..=u64::MAX), allow_negative_numbers = true)]
     within: u64,
     /// Print JSON
     #[arg(long)]

@@ -78,7 +78,8 @@ rounds is reported as not having joined.
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
 `collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
-rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If the store answers but no member of any group, the exit code is 1, and the only object has no members and the \
+rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If \
+the store can be reached but no member of any group answers, the exit code is 1, and the only object has no members and the \
 key `error`, the text of the error.";
 
 pub(crate) const REPLAY: &str = "\

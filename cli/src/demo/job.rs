@@ -34,12 +34,18 @@ impl Job<'_> {
         Deadline::after(self.options.deadline)
     }
 
+    /// Returns the reason why a group has ended, if one has: `error` is a consequence then. Returns `error` otherwise.
+    pub(super) fn cause(&self, error: anyhow::Error) -> anyhow::Error {
+        let ended = self.members.iter().find_map(|member| member.process_group.check().err());
+        ended.map_or(error, anyhow::Error::from)
+    }
+
     /// Waits until the stream has finished work of `member`'s group that has no work handles of its own, such as a
     /// graph. An error if the group has ended meanwhile: what was enqueued is then cut short.
     pub(super) fn finish_stream(&self, member: &Member) -> Result<()> {
         let deadline = self.deadline();
         while !self.stream.query()? {
-            member.process_group.communicator().async_error()?;
+            member.process_group.check()?;
             ensure!(
                 !deadline.expired(),
                 "{}: its work is not done after {:?}",

@@ -19,6 +19,10 @@ const STEP: usize = 4096;
 
 /// Replays `trace` and reports the result. All of its memory is freed afterwards.
 pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Result<()> {
+    replay(job, trace, reporter).map_err(|error| job.cause(error))
+}
+
+fn replay(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Result<()> {
     let begun = Instant::now();
     // Segments that communicators register must be single physical handles that can be exported.
     let source = Arc::new(VirtualMemorySource::new(job.context, Sharing::by_descriptor())?);
@@ -64,10 +68,12 @@ pub(super) fn run(job: &Job<'_>, trace: &Trace, reporter: &mut Reporter) -> Resu
     let counts = registrar.counts();
     ensure!(
         counts.registered == stats.segments.total * job.members.len() as u64 && counts.registrations == 0,
-        "{} segments of {} communicators: {counts:?}; faults of the allocator: {:?}",
+        "{} segments of {} communicators were registered {} times, and {} registrations are left; the allocator has {} faults",
         stats.segments.total,
         job.members.len(),
-        allocator.faults()
+        counts.registered,
+        counts.registrations,
+        allocator.faults().len()
     );
     registrar.detach()?;
     reporter.send(&Message::Replayed(Replayed {

@@ -6,12 +6,14 @@ use anyhow::{Result, bail};
 use process_group::{
     ProcessGroup,
     agreement::Ranks,
+    error_text,
     group::GroupError,
     record::{LastCall, Progress},
     store::{Deadline, StoreError},
 };
 use serde::{Serialize, Serializer};
 
+use crate::exit::UsageError;
 use crate::job_secret::store_of_environment;
 use crate::plain;
 use crate::values;
@@ -100,12 +102,12 @@ struct Unanswered {
     /// The job's first group, without members.
     #[serde(flatten)]
     group: Group,
-    error: &'static str,
+    error: String,
 }
 
 impl Unanswered {
-    fn new(group: &str) -> Self {
-        Self { group: Group::new(group.to_owned(), Vec::new(), 0), error: NO_MEMBER }
+    fn new(group: &str, error: String) -> Self {
+        Self { group: Group::new(group.to_owned(), Vec::new(), 0), error }
     }
 }
 
@@ -162,17 +164,26 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let wait = options.wait;
     let store = match store_of_environment()?.connect(&options.address, Deadline::after(wait)) {
         Err(error @ StoreError::Distrusted { .. }) => return Err(anyhow::Error::new(error).context(SECRET)),
+        Err(error @ StoreError::Address { .. }) => return Err(UsageError(error_text(&error)).into()),
         connected => Arc::new(connected?),
     };
-    let ask = || ProcessGroup::observe(store.clone(), &options.group, options.epoch, Deadline::after(wait));
-    let groups = ask_twice(ask, || thread::sleep(PAUSE)).map_err(|error| {
-        let problem = problem(&error, options);
-        anyhow::Error::new(error).context(problem)
-    })?;
-    if groups.is_empty() {
+    let unanswered = |error: &str| {
         if options.json {
-            println!("{}", serde_json::to_string(&Unanswered::new(&options.group))?);
+            println!("{}", serde_json::to_string(&Unanswered::new(&options.group, error.to_owned()))?);
         }
+        anyhow::Ok(())
+    };
+    let ask = || ProcessGroup::observe(store.clone(), &options.group, options.epoch, Deadline::after(wait));
+    let groups = match ask_twice(ask, || thread::sleep(PAUSE)) {
+        Ok(groups) => groups,
+        Err(error) => {
+            let problem = problem(&error, options);
+            unanswered(&problem)?;
+            return Err(anyhow::Error::new(error).context(problem));
+        }
+    };
+    if groups.is_empty() {
+        unanswered(NO_MEMBER)?;
         bail!(NO_MEMBER);
     }
     for group in &groups {
@@ -391,7 +402,7 @@ mod tests {
 
     #[test]
     fn json_without_an_answer_has_the_error() {
-        let found = serde_json::to_value(Unanswered::new("world")).unwrap();
+        let found = serde_json::to_value(Unanswered::new("world", NO_MEMBER.into())).unwrap();
         let expected = serde_json::json!({"group": "world", "members": [], "not_joined": [], "unconfirmed": [], "error": NO_MEMBER});
         assert_eq!(found, expected);
     }

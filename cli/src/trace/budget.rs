@@ -29,7 +29,7 @@ const PIECE: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct ReadLimit {
     /// Memory limit for reading the input, in MiB [default: 256, or 32 times the size of the files if that is more]
-    #[arg(long, value_name = "MIB", value_parser = values::whole::<u64>("a number of MiB", 0..=u64::MAX), allow_negative_numbers = true)]
+    #[arg(long, value_name = "MIB", value_parser = values::whole::<u64>("a number of MiB", 1..=u64::MAX), allow_negative_numbers = true)]
     read_memory: Option<u64>,
 }
 

@@ -128,6 +128,11 @@ rusty_fork_test! {
             assert!(text.contains("  rank 2 has not joined collective 2 of world\n"), "{text}");
             let output = Command::new(lockstep()).args(["fr", "live", address, "--json"]).output().unwrap();
             let world: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let none = ["fr", "live", address, "--json", "--group", "none", "--wait", "0.5"];
+            let output = Command::new(lockstep()).args(none).output().unwrap();
+            let none: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert!(none["error"].as_str().unwrap().contains("no group none of epoch 0 answers"), "{none}");
+            assert_eq!(output.status.code(), Some(1));
             let members = world["members"].as_array().unwrap();
             let collectives: Vec<_> = members.iter().map(|member| member["collectives"].as_u64()).collect();
             assert_eq!((&world["group"], collectives.iter().min()), (&"world".into(), Some(&Some(1))), "{world}");
