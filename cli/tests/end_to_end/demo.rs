@@ -1,6 +1,7 @@
 //! The demo as a user runs it: its process, its exit code, its last line, and the resources that it leaves.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
@@ -207,6 +208,23 @@ fn a_rank_that_is_killed_ends_the_job() {
         kill_process(Pid::from_raw(victim.expect("four ranks")).unwrap(), Signal::KILL).unwrap();
     });
     contains(&error, &["rank 3", "signal: 9"]);
+}
+
+/// The rank is stopped while nobody waits in a call of a group.
+#[test]
+fn a_rank_that_stops_while_graphs_run_is_named() {
+    let _turn = turn();
+    let mut launcher =
+        demo(&["--backend", "sim"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let id = launcher.id();
+    let mut lines = BufReader::new(launcher.stderr.take().unwrap()).lines();
+    while !lines.next().expect("the stage of graphs").unwrap().contains("captured graphs") {}
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let ranks: Vec<i32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+    kill_process(Pid::from_raw(ranks[3]).unwrap(), Signal::STOP).unwrap();
+    let error = lines.map(Result::unwrap).collect::<Vec<_>>().join("\n");
+    assert!(!launcher.wait().unwrap().success(), "{error}");
+    contains(&error, &["world: rank 3 has not run for"]);
 }
 
 #[test]
