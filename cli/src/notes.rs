@@ -27,7 +27,8 @@ The exit code is 0 when the host was examined, whatever was found.
 
 Keys of --json: `cuda` and `nccl` hold the library that a program would load (`taken`) and all copies on this host (`found`); \
 `devices`, `host` and `variables` hold the facts of each part. A part that could not be read is an object with the key \
-`error`. `findings` go from bad to worst (`weight`: note, limit, fault; `subject`, `cause`, `remedy`, `crates`). `crates` has the verdicts (`crate`; `outcome`: works, limited, unavailable; `why`).";
+`error`. `findings` go from bad to worst (`weight`: note, limit, fault; `subject`, `cause`, `remedy`, `crates`). `crates` has the verdicts (`crate`; \
+`outcome`, as in the text: `works`, `works with limits`, `works on the embedded device only`, `does not work here`; `why`).";
 
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Other \

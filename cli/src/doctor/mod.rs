@@ -16,7 +16,7 @@
 //!
 //! The JSON object has the keys `cuda`, `nccl`, `devices`, `host`, `variables` (the facts; a fact that could not be
 //! obtained is an object with the one key `error`), `findings` (worst last: `weight` is `note`, `limit` or `fault`)
-//! and `crates` (`outcome` is `works`, `limited` or `unavailable`).
+//! and `crates` (`outcome` has the words of the text).
 
 mod devices;
 mod facts;

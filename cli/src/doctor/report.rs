@@ -5,7 +5,7 @@ use comfy_table::{ContentArrangement, LineStyle, Table, presets};
 
 use super::Examined;
 use super::facts::{Devices, Host, Libraries, Tried, Variable, Works};
-use super::verdict::{Finding, Outcome, Weight};
+use super::verdict::{Finding, Outcome, Verdict, Weight};
 use crate::probe::Probe;
 
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -37,7 +37,7 @@ pub(super) fn text(examined: &Examined) -> String {
     }
     host(out, &facts.host);
     variables(out, &facts.variables);
-    verdicts(out, examined);
+    verdicts(out, &examined.crates);
     findings(out, &examined.findings);
     text
 }
@@ -280,22 +280,14 @@ fn variables(out: &mut String, variables: &[Variable]) {
     say!(out, "");
 }
 
-fn verdicts(out: &mut String, examined: &Examined) {
-    let has_embedded_device = examined.facts.host.embedded_device.done().is_some();
+fn verdicts(out: &mut String, verdicts: &[Verdict]) {
     say!(out, "Crates");
-    for verdict in &examined.crates {
-        let outcome = match verdict.outcome {
-            Outcome::Works => "works",
-            Outcome::Limited => "works with limits",
-            Outcome::Unavailable if has_embedded_device => "works on the embedded device only",
-            Outcome::Unavailable => "does not work here",
-        };
-        let why =
-            if verdict.why.is_empty() { String::new() } else { format!(": {}", verdict.why.join("; ")) };
-        say!(out, "  {:<16} {outcome}{why}", verdict.name);
+    for Verdict { name, outcome, why } in verdicts {
+        let outcome: &str = (*outcome).into();
+        let why = if why.is_empty() { String::new() } else { format!(": {}", why.join("; ")) };
+        say!(out, "  {name:<16} {outcome}{why}");
     }
-    let unavailable = examined.crates.iter().any(|verdict| verdict.outcome == Outcome::Unavailable);
-    if unavailable && has_embedded_device {
+    if verdicts.iter().any(|verdict| verdict.outcome == Outcome::EmbeddedOnly) {
         say!(out, "  The demo and all tests run on the embedded device, which needs no GPU.");
     }
     say!(out, "");

@@ -82,7 +82,18 @@ fn any_host_is_examined() {
     let driver = found["cuda"]["taken"]["error"].is_null();
     let outcome =
         found["crates"].as_array().unwrap().iter().find(|one| one["crate"] == "cuda-driver-sys").unwrap();
-    assert_eq!(outcome["outcome"] == "unavailable", !driver, "{found:#}");
+    assert_eq!(outcome["outcome"] == "works on the embedded device only", !driver, "{found:#}");
+}
+
+#[test]
+fn text_and_json_say_the_same_of_each_crate() {
+    let found = examine("120", &[]);
+    let text = Command::new(lockstep()).arg("doctor").output().unwrap().stdout;
+    let text = String::from_utf8_lossy(&text);
+    for verdict in found["crates"].as_array().unwrap() {
+        let [name, outcome] = ["crate", "outcome"].map(|key| verdict[key].as_str().unwrap());
+        assert!(text.contains(&format!("  {name:<16} {outcome}")), "{verdict} is not in:\n{text}");
+    }
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod libraries;
 #[cfg(test)]
 pub(in crate::doctor) mod tests;
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 use super::facts::{Facts, Tried};
@@ -52,11 +54,25 @@ pub(super) struct Finding {
 
 /// Usability of a crate on this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(into = "&'static str")]
 pub(super) enum Outcome {
     Works,
     Limited,
+    /// Only things are missing that the embedded device replaces: GPUs, the driver, NCCL.
+    EmbeddedOnly,
     Unavailable,
+}
+
+impl From<Outcome> for &'static str {
+    /// The words of both reports, for a person and as JSON.
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Works => "works",
+            Outcome::Limited => "works with limits",
+            Outcome::EmbeddedOnly => "works on the embedded device only",
+            Outcome::Unavailable => "does not work here",
+        }
+    }
 }
 
 /// A crate, its usability here, and the reasons.
@@ -88,20 +104,28 @@ pub(super) fn judge(facts: &Facts) -> (Vec<Finding>, Vec<Verdict>) {
     if let Tried::Done(devices) = &facts.devices {
         findings.devices(devices, &facts.host);
     }
+    let before_host = findings.0.len();
     findings.host(&facts.host);
+    // The embedded device replaces GPUs and libraries, but not what the operating system lacks.
+    let host_faults = findings.0[before_host..].iter().filter(|finding| finding.weight == Weight::Fault);
+    let lost: BTreeSet<_> = host_faults.flat_map(|finding| finding.crates.iter().copied()).collect();
     findings.variables(facts);
     let mut findings = findings.0;
     findings.sort_by_key(|finding| finding.weight);
-    let verdicts = CRATES.iter().map(|name| verdict(name, &findings)).collect();
+    let has_embedded_device = facts.host.embedded_device.done().is_some();
+    let verdict = |name| verdict(name, &findings, has_embedded_device && !lost.contains(name));
+    let verdicts = CRATES.into_iter().map(verdict).collect();
     (findings, verdicts)
 }
 
-fn verdict(name: &'static str, findings: &[Finding]) -> Verdict {
+/// `is_replaced` says that the embedded device works, and replaces whatever is at fault.
+fn verdict(name: &'static str, findings: &[Finding], is_replaced: bool) -> Verdict {
     let ours = findings.iter().rev().filter(|finding| finding.crates.contains(&name));
     let weighty: Vec<_> = ours.filter(|finding| finding.weight > Weight::Note).collect();
     let outcome = match weighty.first().map(|finding| finding.weight) {
         None | Some(Weight::Note) => Outcome::Works,
         Some(Weight::Limit) => Outcome::Limited,
+        Some(Weight::Fault) if is_replaced => Outcome::EmbeddedOnly,
         Some(Weight::Fault) => Outcome::Unavailable,
     };
     let mut why = Vec::new();

@@ -154,7 +154,7 @@ fn without_a_driver_the_embedded_device_works() {
     assert_eq!((last.weight, last.subject.as_str()), (Weight::Fault, "no CUDA driver"));
     assert!(last.remedy.as_ref().unwrap().contains("embedded device"), "{last:?}");
     for name in ["cuda-driver-sys", "cuda-driver", "caching-alloc", "process-group", "symm-mem"] {
-        assert_eq!(outcome(&verdicts, name), Outcome::Unavailable, "{name}");
+        assert_eq!(outcome(&verdicts, name), Outcome::EmbeddedOnly, "{name}");
     }
     for name in ["nccl-sys", "gpu-sim", "cli"] {
         assert_eq!(outcome(&verdicts, name), Outcome::Works, "{name}");
@@ -168,11 +168,23 @@ fn without_nccl_what_needs_no_nccl_works() {
     let (findings, verdicts) = judge(&facts);
     assert!(about(&findings, "no NCCL").remedy.as_ref().unwrap().contains("pip install"));
     for name in ["nccl-sys", "process-group", "symm-mem"] {
-        assert_eq!(outcome(&verdicts, name), Outcome::Unavailable, "{name}");
+        assert_eq!(outcome(&verdicts, name), Outcome::EmbeddedOnly, "{name}");
     }
     for name in ["cuda-driver-sys", "cuda-driver", "caching-alloc"] {
         assert_eq!(outcome(&verdicts, name), Outcome::Works, "{name}");
     }
+}
+
+#[test]
+fn the_embedded_device_does_not_replace_what_the_host_lacks() {
+    let outcomes = |changes: &[Change]| {
+        let verdicts = judge(&changed(changes)).1;
+        ["nccl-sys", "process-group", "gpu-sim"].map(|name| outcome(&verdicts, name))
+    };
+    let (works, embedded, lost) = (Outcome::Works, Outcome::EmbeddedOnly, Outcome::Unavailable);
+    assert_eq!(outcomes(&[Change::NoNccl]), [embedded, embedded, works]);
+    assert_eq!(outcomes(&[Change::NoNccl, Change::NoLoopback]), [embedded, lost, works]);
+    assert_eq!(outcomes(&[Change::NoNccl, Change::NoEmbedded]), [lost, lost, lost]);
 }
 
 #[test]
@@ -368,7 +380,8 @@ fn apply(facts: &mut Facts, change: Change) {
 proptest! {
     #[test]
     fn verdicts_are_the_worst_of_their_findings(changes in prop::collection::vec(change(), 0..8)) {
-        let (findings, verdicts) = judge(&changed(&changes));
+        let facts = changed(&changes);
+        let (findings, verdicts) = judge(&facts);
         prop_assert!(findings.is_sorted_by_key(|finding| finding.weight), "{findings:?}");
         for finding in &findings {
             prop_assert!(!finding.subject.is_empty() && !finding.cause.is_empty(), "{finding:?}");
@@ -378,10 +391,17 @@ proptest! {
         prop_assert_eq!(names, CRATES);
         let worst: BTreeMap<_, _> =
             findings.iter().flat_map(|finding| finding.crates.iter().map(|&name| (name, finding.weight))).collect();
+        let has_embedded_device = facts.host.embedded_device.done().is_some();
+        let of_host = ["abstract Unix sockets", "loopback interface", "embedded device"];
         for verdict in &verdicts {
+            let is_replaced = has_embedded_device
+                && findings.iter().all(|finding| {
+                    !of_host.contains(&&*finding.subject) || !finding.crates.contains(&verdict.name)
+                });
             let expected = match worst.get(verdict.name) {
                 None | Some(Weight::Note) => Outcome::Works,
                 Some(Weight::Limit) => Outcome::Limited,
+                Some(Weight::Fault) if is_replaced => Outcome::EmbeddedOnly,
                 Some(Weight::Fault) => Outcome::Unavailable,
             };
             prop_assert_eq!(verdict.outcome, expected, "{:?}", verdict);
