@@ -119,6 +119,8 @@ fn watch_signals(events: Sender<Event>) -> Result<signal_hook::iterator::Handle>
 struct Job {
     ranks: Vec<Rank>,
     running: BTreeSet<usize>,
+    /// Ranks that succeeded before any was asked to end. Ranks that still need them fail, or wait for them.
+    finished: BTreeSet<usize>,
     /// Ranks that did not end when asked to.
     killed: BTreeSet<usize>,
     started: Instant,
@@ -196,9 +198,10 @@ impl Job {
         let (host, port) = address.rsplit_once(':').context("a store's address has a port")?;
         let (program, arguments) = options.program.split_first().context("no program")?;
         let started = Instant::now();
-        let (ranks, running, killed) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let (ranks, running) = (Vec::new(), BTreeSet::new());
+        let (finished, killed) = (BTreeSet::new(), BTreeSet::new());
         // Dropping the job ends the ranks that are started already if a later one cannot be.
-        let mut job = Self { ranks, running, killed, started, secret, _store: store };
+        let mut job = Self { ranks, running, finished, killed, started, secret, _store: store };
         for rank in 0..options.n {
             let mut command = Command::new(program);
             command
@@ -242,7 +245,11 @@ impl Job {
                     let after = self.started.elapsed();
                     match &mut stop {
                         Some(Stop::Interrupt(interrupt)) => drop(interrupt.ends.insert(rank, end)),
-                        _ if end.is_success() => {}
+                        _ if end.is_success() => {
+                            if due.is_none() {
+                                self.finished.insert(rank);
+                            }
+                        }
                         Some(Stop::Failure(failure)) if settled.is_some() => failure.add(rank, end, after),
                         Some(Stop::Failure(_)) => {}
                         None => {
@@ -310,6 +317,9 @@ impl Job {
             Stop::Failure(failure) => self.describe_failure(failure),
             Stop::Interrupt(interrupt) => describe_interrupt(interrupt, &self.killed),
         };
+        if !self.finished.is_empty() {
+            text.push_str(&format!("ended before with exit status 0: {}\n", list(&self.finished)));
+        }
         if !self.killed.is_empty() {
             text.push_str(&format!("sent SIGKILL, as they did not end: {}\n", list(&self.killed)));
         }

@@ -90,6 +90,26 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     assert!(said.contains("sent SIGTERM after that: rank(s) 0, 2"), "{said}");
 }
 
+/// A rank that returns early leaves the others waiting, until they fail or the user interrupts the job.
+#[test]
+fn a_rank_that_ends_early_without_an_error_is_named() {
+    let early = "
+        if [ $RANK = 1 ]; then echo $$ > $DIR/early; exit 0; fi
+        while ! grep -qs ') Z ' /proc/$(cat $DIR/early 2>/dev/null)/stat; do sleep 0.02; done";
+    let run = |then: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let output = script(3, &[], &format!("{early}; {then}")).env("DIR", folder.path()).output().unwrap();
+        (output.status.code(), error(&output))
+    };
+    let (code, said) = run("if [ $RANK = 2 ]; then exit 3; fi; sleep 1000");
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("error: rank 2 failed first: exit status 3"), "{said}");
+    assert!(said.contains("ended before with exit status 0: rank(s) 1\n"), "{said}");
+    let (code, said) = run("if [ $RANK = 2 ]; then kill -INT $PPID; fi; sleep 1000");
+    assert_eq!(code, Some(128 + 2), "{said}");
+    assert!(said.contains("ended before with exit status 0: rank(s) 1\n"), "{said}");
+}
+
 /// The others report the failure of a rank that is killed, and may end before it.
 #[test]
 fn a_rank_that_a_signal_ends_is_named_before_those_that_it_takes_along() {
