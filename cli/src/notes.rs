@@ -33,7 +33,7 @@ Keys of --json: `cuda` and `nccl` hold the library that a program would load (`t
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Other \
 ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names the ranks that failed, \
-with the last lines of four: first one that was killed or crashed or, if there is none, the first one. Exits with the code of that rank.
+with the last lines of four: first one that was killed or crashed or, if there is none, the first one. Also names ranks that had ended with exit status 0, for which the others may have waited. Exits with the code of that rank.
 
 Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
 do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
@@ -112,19 +112,20 @@ time axis counts events. Select a moment with the slider or a click; the lower p
 for blocks that a snapshot still has, and for allocations with recorded stacks. All other blocks are listed by size.";
 
 pub(crate) const BENCH: &str = "\
-A benchmark takes from a second to a minute on a host without GPUs, and some minutes beside PyTorch and NCCL.
+The number of rounds is fixed, except of `store`; the progress on standard error names it. The time of a round depends on the host's processors and, beside PyTorch, \
+on its peer, which `alloc` also compiles first. `store --attack` takes --seconds for each attack.
 
 With --json each prints one object, whose numbers have at most three decimals. `figures` lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
 case's baseline. `machine` names the devices, `bars` the limits that --check tests (`what`, `figure`, `most`, `holds`), and \
 `torch` says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
-`symm` has that object as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and in place of bars \
+`symm` has that object as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and \
 `above_raw_us`, `above_raw_and_event_us`, `of_torch`, `in_graph`. `alloc` has `scaling`, and `p2p` has `memory` (`policy`, \
 `bytes`), `group_bytes`, `skipped`. `kernels` prints `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
 `graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
 `wait_ms` with `p50`, `p99`, `most`).
 
 The limits of --check on times are for GPUs: all of `call`, all of `symm`'s own, and allocation and look-up of `pool`. On \
-embedded devices they are left out with a note. The limits on the memory of `pool` and those of `store --attack` apply on every \
+embedded devices they are left out, and --check says so. Without --check a limit that does not hold is no error. The limits on the memory of `pool` and those of `store --attack` apply on every \
 host.";
 
 pub(crate) const KILL_TEST: &str = "\

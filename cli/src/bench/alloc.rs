@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::figures::{Figure, compare, find, json, medians, table};
 use super::programs::Program;
-use super::{NoCheck, ours, peer, turns};
+use super::{NoCheck, ours, peer};
+use crate::progress::Progress;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -32,11 +33,13 @@ struct Report {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     options.no_check.refuse("alloc")?;
-    let progress = turns::begin();
+    let progress = Progress::start();
+    progress.show("building the benchmark of PyTorch");
     let (mut ours, mut lines) = (ours(Program::Alloc, &[])?, String::new());
     let mut torch = peer::torch_allocator();
+    peer::alternate(&progress, Program::Alloc.rounds(), &mut ours, &mut torch, &mut lines)
+        .context("caching-alloc's benchmark")?;
     drop(progress);
-    peer::alternate(&mut ours, &mut torch, &mut lines).context("caching-alloc's benchmark")?;
     let figures = compare(medians(&lines)?, &OURS);
     let torch = torch.err().map(|why| format!("{why:#}"));
     let report = Report { scaling: scaling(&figures), figures, torch };

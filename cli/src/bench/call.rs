@@ -3,9 +3,10 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, is_embedded, json, medians, read, table};
+use super::figures::{Bar, Figure, compare, count, find, for_gpus, json, medians, print_bars, read, table};
 use super::programs::Program;
-use super::{check, ours, peer, turns};
+use super::{check, ours, peer};
+use crate::progress::Progress;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -40,49 +41,54 @@ struct Report {
     /// Reason if PyTorch was not measured.
     torch: Option<String>,
     #[serde(flatten)]
-    bars: Bars,
+    overheads: Overheads,
+    bars: Vec<Bar>,
 }
 
 /// Comparison of a contender's results with those of NCCL's own function.
 #[derive(Debug, PartialEq, Serialize)]
 struct Results {
     contender: String,
-    compared: f64,
-    differ: f64,
+    compared: u64,
+    differ: u64,
 }
 
-/// Measured overheads of a call through `ProcessGroup`, and their bars.
+/// Measured overheads of a call through `ProcessGroup`.
 #[derive(Debug, PartialEq, Serialize)]
-struct Bars {
-    /// Time above NCCL's own function, in µs: at most 0.5.
+struct Overheads {
+    /// Time above NCCL's own function, in µs.
     above_raw_us: Option<f64>,
-    /// Time above NCCL's own function and an event record, in µs. No bar.
+    /// Time above NCCL's own function and an event record, in µs.
     above_raw_and_event_us: Option<f64>,
-    /// Time divided by PyTorch's: at most a third.
+    /// Time divided by PyTorch's.
     of_torch: Option<f64>,
-    /// Time in a graph divided by that of NCCL's own function: at most 1.
+    /// Time in a graph divided by that of NCCL's own function.
     in_graph: Option<f64>,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let ranks = options.ranks.to_string();
-    let progress = turns::begin();
+    let progress = Progress::start();
+    progress.show("comparing the results of the layers");
     let mut ours = ours(Program::Collectives, &[&ranks])?;
     let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("process-group's benchmark")?;
+    peer::alternate(&progress, Program::Collectives.rounds(), &mut ours, &mut torch, &mut lines)
+        .context("process-group's benchmark")?;
     drop(progress);
-    peer::alternate(&mut ours, &mut torch, &mut lines).context("process-group's benchmark")?;
     let (machine, results) = opened(&opening)?;
     let figures = compare(medians(&lines)?, &[RAW]);
     let torch = torch.err().map(|why| format!("{why:#}"));
-    let report = Report { machine, bars: Bars::of(&figures), figures, results, torch };
+    let overheads = Overheads::of(&figures);
+    let bars = for_gpus(&machine, overheads.bars());
+    let report = Report { machine, figures, results, torch, overheads, bars };
     if options.json {
         println!("{}", json(&report)?);
     } else {
-        print(&report);
+        print(&report, options.check);
     }
-    if options.check { check(&for_gpus(&report.machine, report.bars.all())) } else { Ok(()) }
+    if options.check { check(&report.machine, &report.bars) } else { Ok(()) }
 }
 
 /// Reads the first round: the machine, and the comparison of the results.
@@ -94,13 +100,14 @@ fn opened(lines: &str) -> Result<(String, Vec<Results>)> {
     let results = |(_, contender, compared): &(&str, &str, f64)| {
         let &(.., differ) =
             of("results that differ", contender).context("no count of results that differ")?;
-        Ok(Results { contender: (*contender).to_owned(), compared: *compared, differ })
+        let (compared, differ) = (count(*compared)?, count(differ)?);
+        Ok(Results { contender: (*contender).to_owned(), compared, differ })
     };
     let all = told.iter().filter(|(what, ..)| *what == "results").map(results);
     Ok((machine.to_owned(), all.collect::<Result<_>>()?))
 }
 
-impl Bars {
+impl Overheads {
     fn of(figures: &[Figure]) -> Self {
         let ns = |case, contender| find(figures, case, contender);
         let of = |contender, other, case| Some(ns(case, contender)? / ns(case, other)?);
@@ -114,7 +121,7 @@ impl Bars {
     }
 
     /// Returns the bars whose figures were measured.
-    fn all(&self) -> Vec<Bar> {
+    fn bars(&self) -> Vec<Bar> {
         let bars = [
             Bar::at_most("µs above NCCL's own function", self.above_raw_us, 0.5),
             Bar::at_most("part of PyTorch's time", self.of_torch, 1.0 / 3.0),
@@ -122,30 +129,9 @@ impl Bars {
         ];
         bars.into_iter().flatten().collect()
     }
-
-    /// Formats the figures with their bars. Says whether the bars hold if the figures are those of GPUs.
-    fn words(&self, has_gpus: bool) -> String {
-        let bar = |figure: Option<f64>, most: f64, words: &dyn Fn(f64) -> String| {
-            let figure = figure?;
-            let holds = match (has_gpus, figure <= most) {
-                (false, _) => "on GPUs",
-                (true, true) => "holds",
-                (true, false) => "does not hold",
-            };
-            Some(format!("{} ({holds})", words(figure)))
-        };
-        let beside_event = self.above_raw_and_event_us.map(|us| format!("raw and an event {us:+.2} µs"));
-        let bars = [
-            bar(self.above_raw_us, 0.5, &|us| format!("raw {us:+.2} µs, at most +0.50")),
-            beside_event,
-            bar(self.of_torch, 1.0 / 3.0, &|part| format!("{part:.2} of PyTorch's, at most 0.33")),
-            bar(self.in_graph, 1.0, &|times| format!("in a graph {times:.3} of raw, at most 1")),
-        ];
-        format!("{GROUP}: {}", bars.into_iter().flatten().collect::<Vec<_>>().join("; "))
-    }
 }
 
-fn print(report: &Report) {
+fn print(report: &Report, is_checked: bool) {
     println!("all-reduce of 8 bytes on {}", report.machine);
     println!("{}", table(&report.figures, ("µs a call", 1e3), "times raw"));
     if let Some(why) = &report.torch {
@@ -154,7 +140,7 @@ fn print(report: &Report) {
     for Results { contender, compared, differ } in &report.results {
         println!("{contender}: {differ} of {compared} results differ from raw in any bit");
     }
-    println!("{}", report.bars.words(!is_embedded(&report.machine)));
+    print_bars(&report.bars, is_checked);
 }
 
 #[cfg(test)]
@@ -168,20 +154,26 @@ mod tests {
                      loop of 2000\ttorch.distributed\t20000\nbursts of 20\tProcessGroup\t1\n\
                      graphs of 50\tncclAllReduce\t6000\ngraphs of 50\tProcessGroup\t6600\n";
         let figures = compare(medians(lines).unwrap(), &[RAW]);
-        let bars = Bars::of(&figures);
+        let overheads = Overheads::of(&figures);
+        assert_eq!(overheads.above_raw_and_event_us, Some(0.1));
+        let bars: Vec<_> = overheads.bars().iter().map(ToString::to_string).collect();
         assert_eq!(
-            bars.words(true),
-            "ProcessGroup: raw +0.40 µs, at most +0.50 (holds); raw and an event +0.10 µs; 0.27 of PyTorch's, at most 0.33 (holds); \
-             in a graph 1.100 of raw, at most 1 (does not hold)"
+            bars,
+            [
+                "µs above NCCL's own function: 0.40, at most 0.5 (holds)",
+                "part of PyTorch's time: 0.27, at most 0.333 (holds)",
+                "times NCCL's own function in a graph: 1.10, at most 1 (does not hold)",
+            ]
         );
     }
 
     #[test]
     fn what_is_not_measured_has_no_bar() {
-        let bars = Bars::of(&medians("loop of 2000\tProcessGroup\t5400\n").unwrap());
+        let overheads = Overheads::of(&medians("loop of 2000\tProcessGroup\t5400\n").unwrap());
+        assert!(overheads.bars().is_empty());
         assert_eq!(
-            bars,
-            Bars { above_raw_us: None, above_raw_and_event_us: None, of_torch: None, in_graph: None }
+            overheads,
+            Overheads { above_raw_us: None, above_raw_and_event_us: None, of_torch: None, in_graph: None }
         );
     }
 
@@ -190,7 +182,7 @@ mod tests {
         let lines = "machine\t2 x H200\nresults\tCommunicator\t7\nresults that differ\tCommunicator\t1\n";
         let (machine, results) = opened(lines).unwrap();
         assert_eq!(machine, "2 x H200");
-        assert_eq!(results, [Results { contender: "Communicator".into(), compared: 7.0, differ: 1.0 }]);
+        assert_eq!(results, [Results { contender: "Communicator".into(), compared: 7, differ: 1 }]);
         assert!(opened("loop\tours\t1\n").is_err());
         assert!(opened("machine\tx\nresults\tours\t1\n").is_err());
     }

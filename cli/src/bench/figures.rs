@@ -1,6 +1,6 @@
 //! Medians of the rounds that benchmark programs print.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
@@ -21,15 +21,32 @@ pub(super) struct Figure {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Bar {
     pub(super) what: String,
-    pub(super) figure: f64,
-    pub(super) most: f64,
+    pub(super) figure: Number,
+    pub(super) most: Number,
     pub(super) holds: bool,
 }
 
+/// A number of a bar. Counts are whole in JSON.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize)]
+#[serde(untagged)]
+pub(super) enum Number {
+    Count(u64),
+    Measure(f64),
+}
+
 impl Bar {
-    /// Returns the bar of a figure, if it was measured.
+    /// Returns the bar of a measured figure, if it was measured.
     pub(super) fn at_most(what: &str, figure: Option<f64>, most: f64) -> Option<Self> {
-        figure.map(|figure| Self { what: what.to_owned(), figure, most, holds: figure <= most })
+        figure.map(|figure| Self::new(what, Number::Measure(figure), Number::Measure(most)))
+    }
+
+    /// Returns the bar of a count, if it was counted.
+    pub(super) fn count_at_most(what: &str, count: Option<u64>, most: u64) -> Option<Self> {
+        count.map(|count| Self::new(what, Number::Count(count), Number::Count(most)))
+    }
+
+    fn new(what: &str, figure: Number, most: Number) -> Self {
+        Self { what: what.to_owned(), figure, most, holds: figure <= most }
     }
 }
 
@@ -38,13 +55,30 @@ pub(super) fn is_embedded(machine: &str) -> bool {
     machine.starts_with("embedded device")
 }
 
-/// Returns `bars`, which are limits for GPUs, or none with a note if the benchmark ran on embedded devices.
+/// Returns `bars`, which are limits for GPUs, or none if the benchmark ran on embedded devices.
 pub(super) fn for_gpus(machine: &str, bars: Vec<Bar>) -> Vec<Bar> {
-    if bars.is_empty() || !is_embedded(machine) {
-        return bars;
+    if is_embedded(machine) { Vec::new() } else { bars }
+}
+
+/// Prints the bars, and that they are only checked with `--check`, if it is not given.
+pub(super) fn print_bars(bars: &[Bar], is_checked: bool) {
+    if !bars.is_empty() {
+        println!(
+            "limits{}:",
+            if is_checked { "" } else { "; with --check, one that does not hold is an error" }
+        );
+        bars.iter().for_each(|bar| println!("  {bar}"));
     }
-    eprintln!("note: {} limits of times are left out: they are for GPUs", bars.len());
-    Vec::new()
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Count(count) => count.fmt(f),
+            Self::Measure(measure) if f.precision().is_some() => measure.fmt(f),
+            Self::Measure(measure) => ((measure * 1e3).round() / 1e3).fmt(f),
+        }
+    }
 }
 
 impl std::fmt::Display for Bar {
@@ -86,6 +120,13 @@ pub(super) fn read(lines: &str) -> Result<Vec<(&str, &str, f64)>> {
         Ok((case, contender, number))
     };
     lines.lines().map(line).collect()
+}
+
+/// Converts a number that a benchmark has counted.
+pub(super) fn count(number: f64) -> Result<u64> {
+    let count = number as u64;
+    ensure!(count as f64 == number, "expected a count: {number}");
+    Ok(count)
 }
 
 /// Reads lines of case, contender and ns. Returns the median of each contender in each case.
@@ -144,6 +185,17 @@ mod tests {
         assert_eq!(words(Some(60.0)).unwrap(), "look-up, ns: 60.00, at most 60 (holds)");
         assert_eq!(words(Some(60.1)).unwrap(), "look-up, ns: 60.10, at most 60 (does not hold)");
         assert_eq!(words(None), None);
+        let windows = Bar::count_at_most("windows", Some(9), 8).unwrap();
+        assert_eq!(windows.to_string(), "windows: 9, at most 8 (does not hold)");
+        assert_eq!(json(&windows).unwrap(), r#"{"what":"windows","figure":9,"most":8,"holds":false}"#);
+    }
+
+    #[test]
+    fn a_count_is_whole() {
+        assert_eq!(count(10_737_418_240.0).unwrap(), 10_737_418_240);
+        for number in [0.5, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(count(number).is_err(), "{number}");
+        }
     }
 
     #[test]

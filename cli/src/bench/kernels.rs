@@ -24,6 +24,7 @@ use symm_mem::rendezvous::{
 
 use super::NoCheck;
 use super::figures::json;
+use crate::progress::Progress;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -136,8 +137,9 @@ impl Machine {
         let (store, barrier) = (Arc::new(HashStore::new()), Barrier::new(self.ranks));
         let run = |rank: usize| -> Result<Vec<Row>> {
             let context = self.driver.device(rank as u32 % self.devices)?.retain_primary()?;
+            let progress = (rank == 0).then(Progress::start);
             let rank = Rank::new(self, (rank, &barrier), &context, store.clone(), largest)?;
-            context.with_current(|| rank.measure())?
+            context.with_current(|| rank.measure(progress.as_ref()))?
         };
         // The other ranks would wait for a rank that has failed.
         let run = |rank: usize| {
@@ -213,7 +215,8 @@ impl<'a> Rank<'a> {
         })
     }
 
-    fn measure(&self) -> Result<Vec<Row>> {
+    /// Shows the progress on one rank.
+    fn measure(&self, progress: Option<&Progress>) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for (name, collective) in COLLECTIVES {
             let steps = (1..).map(|power| 8_usize.pow(power)).take_while(|bytes| *bytes < self.largest);
@@ -221,6 +224,7 @@ impl<'a> Rank<'a> {
                 let parts = if matches!(collective, Collective::AllReduce(_)) { 1 } else { self.world };
                 let elements = bytes / ELEMENT / parts;
                 if elements > 0 {
+                    progress.inspect(|progress| progress.show(format!("{name}, {bytes} bytes")));
                     let case = Case { collective, elements };
                     let row = self.case(case, bytes).with_context(|| format!("{name} of {bytes} bytes"));
                     let (eager_us, graph_us) = row?;

@@ -3,9 +3,10 @@
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, json, medians, read, table};
+use super::figures::{Figure, compare, count, json, medians, read, table};
 use super::programs::Program;
 use super::{NoCheck, ours, turns};
+use crate::progress::Progress;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -33,7 +34,7 @@ struct Report {
     figures: Vec<Figure>,
     memory: Vec<Memory>,
     /// Bytes of a rank's device that the group itself takes.
-    group_bytes: f64,
+    group_bytes: u64,
     skipped: Vec<Skipped>,
 }
 
@@ -41,7 +42,7 @@ struct Report {
 #[derive(Debug, PartialEq, Serialize)]
 struct Memory {
     policy: String,
-    bytes: f64,
+    bytes: u64,
 }
 
 /// A pattern that is impossible with this number of ranks.
@@ -64,7 +65,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();
     let mut ours = ours(Program::Messages, &arguments)?;
     let mut lines = String::new();
-    turns::rounds(|| ours.round(&mut lines)).context("the benchmark of messages")?;
+    let progress = Progress::start();
+    turns::rounds(&progress, Program::Messages.rounds(), || ours.round(&mut lines))
+        .context("the benchmark of messages")?;
+    drop(progress);
     let report = Report::of(&lines)?;
     if options.json {
         println!("{}", json(&report)?);
@@ -91,13 +95,15 @@ impl Report {
         let group_bytes =
             memory.iter().find(|(what, ..)| *what == "memory of a group").map(|(.., bytes)| *bytes);
         let of_policy = |(what, policy, bytes): &(&str, &str, f64)| {
-            (*what == "memory").then(|| Memory { policy: (*policy).to_owned(), bytes: *bytes })
+            let memory = || Ok(Memory { policy: (*policy).to_owned(), bytes: count(*bytes)? });
+            (*what == "memory").then(memory)
         };
+        let group_bytes = group_bytes.context("the benchmark does not say what a group takes")?;
         Ok(Self {
             machine,
             figures: compare(medians(&times.join("\n"))?, &[BASE]),
-            memory: memory.iter().filter_map(of_policy).collect(),
-            group_bytes: group_bytes.context("the benchmark does not say what a group takes")?,
+            memory: memory.iter().filter_map(of_policy).collect::<Result<_>>()?,
+            group_bytes: count(group_bytes)?,
             skipped: skipped.collect(),
         })
     }
@@ -108,7 +114,7 @@ impl Report {
         for Skipped { case, why } in &self.skipped {
             println!("{case}: skipped: {why}");
         }
-        let mib = |bytes: f64| bytes / f64::from(1 << 20);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let memory =
             self.memory.iter().map(|Memory { policy, bytes }| format!("{policy} {:.0}", mib(*bytes)));
         let memory: Vec<_> = memory.collect();
@@ -131,11 +137,11 @@ mod tests {
     #[test]
     fn a_report_is_what_the_benchmark_tells() {
         let report = Report::of(LINES).unwrap();
-        assert_eq!((report.machine.as_str(), report.group_bytes), ("2 x H200", 2_097_152.0));
+        assert_eq!((report.machine.as_str(), report.group_bytes), ("2 x H200", 2_097_152));
         let skipped = Skipped { case: "fan".into(), why: "4 ranks are needed".into() };
         assert_eq!(report.skipped, [skipped]);
         let memory = |policy: &str, bytes| Memory { policy: policy.into(), bytes };
-        assert_eq!(report.memory[1..], [memory("PerPair", 1_048_576.0), memory("Direct", 524_288.0)]);
+        assert_eq!(report.memory[1..], [memory("PerPair", 1_048_576), memory("Direct", 524_288)]);
         let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(1.0 / 3.0)]);
     }

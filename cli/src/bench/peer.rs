@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::turns::{Player, rounds};
 use crate::child;
+use crate::progress::Progress;
 
 const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
 
@@ -89,13 +90,16 @@ pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player
     Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
 }
 
-/// Runs all rounds of our program, and after each one a round of PyTorch's, until that fails: then it is its error.
+/// Runs all rounds of our program, `count`, and after each one a round of PyTorch's, until that fails: then it is its
+/// error.
 pub(super) fn alternate(
+    progress: &Progress,
+    count: usize,
     ours: &mut Player,
     torch: &mut Result<(Player, TempDir)>,
     lines: &mut String,
 ) -> Result<()> {
-    rounds(|| {
+    rounds(progress, count, || {
         let has_more = ours.round(lines)?;
         if has_more
             && let Ok((player, _)) = torch

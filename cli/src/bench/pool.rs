@@ -4,9 +4,10 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, json, medians, read, table};
+use super::figures::{Bar, Figure, compare, count, find, for_gpus, json, medians, print_bars, read, table};
 use super::programs::Program;
 use super::{check, ours, turns};
+use crate::progress::Progress;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -37,26 +38,27 @@ pub(super) struct Report {
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Footprint {
     pools: String,
-    reserved_bytes: f64,
-    segments: f64,
-    windows: f64,
+    reserved_bytes: u64,
+    segments: u64,
+    windows: u64,
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let report = measure(options.ranks)?;
+    let report = measure(&Progress::start(), options.ranks)?;
     if options.json {
         println!("{}", json(&report)?);
     } else {
-        report.print();
+        report.print(options.check);
     }
-    if options.check { check(&report.bars) } else { Ok(()) }
+    if options.check { check(&report.machine, &report.bars) } else { Ok(()) }
 }
 
 /// Runs the benchmark to its end.
-pub(super) fn measure(ranks: usize) -> Result<Report> {
+pub(super) fn measure(progress: &Progress, ranks: usize) -> Result<Report> {
     let mut ours = ours(Program::Pool, &[&ranks.to_string()])?;
     let mut lines = String::new();
-    turns::rounds(|| ours.round(&mut lines)).context("symm-mem's benchmark of pools")?;
+    turns::rounds(progress, Program::Pool.rounds(), || ours.round(&mut lines))
+        .context("symm-mem's benchmark of pools")?;
     Report::of(&lines)
 }
 
@@ -78,6 +80,7 @@ impl Report {
                 footprints.push(Footprint { pools: pools.to_owned(), ..Footprint::default() });
                 footprints.len() - 1
             });
+            let number = count(number).with_context(|| format!("{what}, {pools}"))?;
             match what {
                 "reserved" => footprints[at].reserved_bytes = number,
                 "segments" => footprints[at].segments = number,
@@ -91,7 +94,11 @@ impl Report {
             Bar::at_most("look-up among 1000 segments, ns", ns("look-up, 1000 segments"), 60.0),
         ];
         let sizes = [
-            Bar::at_most("windows a group for 8 GiB from nothing", grown("windows a group"), 8.0),
+            Bar::count_at_most(
+                "windows a group for 8 GiB from nothing",
+                grown("windows a group").map(count).transpose()?,
+                8,
+            ),
             Bar::at_most("most reserved of what is in use on the way", grown("most reserved of in use"), 2.0),
             Bar::at_most(
                 "reserved at 8 GiB in use, GiB",
@@ -104,13 +111,13 @@ impl Report {
         Ok(Self { machine, footprints, figures, bars })
     }
 
-    fn print(&self) {
+    fn print(&self, is_checked: bool) {
         println!("symmetric pools on {}", self.machine);
         let mut footprints = Table::new();
         let header = ["requests of 12 layers, three groups", "reserved, MiB", "segments", "windows"];
         footprints.load_style(presets::NOTHING).set_header(header);
         for Footprint { pools, reserved_bytes, segments, windows } in &self.footprints {
-            let mib = reserved_bytes / f64::from(1 << 20);
+            let mib = *reserved_bytes as f64 / f64::from(1 << 20);
             footprints.add_row([
                 pools.clone(),
                 format!("{mib:.0}"),
@@ -121,13 +128,14 @@ impl Report {
         let numbers = footprints.column_iter_mut().skip(1);
         numbers.for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         println!("{footprints}\n{}", table(&self.figures, ("ns", 1.0), "of the first"));
-        self.bars.iter().for_each(|bar| println!("{bar}"));
+        print_bars(&self.bars, is_checked);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::figures::Number;
 
     const LINES: &str = "machine\t2 x H200\nreserved\ta pool a group\t300\nsegments\ta pool a group\t3\n\
                          windows\ta pool a group\t3\nentry\ta pool a group\t50\nreserved\tone shared pool\t100\n\
@@ -139,11 +147,11 @@ mod tests {
     fn a_report_is_what_the_benchmark_tells() {
         let report = Report::of(LINES).unwrap();
         let reserved: Vec<_> = report.footprints.iter().map(|it| (it.reserved_bytes, it.windows)).collect();
-        assert_eq!(reserved, [(300.0, 3.0), (100.0, 3.0)]);
+        assert_eq!(reserved, [(300, 3), (100, 3)]);
         let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
         assert_eq!(ratios, [Some(1.0), Some(0.8), Some(1.0), Some(1.0)]);
         assert_eq!(report.bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [false, true, false, true]);
-        assert_eq!(report.bars[3].figure, 10.0);
+        assert_eq!((report.bars[2].figure, report.bars[3].figure), (Number::Count(9), Number::Measure(10.0)));
     }
 
     #[test]
@@ -157,5 +165,9 @@ mod tests {
     fn what_is_missing_is_an_error() {
         assert!(Report::of("").is_err());
         assert!(Report::of("entry\tours\t1\n").is_err());
+        assert!(
+            Report::of(&LINES.replace("windows\tone shared pool\t3", "windows\tone shared pool\t3.5"))
+                .is_err()
+        );
     }
 }

@@ -316,7 +316,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     match std::env::var_os("PYTHON") {
         Some(python) => contenders.push(Contender::start("PyTorch's", &mut torch(Path::new(&python)))?),
         None => {
-            eprintln!("PyTorch's server is left out: the variable PYTHON names no Python that has PyTorch")
+            eprintln!("PyTorch: skipped: the variable PYTHON names no Python that has PyTorch")
         }
     }
     processors.to_clients()?;

@@ -3,9 +3,10 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::figures::{Bar, Figure, compare, find, for_gpus, json, medians, table};
+use super::figures::{Bar, Figure, compare, find, for_gpus, json, medians, print_bars, table};
 use super::programs::Program;
 use super::{check, ours, peer, pool};
+use crate::progress::Progress;
 use crate::values;
 
 #[derive(clap::Args)]
@@ -47,12 +48,16 @@ struct Report {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let ranks = options.ranks;
-    let mut pools = pool::measure(ranks)?;
+    let progress = Progress::start();
+    let mut pools = pool::measure(&progress, ranks)?;
+    progress.show("preparing the transfers");
     let mut ours = ours(Program::Symm, &[&ranks.to_string()])?;
     let mut torch = peer::torch_distributed(&peer::SYMM, ranks);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("symm-mem's benchmark")?;
-    peer::alternate(&mut ours, &mut torch, &mut lines).context("symm-mem's benchmark")?;
+    peer::alternate(&progress, Program::Symm.rounds(), &mut ours, &mut torch, &mut lines)
+        .context("symm-mem's benchmark")?;
+    drop(progress);
     let machine =
         opening.trim().strip_prefix("machine\t").context("symm-mem's benchmark names no machine")?;
     let figures = compare(medians(&lines)?, &BASES);
@@ -63,9 +68,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", json(&report)?);
     } else {
-        report.print();
+        report.print(options.check);
     }
-    if options.check { check(&report.bars) } else { Ok(()) }
+    if options.check { check(&report.machine, &report.bars) } else { Ok(()) }
 }
 
 fn bars(figures: &[Figure]) -> Vec<Bar> {
@@ -98,20 +103,21 @@ fn bars(figures: &[Figure]) -> Vec<Bar> {
 }
 
 impl Report {
-    fn print(&self) {
+    fn print(&self, is_checked: bool) {
         println!("symmetric memory on {}", self.machine);
         println!("{}", table(&self.figures, ("µs", 1e3), "of the base"));
         println!("{}", table(&self.pools.figures, ("ns", 1.0), "of the first"));
         if let Some(why) = &self.torch {
             println!("PyTorch: skipped: {why}");
         }
-        self.bars.iter().for_each(|bar| println!("{bar}"));
+        print_bars(&self.bars, is_checked);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::figures::Number;
 
     #[test]
     fn the_bars_are_of_one_run() {
@@ -124,11 +130,15 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("commit of 1 segment, what a vote adds, ms", 1.5, true),
-                ("barrier, times PyTorch's", 1.25, false),
-                ("put of 64 MiB, times the copy engine's", 1.04, true),
-                ("put of 64 MiB both ways, times one way", 1.0, true),
-                ("get of 64 MiB both ways, times the bare engine's reads both ways", 1.05, true),
+                ("commit of 1 segment, what a vote adds, ms", Number::Measure(1.5), true),
+                ("barrier, times PyTorch's", Number::Measure(1.25), false),
+                ("put of 64 MiB, times the copy engine's", Number::Measure(1.04), true),
+                ("put of 64 MiB both ways, times one way", Number::Measure(1.0), true),
+                (
+                    "get of 64 MiB both ways, times the bare engine's reads both ways",
+                    Number::Measure(1.05),
+                    true
+                ),
             ]
         );
         assert!(super::bars(&[]).is_empty());

@@ -21,21 +21,15 @@ pub(super) struct Player {
     lines: Receiver<String>,
 }
 
-/// Says that a benchmark of about a minute begins: until its first round on a terminal, otherwise by one line.
-pub(super) fn begin() -> Progress {
-    let progress = Progress::start();
-    progress.show("starting");
-    if progress.is_hidden() {
-        eprintln!("measuring: a minute or more");
-    }
-    progress
-}
-
-/// Runs the rounds of a program with `round`, until it has no further ones, and shows their number.
-pub(super) fn rounds(mut round: impl FnMut() -> Result<bool>) -> Result<()> {
-    let progress = Progress::start();
-    for number in 1_u64.. {
-        progress.show(format!("round {number}"));
+/// Runs the rounds of a program with `round`, until it has no further ones. `count` is their number, for the progress.
+pub(super) fn rounds(
+    progress: &Progress,
+    count: usize,
+    mut round: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    for number in 1_usize.. {
+        // The program ends after the last round.
+        progress.show(format!("round {} of {count}", number.min(count)));
         if !round()? {
             break;
         }

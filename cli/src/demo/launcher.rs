@@ -168,10 +168,7 @@ fn listen(
         let slowest = ranks.values().map(|rank| rank.stage).min().unwrap_or(Stage::Finish);
         if slowest > furthest {
             furthest = slowest;
-            progress.show(slowest.describe());
-            if progress.is_hidden() {
-                eprintln!("{}", slowest.describe());
-            }
+            progress.announce(slowest.describe());
         }
     }
     drop(progress);

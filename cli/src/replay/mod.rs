@@ -135,12 +135,13 @@ fn unwritten(path: &Path) -> String {
 fn replay(options: &Options, gpu: Option<&Gpu>, program: &Program) -> Result<(Figures, Option<Curves>)> {
     let (policy, capacity) = (options.policy, options.capacity);
     let progress = Progress::start();
-    progress.show(program.name.clone());
-    if options.check && progress.is_hidden() {
-        let name = plain::Plain(&program.name);
-        eprintln!("checking {name}: every byte of every block is written and read");
+    let name = plain::Plain(&program.name);
+    if options.check {
+        progress.announce(format!("checking {name}: every byte of every block is written and read"));
+    } else {
+        progress.show(name.to_string());
     }
-    let report = |stage: String| progress.show(format!("{}: {stage}", program.name));
+    let report = |stage: String| progress.show(format!("{name}: {stage}"));
     let figures = match gpu {
         None => Figures::measure(program, policy, capacity),
         Some(gpu) => gpu.measure(program, policy, capacity, options.check, &report),
@@ -149,7 +150,7 @@ fn replay(options: &Options, gpu: Option<&Gpu>, program: &Program) -> Result<(Fi
     if options.curves.is_none() {
         return Ok((figures, None));
     }
-    progress.show(format!("{}: curves", program.name));
+    progress.show(format!("{name}: curves"));
     let curves = curves::of(program, policy, &figures)?;
     Ok((figures, Some(curves)))
 }

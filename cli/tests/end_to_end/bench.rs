@@ -16,6 +16,12 @@ fn figures(output: &Output) -> Value {
 
 #[test]
 fn check_fails_exactly_if_a_bar_does_not_hold() {
+    // Without the option there is no note on the bars.
+    let output = bench(&["pool"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let (told, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(told.contains("limits; with --check, one that does not hold is an error:\n"), "{told}");
+    assert!(!said.contains("limit") && !said.contains("hold"), "{said}");
     let output = bench(&["pool", "--check", "--json"]);
     let report = figures(&output);
     let bars = report["bars"].as_array().unwrap();
@@ -24,6 +30,14 @@ fn check_fails_exactly_if_a_bar_does_not_hold() {
     assert_eq!(output.status.code(), Some(i32::from(!all_hold)), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(said.contains("(does not hold)"), !all_hold, "{said}");
+    if report["machine"].as_str().unwrap().starts_with("embedded device") {
+        assert!(said.contains("note: limits of times are not checked: they are for GPUs"), "{said}");
+    }
+    for footprint in report["footprints"].as_array().unwrap() {
+        for key in ["reserved_bytes", "segments", "windows"] {
+            assert!(footprint[key].is_u64(), "{footprint}");
+        }
+    }
     assert!(!said.contains('\u{1b}'), "no colours or progress outside a terminal: {said:?}");
 }
 

@@ -39,6 +39,17 @@ impl Program {
             Self::Symm => "symm",
         }
     }
+
+    /// The number of rounds, after the opening one of `Collectives` and `Symm`.
+    pub(super) fn rounds(self) -> usize {
+        match self {
+            Self::Alloc => alloc::rounds(),
+            Self::Collectives => collectives::ROUNDS,
+            Self::Messages => messages::ROUNDS,
+            Self::Pool => pool::PARTS,
+            Self::Symm => symm::ROUNDS,
+        }
+    }
 }
 
 /// Runs one program in this process, which reads its own arguments.

@@ -25,6 +25,9 @@ use symm_mem::{CommitOptions, Domain, Geometry, SymmetricBlock, SymmetricGroup, 
 /// Samples of each figure.
 const ROUNDS: usize = 21;
 
+/// Parts of the benchmark. An empty line is printed after each one.
+pub(super) const PARTS: usize = 5;
+
 /// The groups of a rank: the world, and two orthogonal groups.
 const GROUPS: usize = 3;
 
@@ -49,11 +52,15 @@ pub(super) fn run() -> Result<()> {
         };
         for sharing in [Sharing::Apart, Sharing::Together] {
             layers(sharing, [&world, &tp, &dp], context, &say)?;
+            say(String::new());
         }
         growth([&world, &tp, &dp], context, &say)?;
+        say(String::new());
         if rank == 0 {
             entries(&say)?;
+            say(String::new());
             lookups(&alone, &say)?;
+            say(String::new());
         }
         // No group is destroyed during the measurements.
         barrier(&*store, "timed", rank, ranks, far())?;

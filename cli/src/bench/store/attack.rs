@@ -85,8 +85,10 @@ pub(super) fn run(options: &Options, json: bool) -> Result<()> {
         |attack: &&Attack| options.only.is_empty() || options.only.iter().any(|it| it == attack.name);
     let processors = Processors::divide()?;
     let mut rows = Vec::new();
-    for attack in ATTACKS.iter().filter(chosen) {
-        eprintln!("{}: {}", attack.name, attack.about);
+    let attacks: Vec<_> = ATTACKS.iter().filter(chosen).collect();
+    for (number, attack) in attacks.iter().enumerate() {
+        let (number, count, seconds) = (number + 1, attacks.len(), options.seconds.as_secs_f64());
+        eprintln!("attack {number} of {count}, {seconds} s: {}: {}", attack.name, attack.about);
         let wait_ms =
             measure(attack, options, &processors).with_context(|| format!("attack {}", attack.name))?;
         rows.push(Row { attack: attack.name, calls: wait_ms.len(), wait_ms: Percentiles::of(wait_ms) });

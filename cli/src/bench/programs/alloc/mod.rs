@@ -28,6 +28,11 @@ use contenders::{BestFit, Contender, Ours, STREAMS, StreamPool};
 /// Rounds of a case.
 const ROUNDS: usize = 11;
 
+/// Rounds of all cases.
+pub(super) fn rounds() -> usize {
+    Case::all().len() * ROUNDS
+}
+
 pub(super) fn run() -> Result<()> {
     let in_turn = std::env::args().any(|argument| argument == "in-turn");
     let mut contenders = on_host()?;

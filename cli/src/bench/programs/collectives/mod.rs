@@ -24,7 +24,7 @@ use calls::{CONTENDERS, Calls};
 use rank::Rank;
 
 /// Rounds of the calls.
-const ROUNDS: usize = 11;
+pub(super) const ROUNDS: usize = 11;
 
 pub(super) fn run() -> Result<()> {
     let in_turn = std::env::args().any(|argument| argument == "in-turn");

@@ -25,7 +25,7 @@ use cases::{CASES, Carrier, Messages};
 use rank::Rank;
 
 /// Rounds of every case.
-const ROUNDS: usize = 9;
+pub(super) const ROUNDS: usize = 9;
 
 /// A contender.
 #[derive(Clone)]
@@ -113,6 +113,7 @@ fn measure(rank: &Rank<'_>) -> Result<()> {
                 }
             }
         }
+        rank.say(String::new);
     }
     drop(messages);
     for carrier in carriers.into_iter().map(|(_, carrier)| carrier).chain([first]) {

@@ -25,7 +25,7 @@ use rank::Rank;
 use crate::bench::programs::support::{Machine, Result, far};
 
 /// Samples of each figure.
-const ROUNDS: usize = 7;
+pub(super) const ROUNDS: usize = 7;
 
 pub(super) fn run() -> Result<()> {
     let machine = Machine::open()?;
