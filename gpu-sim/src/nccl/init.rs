@@ -116,6 +116,7 @@ fn introduce(machine: &Machine, comm: &Comm) -> Result {
     let largest = cards.iter().map(|card| card[1]).max().unwrap_or(0);
     comm.set_topology(Topology {
         symmetric: std::env::var_os("NCCL_WIN_ENABLE").is_none_or(|value| value != "0"),
+        checks_buffers: std::env::var("NCCL_CHECK_MODE").is_ok_and(|mode| mode.starts_with("DEBUG")),
         stride: largest.next_multiple_of(STRIDE_UNIT),
     });
     Ok(())

@@ -421,10 +421,14 @@ impl Launch<'_> {
                 Primitive::AllToAll if native() => {
                     call!(nccl, name, ncclAlltoAll(send, receive, count, moved(), comm, stream))
                 }
+                // Only the root has both buffers. The others give NCCL their one buffer twice: with
+                // `NCCL_CHECK_MODE=DEBUG_GLOBAL` or `DEBUG_LOCAL`, it refuses a null buffer that it does not use.
                 Primitive::Gather if native() => {
+                    let receive = if receive.is_null() { send.cast_mut() } else { receive };
                     call!(nccl, name, ncclGather(send, receive, count, moved(), root, comm, stream))
                 }
                 Primitive::Scatter if native() => {
+                    let send = if send.is_null() { receive.cast_const() } else { send };
                     call!(nccl, name, ncclScatter(send, receive, count, moved(), root, comm, stream))
                 }
                 Primitive::AllToAll | Primitive::Gather | Primitive::Scatter => self.messages(*task),

@@ -44,12 +44,27 @@ impl Arguments {
                 count: self.count,
             };
             shape.check(&comm)?;
+            self.check_buffers(&comm)?;
             if shape.count == 0 {
                 return Ok(());
             }
             let operation = Operation::Collective(shape, self.send as u64, self.recv as u64);
             add(machine, library, &comm, operation, self.stream)
         })
+    }
+
+    /// With `NCCL_CHECK_MODE=DEBUG_LOCAL` or `DEBUG_GLOBAL`, NCCL 2.30.7 refuses null buffers, also those of a gather or
+    /// a scatter that the rank does not use. Measured for a gather.
+    fn check_buffers(&self, comm: &Comm) -> Result {
+        let own = comm.rank == self.root as usize;
+        let buffers = [
+            ("sendbuff", self.send.is_null() && (self.kind != Kind::Broadcast || own)),
+            ("recvbuff", self.recv.is_null() && (self.kind != Kind::Reduce || own)),
+        ];
+        match buffers.into_iter().find(|(_, is_missing)| *is_missing && comm.topology().checks_buffers) {
+            Some((buffer, _)) => Err(Failure::argument(format!("{buffer} is null"))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -318,6 +318,8 @@ pub(crate) fn every_operation(group: &ProcessGroup, stream: &Stream) {
 #[ignore = "the body of a process that a test starts"]
 fn one_rank() {
     let release = env::var(CASE).expect("a test below starts this process");
+    // SAFETY: this process runs one test, and no other thread of it uses the environment yet.
+    unsafe { env::set_var("NCCL_CHECK_MODE", "DEBUG_LOCAL") };
     let machine = machine_with(RANKS, release.parse().unwrap());
     let device: usize = env::var("LOCAL_RANK").unwrap().parse().unwrap();
     let context = machine.context(device);
