@@ -11,7 +11,7 @@ use super::segment::{PoolId, Segment};
 use super::size::{Units, bytes_of};
 use super::slot::{CacheSlot, Open};
 use super::stream::StreamId;
-use super::stream_cache::BATCH;
+use super::stream_cache::{BATCH, CacheState};
 
 /// A range of device memory with one owner. Dropping the block frees the memory. Work that was enqueued on the block's
 /// stream before the drop may still use the memory; work enqueued later must not.
@@ -32,21 +32,22 @@ impl Block {
     /// state of a cache with this key, or if the cache finds no free block that fits.
     #[inline]
     pub(super) fn hit(slot: &'static CacheSlot, key: Key, request: Request) -> Option<Self> {
-        let mut state = slot.lock_of(key)?;
+        let mut open = slot.lock_of(key)?;
+        let state = &mut *open;
         let id = state.reserve(request.units)?;
-        let block = Self::hand_out(slot, &mut state, id, request, key.stream);
+        let block = Self::hand_out(slot, state, id, request, key.stream);
         if state.ring.waiting() >= BATCH {
-            deliver(state);
+            deliver(open);
         }
         Some(block)
     }
 
-    /// Hands out block `id`, which was reserved in the cache that `state` locks. Adds a block entry to the trace, but
+    /// Hands out block `id`, which was reserved in the cache with this state. Adds a block entry to the trace, but
     /// does not deliver it to trackers: the caller does so after it has unlocked the cache, or a later call does.
     #[inline]
     pub(super) fn hand_out(
         slot: &'static CacheSlot,
-        state: &mut Open<'_>,
+        state: &mut CacheState,
         id: BlockId,
         request: Request,
         stream: StreamId,

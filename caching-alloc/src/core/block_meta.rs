@@ -116,21 +116,24 @@ impl BlockTable {
         self.set(block, BlockStatus::None);
     }
 
-    /// Changes the state of a block.
+    /// Changes the state of a block. Returns the block's record.
     #[inline]
-    pub(super) fn set(&mut self, block: BlockId, status: BlockStatus) {
+    pub(super) fn set(&mut self, block: BlockId, status: BlockStatus) -> &mut BlockMeta {
         if block >= self.uncopied {
             self.save(block);
         }
-        self.all[block as usize].status = status;
+        let meta = &mut self.all[block as usize];
+        meta.status = status;
+        meta
     }
 
     /// Stores the requested size in bytes, and the information about the request. Called after the block's state was
-    /// set to [`BlockStatus::Owned`], so that a running copy has saved the former state.
+    /// set to [`BlockStatus::Owned`], so that a running copy has saved the former state. Returns the block's record.
     #[inline]
-    pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) {
+    pub(super) fn set_request(&mut self, block: BlockId, requested: u64, info: RequestInfo) -> &BlockMeta {
         let meta = &mut self.all[block as usize];
         (meta.requested, meta.info) = (requested, info);
+        meta
     }
 
     /// Begins a copy of the blocks that are in use at this moment.
@@ -237,7 +240,7 @@ mod tests {
                 blocks.add(block, u64::from(block) * 512, 1);
                 blocks.set_request(block, requested, RequestInfo::here());
             }
-            Step::Set(status) if is_there => blocks.set(block, status),
+            Step::Set(status) if is_there => _ = blocks.set(block, status),
             Step::End if is_there => blocks.end(block),
             _ => {}
         }

@@ -23,6 +23,7 @@ const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
+    /// The length of the blocks in the list. 0 if the list is empty since the last eviction.
     units: Units,
     head: BlockId,
 }
@@ -30,7 +31,7 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct QuickList {
     slots: Box<[Slot; SLOTS]>,
-    /// A bit for each slot. It is set if the slot may have a block.
+    /// A bit for each slot. It is set if the slot has a length, so that it may have a block.
     touched: [u64; SLOTS / 64],
     /// The slot at which the next eviction starts.
     evict_at: usize,
@@ -90,8 +91,7 @@ impl QuickList {
             return None;
         }
         let id = slot.head;
-        slot.head = blocks[id].link;
-        blocks.set(id, BlockStatus::Owned);
+        slot.head = blocks.set(id, BlockStatus::Owned).link;
         self.kept -= bytes_of(units);
         Some(id)
     }
@@ -102,11 +102,10 @@ impl QuickList {
         self.is_short(units) && self.kept > 0 && self.kept + bytes_of(units) > self.limit
     }
 
-    /// Caches a block that is no longer used. Returns the block that the caller must return to the heap, if any: this
-    /// block if it could not be cached, or the long block that it replaced.
+    /// Caches a block of `units` that is no longer used. Returns the block that the caller must return to the heap, if
+    /// any: this block if it could not be cached, or the long block that it replaced.
     #[inline]
-    pub(super) fn keep(&mut self, blocks: &mut BlockTable, id: BlockId) -> Option<BlockId> {
-        let units = blocks[id].units;
+    pub(super) fn keep(&mut self, blocks: &mut BlockTable, id: BlockId, units: Units) -> Option<BlockId> {
         if !self.is_short(units) {
             if !self.keeps_long {
                 return Some(id);
@@ -116,23 +115,24 @@ impl QuickList {
             return (before != NONE).then_some(before);
         }
         let [first, second] = places(units);
-        let holds = |at: &usize| self.slots[*at].units == units;
-        let is_free = |at: &usize| self.slots[*at].head == NONE;
-        let place = [first, second].into_iter().find(holds);
-        let Some(place) = place.or_else(|| [first, second].into_iter().find(is_free)) else {
+        let slots = &self.slots;
+        let place = if slots[first].units == units {
+            first
+        } else if slots[second].units == units {
+            second
+        } else if slots[first].head == NONE {
+            first
+        } else if slots[second].head == NONE {
+            second
+        } else {
             return Some(id);
         };
         let slot = &mut self.slots[place];
-        blocks[id].link = slot.head;
-        blocks.set(id, BlockStatus::Kept);
+        blocks.set(id, BlockStatus::Kept).link = slot.head;
         slot.head = id;
-        // A store delays the next lock operation, so `units` and `touched` are only written if they change.
         if slot.units != units {
             slot.units = units;
-        }
-        let (touched, bit) = (&mut self.touched[place / 64], 1 << (place % 64));
-        if *touched & bit == 0 {
-            *touched |= bit;
+            self.touched[place / 64] |= 1 << (place % 64);
         }
         self.kept += bytes_of(units);
         None
@@ -181,6 +181,7 @@ impl QuickList {
                 self.kept -= bytes_of(slot.units);
                 give(blocks, id);
             }
+            slot.units = 0;
             self.touched[place / 64] &= !(1 << (place % 64));
         }
     }
@@ -231,6 +232,11 @@ mod tests {
         (blocks, ids.map(|(block, _)| block).collect())
     }
 
+    fn keep(quick: &mut QuickList, blocks: &mut BlockTable, id: BlockId) -> Option<BlockId> {
+        let units = blocks[id].units;
+        quick.keep(blocks, id, units)
+    }
+
     fn drained(quick: &mut QuickList, blocks: &mut BlockTable) -> usize {
         let mut count = 0;
         while quick.drain(blocks, 3, |blocks, id| {
@@ -244,7 +250,7 @@ mod tests {
     fn the_last_in_of_the_same_length_is_the_first_out() {
         let (mut blocks, ids) = with(&[3, 3, 4]);
         let mut quick = QuickList::new(1 << 20, false);
-        assert!(ids.iter().all(|id| quick.keep(&mut blocks, *id).is_none()));
+        assert!(ids.iter().all(|id| keep(&mut quick, &mut blocks, *id).is_none()));
         assert_eq!(quick.take(&mut blocks, 3), Some(ids[1]));
         assert_eq!(quick.take(&mut blocks, 3), Some(ids[0]));
         assert_eq!(quick.take(&mut blocks, 3), None);
@@ -260,7 +266,7 @@ mod tests {
         let mut quick = QuickList::new(limit, false);
         for id in ids {
             assert!(!quick.is_full_for(6));
-            assert!(quick.keep(&mut blocks, id).is_none() && quick.kept <= limit);
+            assert!(keep(&mut quick, &mut blocks, id).is_none() && quick.kept <= limit);
         }
         assert!(quick.is_full_for(6));
         assert_eq!(drained(&mut quick, &mut blocks), 16);
@@ -269,14 +275,14 @@ mod tests {
         // A sixteenth of the limit is 6.25 units: longer blocks are not kept.
         let long = 1;
         blocks.add(long, 0, 7);
-        assert!(!quick.is_full_for(7) && quick.keep(&mut blocks, long) == Some(long));
+        assert!(!quick.is_full_for(7) && keep(&mut quick, &mut blocks, long) == Some(long));
     }
 
     #[test]
     fn eviction_empties_one_length_after_the_other() {
         let (mut blocks, ids) = with(&[1, 2, 3, 1, 2, 3, 1, 2, 3]);
         let mut quick = QuickList::new(1 << 20, false);
-        assert!(ids.iter().all(|id| quick.keep(&mut blocks, *id).is_none()));
+        assert!(ids.iter().all(|id| keep(&mut quick, &mut blocks, *id).is_none()));
         let mut lengths = Vec::new();
         for step in 0..5 {
             quick.evict(&mut blocks, 2, |blocks, id| {
@@ -295,15 +301,15 @@ mod tests {
     fn the_last_long_block_is_kept_until_another_or_the_heap_wants_its_place() {
         let (mut blocks, ids) = with(&[100, 200, 100]);
         let mut quick = QuickList::new(100 * 512, true);
-        assert_eq!(quick.keep(&mut blocks, ids[0]), None);
+        assert_eq!(keep(&mut quick, &mut blocks, ids[0]), None);
         assert_eq!(quick.take(&mut blocks, 200), None);
         assert_eq!(quick.take(&mut blocks, 100), Some(ids[0]));
         assert_eq!(quick.take(&mut blocks, 100), None);
-        assert_eq!(quick.keep(&mut blocks, ids[1]), None);
-        assert_eq!(quick.keep(&mut blocks, ids[2]), Some(ids[1]));
+        assert_eq!(keep(&mut quick, &mut blocks, ids[1]), None);
+        assert_eq!(keep(&mut quick, &mut blocks, ids[2]), Some(ids[1]));
         assert_eq!(quick.give_long(), Some(ids[2]));
         assert_eq!(quick.give_long(), None);
-        assert_eq!(quick.keep(&mut blocks, ids[0]), None);
+        assert_eq!(keep(&mut quick, &mut blocks, ids[0]), None);
         assert_eq!(drained(&mut quick, &mut blocks), 1);
         assert_eq!(drained(&mut quick, &mut blocks), 0);
     }
@@ -314,7 +320,7 @@ mod tests {
         let same = |units: &Units| places(*units)[0] / 2 == places(1)[0] / 2;
         let lengths: Vec<Units> = (1..50_000).filter(same).take(3).collect();
         let (mut blocks, ids) = with(&lengths);
-        let kept: Vec<_> = ids.iter().map(|id| quick.keep(&mut blocks, *id).is_none()).collect();
+        let kept: Vec<_> = ids.iter().map(|id| keep(&mut quick, &mut blocks, *id).is_none()).collect();
         assert_eq!(kept, [true, true, false], "two others have its slots");
         assert_eq!(quick.take(&mut blocks, lengths[1]), Some(ids[1]));
         assert_eq!(quick.take(&mut blocks, lengths[0]), Some(ids[0]));

@@ -14,21 +14,22 @@ use crate::sync::per_thread;
 /// request looks its cache up in the pool's table.
 const ENTRIES: usize = 64;
 
-type Entry = Cell<Option<(Key, &'static CacheSlot)>>;
+/// The key of a cache, and the slot that has its state. Without a slot in entries that were never used.
+type Entry = Cell<(Key, Option<&'static CacheSlot>)>;
 
 per_thread! {
-    static RECENT: [Entry; ENTRIES] = const { [const { Cell::new(None) }; ENTRIES] };
+    static RECENT: [Entry; ENTRIES] = const { [const { Cell::new((Key::RETIRED, None)) }; ENTRIES] };
 }
 
 /// Returns the slot that this thread last used for the key, if its entry was not overwritten.
 #[inline]
 pub(super) fn find(key: Key) -> Option<&'static CacheSlot> {
-    let (of, slot) = RECENT.with(|recent| recent[place(key)].get())?;
-    (of == key).then_some(slot)
+    let (of, slot) = RECENT.with(|recent| recent[place(key)].get());
+    if of == key { slot } else { None }
 }
 
 pub(super) fn remember(key: Key, slot: &'static CacheSlot) {
-    RECENT.with(|recent| recent[place(key)].set(Some((key, slot))));
+    RECENT.with(|recent| recent[place(key)].set((key, Some(slot))));
 }
 
 #[inline]

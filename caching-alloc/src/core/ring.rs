@@ -18,7 +18,14 @@ pub(super) const STAMP: u64 = 64;
 const LONGEST: usize = 1 << 24;
 
 /// The number of entries in a page of the ring.
-const PAGE: usize = 256;
+const PAGE: u64 = 256;
+const _: () = assert!(PAGE.is_multiple_of(STAMP), "a page is full only when the clock is queried");
+
+type Page = Box<[RawEntry; PAGE as usize]>;
+
+fn new_page() -> Page {
+    Box::new([RawEntry::default(); PAGE as usize])
+}
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RawEntry {
@@ -57,8 +64,10 @@ pub(super) struct Origin {
 
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// Pages are allocated as entries are added, so a rarely used stream needs little memory.
-    pages: Vec<Box<[RawEntry; PAGE]>>,
+    /// The page to which entries are added.
+    page: Page,
+    /// The newest full pages. They are allocated as entries are added, so a rarely used stream needs little memory.
+    full: Vec<Page>,
     /// The maximum number of raw entries in the ring, a power of two.
     capacity: u64,
     /// The number of raw entries that were added so far.
@@ -115,7 +124,8 @@ impl Ring {
     pub(super) fn new(capacity: usize, born: Instant) -> Self {
         let capacity = capacity.clamp(1, LONGEST).next_power_of_two() as u64;
         Self {
-            pages: Vec::new(),
+            page: new_page(),
+            full: Vec::new(),
             capacity,
             pushed: 0,
             doubled: 0,
@@ -138,11 +148,7 @@ impl Ring {
         info: RequestInfo,
     ) {
         let entry = RawEntry { address, requested, time_ns: self.clock, units, event, info: Some(info) };
-        let (page, at) = self.place(self.pushed);
-        if page == self.pages.len() {
-            self.add_page();
-        }
-        self.pages[page][at] = entry;
+        self.page[(self.pushed % PAGE) as usize] = entry;
         self.pushed += 1;
         if event == BlockEvent::Free {
             self.doubled += 1;
@@ -155,26 +161,40 @@ impl Ring {
         }
     }
 
-    /// Returns the index of the page of a raw entry, and the index in that page.
-    #[inline]
-    fn place(&self, number: u64) -> (usize, usize) {
-        let at = (number & (self.capacity - 1)) as usize;
-        (at / PAGE, at % PAGE)
+    /// Called after every [`STAMP`] entries.
+    #[cold]
+    fn stamp(&mut self) {
+        self.clock = nanoseconds_since(self.born);
+        if self.pushed.is_multiple_of(PAGE) {
+            self.store_page();
+        }
     }
 
-    #[cold]
-    fn add_page(&mut self) {
-        self.pages.push(Box::new([RawEntry::default(); PAGE]));
+    /// Stores the current page, which is full. The page that is no longer needed becomes the current one, or a new page.
+    fn store_page(&mut self) {
+        let at = self.index_of(self.pushed - 1);
+        if at == self.full.len() {
+            self.full.push(std::mem::replace(&mut self.page, new_page()));
+        } else {
+            std::mem::swap(&mut self.page, &mut self.full[at]);
+        }
+    }
+
+    /// Returns the index in `full` of the page of a raw entry.
+    fn index_of(&self, number: u64) -> usize {
+        ((number / PAGE) % self.capacity.div_ceil(PAGE)) as usize
+    }
+
+    /// Returns a raw entry that is still in the ring.
+    fn entry(&self, number: u64) -> RawEntry {
+        let is_current = number / PAGE == self.pushed / PAGE;
+        let page = if is_current { &self.page } else { &self.full[self.index_of(number)] };
+        page[(number % PAGE) as usize]
     }
 
     /// Ensures that later entries are not older than `now`, in nanoseconds since the creation of the allocator.
     pub(super) fn renew(&mut self, now: u64) {
         self.clock = self.clock.max(now);
-    }
-
-    #[cold]
-    fn stamp(&mut self) {
-        self.clock = nanoseconds_since(self.born);
     }
 
     /// Returns the number of entries so far. A free that is completed at once counts as two.
@@ -216,11 +236,7 @@ impl Ring {
             copy.next = oldest;
         }
         let until = copy.end.min(copy.next + most);
-        let entry = |number| {
-            let (page, at) = self.place(number);
-            self.pages[page][at]
-        };
-        copy.batch.raw.extend((copy.next..until).map(entry));
+        copy.batch.raw.extend((copy.next..until).map(|number| self.entry(number)));
         copy.next = until;
         until < copy.end
     }
@@ -311,10 +327,11 @@ mod tests {
     #[test]
     fn a_ring_is_as_long_as_what_it_has() {
         let mut ring = Ring::new(1 << 14, Instant::now());
-        assert!(ring.pages.is_empty());
+        push(&mut ring, PAGE - 1);
+        assert_eq!(ring.full.len(), 0);
         push(&mut ring, 1);
-        assert_eq!(ring.pages.len(), 1);
+        assert_eq!(ring.full.len(), 1);
         push(&mut ring, 1 << 16);
-        assert_eq!(ring.pages.len(), (1 << 14) / PAGE);
+        assert_eq!(ring.full.len() as u64, (1 << 14) / PAGE);
     }
 }

@@ -65,14 +65,15 @@ impl CacheSlot {
     /// Frees a block that is handed out. If other streams use it, the block stays pending until their uses have ended.
     #[inline]
     pub(super) fn free(&self, id: BlockId) {
-        let mut state = self.lock();
+        let mut open = self.lock();
+        let state = &mut *open;
         if state.blocks[id].uses != NO_USES {
-            free_used(state, id);
+            free_used(open, id);
             return;
         }
         state.complete_free(id, BlockEvent::Free);
         if state.ring.waiting() >= BATCH || state.keeper.is_some() {
-            after_free(state);
+            after_free(open);
         }
     }
 }

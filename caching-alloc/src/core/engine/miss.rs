@@ -262,7 +262,8 @@ impl Miss<'_> {
                 self.registry().totals().borrowed += 1;
                 return Some(Block::hand_out(other.state, &mut state, id, self.request, self.stream()));
             }
-            state.unreserve(id);
+            let units = state.meta_of(id).units;
+            state.unreserve(id, units);
         }
         None
     }

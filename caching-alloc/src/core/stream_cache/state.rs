@@ -180,15 +180,14 @@ impl CacheState {
         }
     }
 
-    /// Returns a block to the free memory: to the quick list if possible, otherwise to the heap.
+    /// Returns a block of `units` to the free memory: to the quick list if possible, otherwise to the heap.
     #[inline]
-    pub(in crate::core) fn unreserve(&mut self, id: BlockId) {
-        let units = self.blocks[id].units;
+    pub(in crate::core) fn unreserve(&mut self, id: BlockId, units: Units) {
         let is_kept = !self.quick.is_full_for(units) || {
             self.give_up(|quick, blocks, give| quick.evict(blocks, EVICTED, give));
             !self.quick.is_full_for(units)
         };
-        let rest = if is_kept { self.quick.keep(&mut self.blocks, id) } else { Some(id) };
+        let rest = if is_kept { self.quick.keep(&mut self.blocks, id, units) } else { Some(id) };
         if let Some(id) = rest {
             self.return_to_heap(id);
         }
@@ -332,8 +331,7 @@ impl CacheState {
     /// length.
     #[inline]
     pub(in crate::core) fn hand_out(&mut self, id: BlockId, request: Request) -> (u64, Units) {
-        self.blocks.set_request(id, request.bytes, request.info);
-        let BlockMeta { address, units, .. } = self.blocks[id];
+        let BlockMeta { address, units, .. } = *self.blocks.set_request(id, request.bytes, request.info);
         self.ring.push(BlockEvent::Alloc, address, units, request.bytes, request.info);
         self.counters.hand_out(class_of(units), bytes_of(units), request.bytes);
         (address, units)
@@ -341,8 +339,7 @@ impl CacheState {
 
     /// Marks a block as freed by its owner, but pending. Returns the other streams that use it.
     pub(in crate::core) fn request_free(&mut self, id: BlockId) -> Vec<StreamId> {
-        self.blocks.set(id, BlockStatus::Pending);
-        let meta = &mut self.blocks[id];
+        let meta = self.blocks.set(id, BlockStatus::Pending);
         let BlockMeta { address, units, requested, info, .. } = *meta;
         let streams = self.uses.take(std::mem::replace(&mut meta.uses, NO_USES));
         self.ring.push(BlockEvent::FreeRequested, address, units, requested, info);
@@ -360,6 +357,6 @@ impl CacheState {
             BlockEvent::Free => self.counters.request_free(class_of(units), bytes_of(units), requested),
             _ => self.counters.set_pending(class_of(units), bytes_of(units), false),
         }
-        self.unreserve(id);
+        self.unreserve(id, units);
     }
 }
