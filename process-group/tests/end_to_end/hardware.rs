@@ -16,6 +16,7 @@ use std::{
 use cuda_driver::{
     Context, Driver, Stream, StreamFlags,
     graph::CaptureMode,
+    memory::DeviceMemory,
     vmm::{Access, HandleTypes, Mapping, PhysicalMemory, Reservation},
 };
 use process_group::{
@@ -182,5 +183,73 @@ fn members_write_into_each_other() {
             super::embedded::one_sided::captured_one_sided(&world, ptr, bytes, &stream);
         }
         world.destroy(far()).unwrap();
+    });
+}
+
+/// Returns the sum over the group of 1 from each rank.
+fn sum(group: &ProcessGroup, context: &Context) -> f32 {
+    let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+    let memory = DeviceMemory::new(context, 4).unwrap();
+    memory.copy_from_host(0, &[1f32]).unwrap();
+    let one = Buffer::new(memory.ptr(), 1, F32);
+    let work = unsafe { group.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+    work.wait_until(far()).unwrap();
+    let mut found = [0f32];
+    memory.copy_to_host(0, &mut found).unwrap();
+    found[0]
+}
+
+#[test]
+fn a_suspended_group_holds_less_memory_and_works_after_it_is_resumed() {
+    let Some(hardware) = hardware() else { return };
+    if let Err(missing) = hardware.nccl.api().require(nccl_sys::Feature::SUSPEND) {
+        return println!("skipped: {missing}");
+    }
+    hardware.ranks(|rank, context, store, _| {
+        let world = ProcessGroup::builder().store(store).rank(rank).world_size(2).context(context);
+        let world = world.nccl(&hardware.nccl).timeout(Duration::from_secs(60)).build().unwrap();
+        for round in 0..3 {
+            assert_eq!(sum(&world, context), 2.0);
+            world.quiesce(far()).unwrap();
+            let before = context.memory_info().unwrap().0;
+            world.suspend(far()).unwrap();
+            let suspended = context.memory_info().unwrap().0;
+            assert!(suspended > before, "{before} bytes were free, and {suspended} bytes while suspended");
+            let stream = Stream::new(context, StreamFlags::NON_BLOCKING).unwrap();
+            let memory = DeviceMemory::new(context, 4).unwrap();
+            let one = Buffer::new(memory.ptr(), 1, F32);
+            unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err();
+            world.resume(far()).unwrap();
+            println!("rank {rank}, round {round}: {} bytes were released", suspended - before);
+        }
+        assert_eq!(sum(&world, context), 2.0);
+        world.destroy(far()).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_joins_a_group_that_grows() {
+    let Some(hardware) = hardware() else { return };
+    if let Err(missing) = hardware.nccl.api().require(nccl_sys::Feature::GROW) {
+        return println!("skipped: {missing}");
+    }
+    hardware.ranks(|rank, context, store, _| {
+        let builder = |size| {
+            let builder = ProcessGroup::builder().store(store.clone()).rank(rank).world_size(size);
+            builder.context(context).nccl(&hardware.nccl).timeout(Duration::from_secs(60)).epoch(size as u64)
+        };
+        let old = (rank == 0).then(|| builder(1).build().unwrap());
+        let grown = match &old {
+            Some(old) => old.grow(builder(2)).unwrap(),
+            None => builder(2).join_grown().unwrap(),
+        };
+        assert_eq!((grown.rank(), grown.size()), (rank, 2));
+        assert_eq!(sum(&grown, context), 2.0);
+        if let Some(old) = old {
+            assert_eq!(sum(&old, context), 1.0);
+            old.destroy(far()).unwrap();
+        }
+        assert_eq!(sum(&grown, context), 2.0);
+        grown.destroy(far()).unwrap();
     });
 }
