@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::segment::{PoolId, Segment};
 use super::size::SizeError;
-use super::source::{MemoryInfo, SourceError};
+use super::source::{MemoryInfo, SourceError, SourceLimit};
 use super::stream::StreamId;
 
 /// The reason why a block could not be allocated, the use of a block could not be recorded, or an allocator or a pool
@@ -153,21 +153,30 @@ pub struct OutOfMemory {
     pub pool_allocated: u64,
     /// The allocator's limit, if one is set.
     pub limit: Option<u64>,
+    /// The limit of the pool's source, if the smallest segment would exceed it. Then `info` shows no more than the
+    /// limit either.
+    pub source_limit: Option<SourceLimit>,
 }
 
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { device, pool, pool_name, stream, wanted, segment, reserved, allocated, pending, .. } =
             self;
+        match self.source_limit {
+            Some(_) => write!(f, "a memory source of device {device} has reached its limit")?,
+            None => write!(f, "device {device} is out of memory")?,
+        }
         write!(
             f,
-            "device {device} is out of memory: {wanted} bytes for {stream} in pool {} ({pool_name}) need a segment of \
-             {segment} bytes; ",
+            ": {wanted} bytes for {stream} in pool {} ({pool_name}) need a segment of {segment} bytes; ",
             pool.0
         )?;
-        match self.info {
-            Some(info) => write!(f, "the device has {} of {} free, ", info.free, info.total)?,
-            None => write!(f, "the device did not say what it has left, ")?,
+        match (self.source_limit, self.info) {
+            (Some(SourceLimit { limit, used }), _) => {
+                write!(f, "{used} of the {limit} bytes that the source may allocate are in use, ")?;
+            }
+            (None, Some(info)) => write!(f, "the device has {} of {} free, ", info.free, info.total)?,
+            (None, None) => write!(f, "the device did not say what it has left, ")?,
         }
         if let Some(limit) = self.limit {
             write!(f, "the limit is {limit}, ")?;
@@ -178,6 +187,12 @@ impl std::fmt::Display for OutOfMemory {
              quarantine; this pool: {} reserved, {} allocated). ",
             self.quarantined, self.pool_reserved, self.pool_allocated
         )?;
+        if let Some(SourceLimit { limit, .. }) = self.source_limit {
+            return f.write_str(match limit < self.segment {
+                true => "No segment can be larger than the source's limit; raise it",
+                false => "Free blocks, or raise the source's limit",
+            });
+        }
         f.write_str(match (self.info, self.limit) {
             (Some(info), _) if info.total < self.wanted => "No block can be larger than the device",
             (_, Some(_)) => "Free blocks, lower other users' memory, or raise the limit",

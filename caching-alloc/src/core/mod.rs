@@ -62,7 +62,9 @@ pub use segment::{Hold, PoolId, Segment, SegmentId, SegmentReleased};
 pub use settings::{PoolKind, PoolSettings, Reuse, Settings};
 pub use size::{MAX_BLOCK, SMALL, SizeClass, SizeError, UNIT};
 pub use snapshot::{AddressInfo, BlockState, MappedState, SegmentState, Snapshot, Usage};
-pub use source::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError};
+pub use source::{
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
+};
 pub use stats::{Gauge, MemoryReport, SourceCalls, Stats, Usages};
 pub use stream::{EventError, EventId, StreamEvents, StreamId};
 pub use tracker::{Filter, Tracker};

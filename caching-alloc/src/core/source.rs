@@ -56,6 +56,23 @@ pub struct MemoryInfo {
     pub total: u64,
 }
 
+/// A limit that a program has put on a source, in bytes, and how much of it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceLimit {
+    /// The limit.
+    pub limit: u64,
+    /// Bytes that count against it.
+    pub used: u64,
+}
+
+impl SourceLimit {
+    /// Returns the number of bytes that are left.
+    #[must_use]
+    pub fn left(&self) -> u64 {
+        self.limit.saturating_sub(self.used)
+    }
+}
+
 /// The error of a call of a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -178,6 +195,12 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// # Errors
     /// The driver's error.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
+
+    /// Returns the limit of this source, or the tightest one of those below it, if a program has set one. The allocator
+    /// names it in its error if it has refused a request. An adapter passes the call on.
+    fn source_limit(&self) -> Option<SourceLimit> {
+        None
+    }
 }
 
 /// A source of pages: physical memory that can be mapped at any address of a reserved range.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::pages_of;
 use crate::core::{
-    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 
 /// Limits the bytes of the live segments and pages of a source, counted together.
@@ -155,6 +155,12 @@ impl<S: SegmentSource> SegmentSource for LimitingSource<S> {
         let MemoryInfo { free, total } = self.upstream.memory_info()?;
         let left = self.limit.saturating_sub(self.allocated());
         Ok(MemoryInfo { free: free.min(left), total: total.min(self.limit) })
+    }
+
+    fn source_limit(&self) -> Option<SourceLimit> {
+        let own = SourceLimit { limit: self.limit, used: self.allocated() };
+        let below = self.upstream.source_limit().filter(|below| below.left() < own.left());
+        Some(below.unwrap_or(own))
     }
 }
 

@@ -11,7 +11,7 @@ use super::call::{CallOutcome, LoggedCall, SourceMethod};
 use super::pages_of;
 use super::sink::CallSink;
 use crate::core::{
-    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 
 /// Passes a record of each call of a source to a sink: the method, address, bytes, token, outcome and duration.
@@ -189,6 +189,10 @@ impl<S: SegmentSource, L: CallSink> SegmentSource for LoggingSource<S, L> {
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
         self.upstream.memory_info()
+    }
+
+    fn source_limit(&self) -> Option<SourceLimit> {
+        self.upstream.source_limit()
     }
 }
 

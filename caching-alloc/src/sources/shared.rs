@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::core::{
-    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError,
+    MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 
 /// Passes all calls on to the source. So a program can put an adapter over a source, and keep a handle of the source.
@@ -38,5 +38,9 @@ impl<S: SegmentSource + ?Sized> SegmentSource for Arc<S> {
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
         (**self).memory_info()
+    }
+
+    fn source_limit(&self) -> Option<SourceLimit> {
+        (**self).source_limit()
     }
 }

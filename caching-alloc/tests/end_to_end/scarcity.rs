@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use super::common::{self, MIB, bench, check_tiling, remapping_bench, s, tight};
-use caching_alloc::core::{AllocError, Block, PoolKind, PoolSettings, Reuse, Settings, Snapshot, Usage};
+use caching_alloc::core::{
+    AllocError, Allocator, Block, PoolKind, PoolSettings, Reuse, Settings, Snapshot, SourceLimit, Usage,
+};
+use caching_alloc::host::{HostSource, HostStreams};
+use caching_alloc::sources::{LimitingSource, LoggedCall, LoggingSource};
 use proptest::prelude::*;
 
 #[test]
@@ -38,6 +42,52 @@ fn out_of_memory_says_what_there_is() {
     drop((live, hold));
     bench.streams.set_capturing(s(2), false);
     bench.allocator.allocate(15 * MIB + 1, s(1)).unwrap();
+}
+
+/// The device has memory left, so the error names the limit. Adapters pass it on.
+#[test]
+fn a_limit_of_the_source_is_named_with_its_figures() {
+    for remapping in [false, true] {
+        let limited = Arc::new(LimitingSource::new(HostSource::new(1 << 40), 8 * MIB));
+        let wider = LimitingSource::new(limited.clone(), 1 << 30);
+        let source = Arc::new(LoggingSource::new(wider, |_: &LoggedCall| ()));
+        let events = Arc::new(HostStreams::new());
+        let allocator = match remapping {
+            false => Allocator::new(source, events, tight()),
+            true => Allocator::remapping(source, events, tight()).unwrap(),
+        };
+        let live = allocator.allocate(6 * MIB, s(1)).unwrap();
+        let error = allocator.allocate(4 * MIB, s(1)).unwrap_err();
+        let text = error.to_string();
+        let AllocError::OutOfMemory(error) = error else { panic!("{text}") };
+        assert_eq!(
+            error.source_limit,
+            Some(SourceLimit { limit: 8 * MIB, used: limited.allocated() }),
+            "{text}"
+        );
+        assert!(
+            text.starts_with("a memory source of device 0 has reached its limit: 4194304 bytes"),
+            "{text}"
+        );
+        let figures =
+            format!("{} of the 8388608 bytes that the source may allocate are in use", limited.allocated());
+        assert!(
+            text.contains(&figures) && text.ends_with("Free blocks, or raise the source's limit"),
+            "{text}"
+        );
+        let text = allocator.allocate(10 * MIB, s(1)).unwrap_err().to_string();
+        assert!(text.ends_with("No segment can be larger than the source's limit; raise it"), "{text}");
+        drop(live);
+    }
+}
+
+/// The limit is not at fault when the memory below it is used up.
+#[test]
+fn a_limit_that_is_not_reached_is_not_named() {
+    let source = Arc::new(LimitingSource::new(HostSource::new(8 * MIB), 64 * MIB));
+    let allocator = Allocator::new(source, Arc::new(HostStreams::new()), tight());
+    let text = allocator.allocate(10 * MIB, s(1)).unwrap_err().to_string();
+    assert!(text.starts_with("device 0 is out of memory: 10485760 bytes"), "{text}");
 }
 
 #[test]

@@ -301,6 +301,7 @@ impl Miss<'_> {
             pool_reserved: pool.reserved.current,
             pool_allocated: pool.all.allocated.current,
             limit: registry.limit(),
+            source_limit: self.info().source.source_limit().filter(|limit| limit.left() < least),
         }))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use caching_alloc::core::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError};
+use caching_alloc::core::{MemoryInfo, PageSource, SegmentMemory, SegmentSource, SourceError, SourceLimit};
 use caching_alloc::host::Calls;
 
 /// Another source, and the number of calls to it.
@@ -76,6 +76,10 @@ impl<S: SegmentSource> SegmentSource for Counted<S> {
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
         self.source.memory_info()
+    }
+
+    fn source_limit(&self) -> Option<SourceLimit> {
+        self.source.source_limit()
     }
 }
 
