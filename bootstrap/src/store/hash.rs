@@ -7,10 +7,9 @@ use std::{
 };
 
 use super::{
-    Deadline, Result, StoreError,
+    Deadline, Result, Store, StoreError, check_kind,
     error::text,
     machine::{ClientId, Limits, PAUSE, Reply, Request, Table},
-    service::{Keys, Service},
 };
 use crate::runtime::{self, Event};
 
@@ -86,6 +85,7 @@ impl State {
     /// Serves a request under a new client id. Returns its reply, and adds the other clients that it woke to
     /// `woken`.
     fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
+        check_kind(&request)?;
         let (client, reply) = self.join(request)?;
         self.leave(client);
         Ok(reply)
@@ -122,7 +122,7 @@ impl State {
     }
 }
 
-impl Service for HashStore {
+impl Store for HashStore {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
         runtime::yield_point(request.name());
         let mut state = self.lock();
@@ -135,7 +135,7 @@ impl Service for HashStore {
 
     fn call_when_there(
         &self,
-        keys: Keys,
+        keys: Vec<Vec<u8>>,
         request: Option<Request>,
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
@@ -183,9 +183,5 @@ impl Service for HashStore {
                 Some(reply) => return Ok(reply),
             }
         }
-    }
-
-    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
-        StoreError::Argument(format!("{request} was answered by {reply:?}; this is a defect of the store"))
     }
 }

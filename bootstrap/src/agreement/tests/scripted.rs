@@ -9,13 +9,15 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, Request, leave,
-        place, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, leave, place, run,
     },
     sum::{Sum, seat},
 };
 use crate::{
-    store::{Deadline, HashStore, Result, Store, StoreError},
+    store::{
+        Deadline, HashStore, Result, Store, StoreError,
+        machine::{Reply, Request},
+    },
     wire::Message,
 };
 
@@ -168,20 +170,20 @@ fn a_short_patience_shortens_no_action() {
     let mut other = Agreement::<Sum>::new(seat(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
     let posted = |machine: &mut Agreement<Sum>| {
         machine.begin(Duration::ZERO);
-        let Output::Store(Request::Propose { value: list, .. }) =
+        let Output::Store(super::super::Request::Propose { value: list, .. }) =
             machine.step(Input::Store(Answer::Stored), Duration::ZERO)
         else {
             panic!("it compares its list");
         };
         match machine.step(Input::Store(Answer::Result(list)), Duration::ZERO) {
-            Output::Store(Request::Post { value, .. }) => Some(value),
+            Output::Store(super::super::Request::Post { value, .. }) => Some(value),
             other => panic!("{other:?}"),
         }
     };
     let records = vec![posted(&mut machine), posted(&mut other), None, None];
     machine.step(Input::Store(Answer::Stored), Duration::ZERO);
     machine.step(Input::Store(Answer::Count(2)), Duration::ZERO);
-    let Output::Store(Request::Propose { value, .. }) =
+    let Output::Store(super::super::Request::Propose { value, .. }) =
         machine.step(Input::Store(Answer::Values(records)), Duration::ZERO)
     else {
         panic!("it has all records");
@@ -322,73 +324,28 @@ impl Flaky {
 }
 
 impl Store for Flaky {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.then(|| self.inner.set(key, value))
-    }
-
-    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.then(|| self.inner.get(key, deadline))
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.then(|| self.inner.check(keys))
-    }
-
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
-        self.inner.wait(keys, deadline)
-    }
-
-    fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.then(|| self.inner.add(key, delta))
-    }
-
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
+    fn call(&self, request: Request) -> Result<Option<Reply>> {
+        let mut key = Vec::new();
+        request.clone().for_each_key(|it| key = std::mem::take(it));
         // These requests precede or follow the time in doubt. If they failed, they would not be repeated.
-        if key.starts_with("places/") || key.ends_with("/members") {
-            self.inner.compare_set(key, expected, new)
-        } else {
-            self.then(|| self.inner.compare_set(key, expected, new))
+        let is_outside = matches!(request, Request::CompareSet { .. })
+            && (key.starts_with(b"places/") || key.ends_with(b"/members"));
+        if is_outside || matches!(request, Request::Delete { .. }) {
+            return self.inner.call(request);
         }
+        self.then(|| self.inner.call(request))
     }
 
-    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.inner.append(key, value)
-    }
-
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        self.then(|| self.inner.multi_get(keys, deadline))
-    }
-
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
-        self.inner.multi_set(entries)
-    }
-
-    fn delete(&self, key: &str) -> Result<bool> {
-        self.inner.delete(key)
-    }
-
-    fn num_keys(&self) -> Result<u64> {
-        self.inner.num_keys()
-    }
-
-    fn list_keys(&self) -> Result<Vec<String>> {
-        self.inner.list_keys()
-    }
-
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.inner.queue_push(key, value)
-    }
-
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.inner.queue_pop(key, deadline)
-    }
-
-    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.inner.queue_try_pop(key)
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64> {
-        self.inner.queue_len(key)
+    fn call_when_there(
+        &self,
+        keys: Vec<Vec<u8>>,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        match request {
+            Some(_) => self.then(|| self.inner.call_when_there(keys, request, deadline)),
+            None => self.inner.call_when_there(keys, request, deadline),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ use rustix::{
 use crate::{
     runtime,
     store::{
-        Deadline, Result, StoreError,
+        Deadline, Result, StoreError, check_kind,
         error::text,
         machine::{Limits, Part, Refusal, Reply, Request, Table},
     },
@@ -288,11 +288,10 @@ impl Log {
     }
 
     /// Serves a request, and appends records of its changes to the file. Call this under the lock that [`access`]
-    /// requires. Returns `None` if the request has no reply, and an error for `Wait`, `Barrier` and `CancelWait`.
+    /// requires. Returns `None` if the request has no reply, and an error for a request that [`Store::call`](crate::store::Store::call)
+    /// does not serve.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
-        if matches!(request, Request::Wait { .. } | Request::Barrier { .. } | Request::CancelWait) {
-            return Err(StoreError::Argument(format!("a file does not serve {}", request.name())));
-        }
+        check_kind(&request)?;
         let mut keys = Vec::new();
         if access(&request) == Access::Write {
             request.clone().for_each_key(|key| keys.push(std::mem::take(key)));

@@ -13,10 +13,9 @@ use std::{
 
 use self::log::{Access, Log};
 use super::{
-    Deadline, Result, StoreError,
+    Deadline, Result, Store, StoreError,
     error::text,
     machine::{GRACE, Limits, Reply, Request},
-    service::{Keys, Service},
 };
 use crate::runtime;
 
@@ -169,7 +168,7 @@ impl Drop for Inner {
     }
 }
 
-impl Service for FileStore {
+impl Store for FileStore {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
         self.inner.options.limits.check(&request)?;
         let deadline = Deadline::after(self.inner.options.patience);
@@ -179,7 +178,7 @@ impl Service for FileStore {
 
     fn call_when_there(
         &self,
-        keys: Keys,
+        keys: Vec<Vec<u8>>,
         request: Option<Request>,
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
@@ -210,9 +209,5 @@ impl Service for FileStore {
             // The longer a wait lasts, the less often it reads the file.
             pause = (pause * 2).min((deadline.waited() / 64).clamp(LOOK, LONGEST_LOOK));
         }
-    }
-
-    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
-        StoreError::Argument(format!("{request} was answered by {reply:?}; this is a defect of the store"))
     }
 }

@@ -26,10 +26,9 @@ use self::{
     host::Host,
 };
 use super::{
-    Deadline, Result, StoreError,
+    Deadline, Result, Store, StoreError, check_kind,
     error::text,
     machine::{Call, Failure, GRACE, Reply, Request, Secret, ServerLimits},
-    service::{Keys, Service},
 };
 use crate::runtime;
 
@@ -456,7 +455,8 @@ impl std::fmt::Display for Operation {
 }
 
 /// Adds PyTorch's prefix to the keys of a request. Returns a description of the request.
-fn to_wire(request: &mut Request) -> Operation {
+fn to_wire(request: &mut Request) -> Result<Operation> {
+    check_kind(request)?;
     let mut first = None;
     request.for_each_key(|key| {
         key.insert(0, USER);
@@ -464,7 +464,7 @@ fn to_wire(request: &mut Request) -> Operation {
             first = Some(key.clone());
         }
     });
-    Operation { name: request.name(), key: first }
+    Ok(Operation { name: request.name(), key: first })
 }
 
 /// Formats a key for an error, without PyTorch's prefix.
@@ -472,9 +472,9 @@ fn user(key: &[u8]) -> String {
     text(key.strip_prefix(&[USER]).unwrap_or(key))
 }
 
-impl Service for TcpStore {
+impl Store for TcpStore {
     fn call(&self, mut request: Request) -> Result<Option<Reply>> {
-        let operation = to_wire(&mut request);
+        let operation = to_wire(&mut request)?;
         self.inner.options.limits.sizes.check(&request)?;
         let deadline = Deadline::after(self.inner.options.patience);
         Ok(match self.inner.run(&operation, deadline, |_| Call::Now(request))? {
@@ -489,14 +489,14 @@ impl Service for TcpStore {
 
     fn call_when_there(
         &self,
-        mut keys: Keys,
+        mut keys: Vec<Vec<u8>>,
         mut then: Option<Request>,
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
         keys.iter_mut().for_each(|key| key.insert(0, USER));
         self.inner.options.limits.sizes.check(&Request::Wait { keys: keys.clone() })?;
         let waiting = Operation { name: "wait", key: keys.first().cloned() };
-        let operation = then.as_mut().map_or(waiting, to_wire);
+        let operation = then.as_mut().map_or(Ok(waiting), to_wire)?;
         if let Some(get @ Request::Get { .. }) = &then
             && !self.inner.hangs_up.load(Ordering::Relaxed)
         {
@@ -518,8 +518,8 @@ impl Service for TcpStore {
         })
     }
 
-    fn unexpected(&self, request: &'static str, reply: Option<Reply>) -> StoreError {
-        let (address, operation) = (self.inner.address.clone(), request.to_owned());
+    fn unexpected(&self, operation: &'static str, reply: Option<Reply>) -> StoreError {
+        let (address, operation) = (self.inner.address.clone(), operation.to_owned());
         StoreError::Protocol { address, operation, detail: format!("the reply is {reply:?}") }
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use process_group::store::{self, Deadline, HashStore, Store};
+use process_group::store::{
+    self, Deadline, HashStore, Store,
+    machine::{Reply, Request},
+};
 
 /// A rank's store that calls a test's hook before each operation, with the operation's name and its first
 /// key.
@@ -15,60 +18,24 @@ impl<F: Fn(&'static str, &str) -> store::Result<()>> Hooked<F> {
     pub(crate) fn new(store: &Arc<HashStore>, before: F) -> Self {
         Self { store: store.clone(), before }
     }
-
-    fn ask(&self, call: &'static str, keys: &[&str]) -> store::Result<&HashStore> {
-        (self.before)(call, keys.first().copied().unwrap_or_default())?;
-        Ok(&self.store)
-    }
 }
 
 impl<F: Fn(&'static str, &str) -> store::Result<()> + Send + Sync> Store for Hooked<F> {
-    fn set(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.ask("set", &[key])?.set(key, value)
+    fn call(&self, request: Request) -> store::Result<Option<Reply>> {
+        let mut keys = Vec::new();
+        request.clone().for_each_key(|key| keys.push(String::from_utf8_lossy(key).into_owned()));
+        (self.before)(request.name(), keys.first().map_or("", String::as_str))?;
+        self.store.call(request)
     }
-    fn get(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
-        self.ask("get", &[key])?.get(key, deadline)
-    }
-    fn check(&self, keys: &[&str]) -> store::Result<bool> {
-        self.ask("check", keys)?.check(keys)
-    }
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> store::Result<()> {
-        self.ask("wait", keys)?.wait(keys, deadline)
-    }
-    fn add(&self, key: &str, delta: i64) -> store::Result<i64> {
-        self.ask("add", &[key])?.add(key, delta)
-    }
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> store::Result<Vec<u8>> {
-        self.ask("compare_set", &[key])?.compare_set(key, expected, new)
-    }
-    fn append(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.ask("append", &[key])?.append(key, value)
-    }
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> store::Result<Vec<Vec<u8>>> {
-        self.ask("multi_get", keys)?.multi_get(keys, deadline)
-    }
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> store::Result<()> {
-        self.ask("multi_set", &entries.iter().map(|(key, _)| *key).collect::<Vec<_>>())?.multi_set(entries)
-    }
-    fn delete(&self, key: &str) -> store::Result<bool> {
-        self.ask("delete", &[key])?.delete(key)
-    }
-    fn num_keys(&self) -> store::Result<u64> {
-        self.ask("num_keys", &[])?.num_keys()
-    }
-    fn list_keys(&self) -> store::Result<Vec<String>> {
-        self.ask("list_keys", &[])?.list_keys()
-    }
-    fn queue_push(&self, key: &str, value: &[u8]) -> store::Result<()> {
-        self.ask("queue_push", &[key])?.queue_push(key, value)
-    }
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> store::Result<Vec<u8>> {
-        self.ask("queue_pop", &[key])?.queue_pop(key, deadline)
-    }
-    fn queue_try_pop(&self, key: &str) -> store::Result<Option<Vec<u8>>> {
-        self.ask("queue_try_pop", &[key])?.queue_try_pop(key)
-    }
-    fn queue_len(&self, key: &str) -> store::Result<u64> {
-        self.ask("queue_len", &[key])?.queue_len(key)
+
+    fn call_when_there(
+        &self,
+        keys: Vec<Vec<u8>>,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> store::Result<Option<Reply>> {
+        let key = keys.first().map_or("".into(), |key| String::from_utf8_lossy(key));
+        (self.before)(request.as_ref().map_or("wait", Request::name), &key)?;
+        self.store.call_when_there(keys, request, deadline)
     }
 }

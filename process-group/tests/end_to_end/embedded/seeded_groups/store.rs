@@ -10,7 +10,10 @@ use std::{
 };
 
 use bootstrap::runtime::{self, Event};
-use process_group::store::{Deadline, HashStore, Store, StoreError};
+use process_group::store::{
+    Deadline, HashStore, Store, StoreError,
+    machine::{Reply, Request},
+};
 
 use super::plan::Random;
 
@@ -69,7 +72,7 @@ impl RankStore {
         }
     }
 
-    fn call<T>(&self, call: impl FnOnce(&HashStore) -> Result<T>) -> Result<T> {
+    fn answer<T>(&self, call: impl FnOnce(&HashStore) -> Result<T>) -> Result<T> {
         self.ready()?;
         let time = self.random.lock().unwrap().below(1000);
         runtime::sleep(Duration::from_micros(time));
@@ -80,67 +83,16 @@ impl RankStore {
 }
 
 impl Store for RankStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(|store| store.set(key, value))
+    fn call(&self, request: Request) -> Result<Option<Reply>> {
+        self.answer(|store| store.call(request))
     }
 
-    fn get(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.call(|store| store.get(key, deadline))
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool> {
-        self.call(|store| store.check(keys))
-    }
-
-    fn wait(&self, keys: &[&str], deadline: Deadline) -> Result<()> {
-        self.call(|store| store.wait(keys, deadline))
-    }
-
-    fn add(&self, key: &str, delta: i64) -> Result<i64> {
-        self.call(|store| store.add(key, delta))
-    }
-
-    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>> {
-        self.call(|store| store.compare_set(key, expected, new))
-    }
-
-    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(|store| store.append(key, value))
-    }
-
-    fn multi_get(&self, keys: &[&str], deadline: Deadline) -> Result<Vec<Vec<u8>>> {
-        self.call(|store| store.multi_get(keys, deadline))
-    }
-
-    fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
-        self.call(|store| store.multi_set(entries))
-    }
-
-    fn delete(&self, key: &str) -> Result<bool> {
-        self.call(|store| store.delete(key))
-    }
-
-    fn num_keys(&self) -> Result<u64> {
-        self.call(HashStore::num_keys)
-    }
-
-    fn list_keys(&self) -> Result<Vec<String>> {
-        self.call(HashStore::list_keys)
-    }
-
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.call(|store| store.queue_push(key, value))
-    }
-
-    fn queue_pop(&self, key: &str, deadline: Deadline) -> Result<Vec<u8>> {
-        self.call(|store| store.queue_pop(key, deadline))
-    }
-
-    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.call(|store| store.queue_try_pop(key))
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64> {
-        self.call(|store| store.queue_len(key))
+    fn call_when_there(
+        &self,
+        keys: Vec<Vec<u8>>,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        self.answer(|store| store.call_when_there(keys, request, deadline))
     }
 }
