@@ -16,7 +16,7 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{Decision, Member, Protocol, Report, Verdict, run},
+    agreement::{Decision, Member, Protocol, Report, run},
     store::{Deadline, TcpStore},
     wire,
 };
@@ -51,16 +51,16 @@ impl Protocol for Port {
         problem.is_some()
     }
 
-    fn judge(port: &u16, reports: &[(u32, Report<Option<String>>)]) -> Verdict<Self> {
+    fn judge(port: &u16, reports: &[(u32, Report<Option<String>>)]) -> Decision<Self> {
         let problem = reports.iter().find_map(|(rank, report)| match report {
             Report::Outcome(Some(problem)) => Some(format!("rank {rank}: {problem}")),
             _ => None,
         });
         let late = reports.iter().find(|(_, report)| *report == Report::Late);
         match (problem, late) {
-            (Some(refusal), _) => Verdict::Failed { refusal },
-            (None, Some((rank, _))) => Verdict::Failed { refusal: format!("rank {rank} is lost") },
-            (None, None) => Verdict::Agreed { agreed: *port },
+            (Some(refusal), _) => Decision::Refused { refusal },
+            (None, Some((rank, _))) => Decision::Refused { refusal: format!("rank {rank} is lost") },
+            (None, None) => Decision::Agreed { agreed: *port },
         }
     }
 }

@@ -24,198 +24,19 @@ use std::time::Duration;
 
 use super::{
     budget,
-    failure::{Absentee, Failure, Spoken},
+    failure::{Absentee, Failure},
+    interface::{Awaited, Conclusion, Ending, Input, Member, Output},
+    messages::{
+        DECISION, Decided, OUTCOME, Posted, RECORD, VERDICT, message, read, read_decided, sealed_failure,
+        spoken, told_failure,
+    },
     place::{self, COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
-    protocol::{Decision, Protocol, Report, Verdict},
+    protocol::{Decision, Protocol, Report},
     trace::{Trace, Traced},
     values::ValuesByRank,
     vote::{self, Answer, Gathering, Gone, Request, Step, Vote},
 };
-use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
-
-/// A member of an agreement.
-///
-/// A rank may take part in several agreements at a time, on several threads. It is part of a circular wait only if
-/// none of these agreements can complete.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
-    /// The name of the agreement, which is the prefix of its keys. Use a name only once: build it from the object's
-    /// name, the object's generation and the number of the call.
-    pub name: String,
-    /// The rank of this member in the job, one of `members`.
-    pub rank: u32,
-    /// All members, as ranks of the job, in the same order on every member.
-    pub members: Vec<u32>,
-    /// The generation of the object that the members agree on: how many times this rank has created the object.
-    pub generation: u64,
-    /// The longest time, from the start of the agreement, that this member waits for the records of the others. It also
-    /// limits the retries of failed requests, except that they go on for at least 5 s. The limits of actions and
-    /// outcomes follow from the longest patience among the members.
-    pub patience: Duration,
-}
-
-/// An input to the state machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input<P: Protocol> {
-    /// The answer to [`Output::Store`].
-    Store(Answer),
-    /// The outcome of [`Output::Act`].
-    Acted(P::Outcome),
-}
-
-/// An output of the state machine: a request to its driver, or the end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output<P: Protocol> {
-    /// A request to the store. The answer is [`Input::Store`].
-    Store(Request),
-    /// A request to execute the plan. The answer is [`Input::Acted`].
-    Act {
-        /// The plan.
-        plan: P::Plan,
-        /// The deadline of the action, on the clock of [`Agreement::step`].
-        until: Duration,
-        /// The key of the verdict. If this key has a value while this member still acts, the verdict no longer depends
-        /// on this member's outcome, and the member may stop its action. Possible causes: a final outcome of another
-        /// member, a timeout, or a member that has left.
-        verdict: String,
-    },
-    /// The agreement has ended.
-    Done(Conclusion<P>),
-}
-
-/// The end of an agreement on this member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Conclusion<P: Protocol> {
-    /// The result, or the reason why there is none.
-    pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Remove them in this order. If the first
-    /// key does not exist, stop: another member removes them. Empty on a member that does not see all acknowledgements.
-    pub read: Vec<String>,
-    /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] before an action;
-    /// otherwise empty. Also empty if this member's list differs and the others had decided already. The driver should
-    /// wait briefly until the members that have posted a record acknowledge the result. If this process hosts the store
-    /// and exits before that, they cannot read the reason.
-    pub awaited: Vec<Awaited>,
-    /// True if this member was asked to act. If there is no result, this member has to undo its part of the action.
-    pub has_acted: bool,
-}
-
-/// The keys of a member that may have to read the result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Awaited {
-    /// The key of the member's record. It exists once the member has posted its record. It is removed after all members
-    /// have read the result.
-    pub record: String,
-    /// The key of the member's acknowledgement. It exists once the member has read the result, until the keys are
-    /// removed.
-    pub read: String,
-}
-
-/// The reason why an agreement has no result on this member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Ending<P: Protocol> {
-    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason why nothing is agreed. All members that read the
-    /// result get the same reason.
-    Refused(P::Refusal),
-    /// The agreement has failed. All members that read a result get the same failure, with two exceptions: after
-    /// [`Failure::Taken`] or [`Failure::Members`], the others may have another result, which was stored before this
-    /// failure.
-    Failed(Failure),
-    /// The store failed before this member posted its record, or rejected the record. So the other members cannot act
-    /// on the record. [`run`](super::run) also returns this if the agreement cannot begin, for example because of an
-    /// invalid [`Member`].
-    StoreFailed,
-    /// The store failed while or after this member posted its record, and before it read the result. Or the store
-    /// rejected its outcome. The others may have acted, so the object must be treated as failed.
-    InDoubt,
-    /// The member list, decision or verdict in the store cannot be read: another program, or another release of this
-    /// one, has written it. The object must be treated as failed.
-    Unreadable(Malformed),
-    /// The driver passed an input that does not answer the last output. The object must be treated as failed.
-    OutOfStep,
-}
-
-/// A posted record with its header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Posted<R> {
-    /// The version of [`COMMON`]. It is the first field, so that [`spoken`] can read it in records of every version.
-    agreement: u16,
-    /// A random number of this run. It makes the records of two processes with the same rank differ, so that the second
-    /// post is answered with [`Answer::Taken`].
-    nonce: u64,
-    generation: u64,
-    patience: Duration,
-    record: R,
-}
-wire_struct!(Posted<R> { agreement, nonce, generation, patience, record });
-
-/// The content of a result key: the protocol's value, or a failure in place of that value.
-enum Sealed<V> {
-    Failed(Failure),
-    Stands(V),
-}
-
-/// A decision, and the patience from which the limits of the later steps follow.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Decided<D> {
-    /// The longest patience among the members.
-    patience: Duration,
-    decision: D,
-}
-wire_struct!(Decided<D> { patience, decision });
-
-// The message kinds of a protocol.
-const RECORD: u8 = 0;
-const DECISION: u8 = 1;
-const OUTCOME: u8 = 2;
-const VERDICT: u8 = 3;
-
-fn message<P: Protocol>(kind: u8, value: &impl Wire) -> Vec<u8> {
-    wire::to_message(P::PROTOCOL, kind, value)
-}
-
-fn read<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
-    wire::from_message(P::PROTOCOL, kind, bytes)
-}
-
-/// Encodes a failure that takes the place of a decision or verdict. Its encoding is the same for all protocols.
-pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
-    failure.to_bytes()
-}
-
-/// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure, or one of
-/// another version of [`COMMON`].
-pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
-    Failure::from_bytes(bytes).ok()
-}
-
-/// Returns true if `bytes` asks the members for an action. Returns false for every other value, also for one that
-/// cannot be read. If `is_decision` is true, `bytes` is the value of a decision key, otherwise of a verdict key.
-pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
-    if is_decision {
-        let decided = read::<P, Decided<Decision<P>>>(DECISION, bytes);
-        matches!(decided, Ok(Decided { decision: Decision::Act { .. }, .. }))
-    } else {
-        matches!(read::<P, Verdict<P>>(VERDICT, bytes), Ok(Verdict::Act { .. }))
-    }
-}
-
-/// Reads a decision or verdict, or the failure that takes its place.
-fn unseal<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<Sealed<V>, Malformed> {
-    match told_failure(bytes) {
-        Some(failure) => Ok(Sealed::Failed(failure)),
-        None => Ok(Sealed::Stands(read::<P, V>(kind, bytes)?)),
-    }
-}
-
-/// Reads the protocol and the versions of a posted record. Returns `None` if the record is too short.
-fn spoken(bytes: &[u8]) -> Option<Spoken> {
-    let mut reader = Reader::new(bytes);
-    let magic = <[u8; 2]>::read(&mut reader).ok()?;
-    let (version, _kind) = <(u16, u8)>::read(&mut reader).ok()?;
-    Some(Spoken { magic, version, agreement: u16::read(&mut reader).ok()? })
-}
+use crate::wire::Message;
 
 /// The phase of a member, see the table in the module docs.
 #[derive(Debug, Clone)]
@@ -224,7 +45,8 @@ enum Phase<P: Protocol> {
     Entering,
     /// Comparing the member list with that of the first member.
     Comparing,
-    Records(Vote),
+    /// Voting on the records or, if there is a plan, on the outcomes of its action.
+    Voting(Vote, Option<P::Plan>),
     /// Searching for a circular wait through the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
     /// Failing the other agreements of a circular wait. Holds the requests that are not yet sent, and the failure with
@@ -233,10 +55,6 @@ enum Phase<P: Protocol> {
     Acting {
         plan: P::Plan,
         outcomes_until: Duration,
-    },
-    Outcomes {
-        plan: P::Plan,
-        vote: Vote,
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
     /// Proposing this failure because the member cannot take part: another process has posted as its rank, or its
@@ -270,7 +88,7 @@ pub struct Agreement<P: Protocol> {
     begun: Duration,
     /// This member's patience; from the decision on, the longest patience among the members.
     patience: Duration,
-    /// The number of verdicts that asked for another action.
+    /// The number of verdicts read.
     actions: u32,
     has_acted: bool,
     /// True if this member's list differs, and the others had decided before it proposed its failure.
@@ -343,8 +161,10 @@ impl<P: Protocol> Agreement<P> {
             | Phase::Rejecting(_)
             | Phase::Acknowledging(..)
             | Phase::Done => false,
-            Phase::Records(vote) | Phase::Tracing(vote, ..) | Phase::Opening(vote, ..) => vote.has_posted(),
-            Phase::Acting { .. } | Phase::Outcomes { .. } => true,
+            Phase::Voting(vote, None) | Phase::Tracing(vote, ..) | Phase::Opening(vote, ..) => {
+                vote.has_posted()
+            }
+            Phase::Acting { .. } | Phase::Voting(_, Some(_)) => true,
         }
     }
 
@@ -353,12 +173,12 @@ impl<P: Protocol> Agreement<P> {
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Output<P> {
         let is_in_doubt = self.is_in_doubt();
         match (std::mem::replace(&mut self.phase, Phase::Done), input) {
-            (Phase::Acknowledging(_, result), Input::Store(Answer::StoreFailed)) => {
-                self.end(result, Vec::new())
+            (Phase::Acknowledging(step, result), Input::Store(answer)) => {
+                self.acknowledge(step, result, answer)
             }
             // Another process has posted as this rank. The other members get this failure, unless a result is
             // already stored.
-            (Phase::Records(_), Input::Store(Answer::Taken)) => {
+            (Phase::Voting(_, None), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
             // Keep the agreement in this rank's list: the other process with this rank uses the same list.
@@ -366,7 +186,9 @@ impl<P: Protocol> Agreement<P> {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
             // The record is not in the store. So the others do not act, and wait until their patience ends.
-            (Phase::Records(_), Input::Store(Answer::Unsent)) => self.leave(Err(Ending::StoreFailed), false),
+            (Phase::Voting(_, None), Input::Store(Answer::Unsent)) => {
+                self.leave(Err(Ending::StoreFailed), false)
+            }
             (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
             // If another member's failure was stored first, report that one, so that all members report the same
             // failure.
@@ -376,10 +198,9 @@ impl<P: Protocol> Agreement<P> {
                 let failure = told.unwrap_or(failure);
                 self.leave(Err(Ending::Failed(failure)), false)
             }
-            (
-                phase @ (Phase::Records(_) | Phase::Outcomes { .. }),
-                Input::Store(Answer::Over(Gone { rank, cause })),
-            ) => self.propose_in(phase, sealed_failure(Failure::Left { rank, cause })),
+            (Phase::Voting(vote, plan), Input::Store(Answer::Over(Gone { rank, cause }))) => {
+                self.propose(vote, plan, sealed_failure(Failure::Left { rank, cause }))
+            }
             (_, Input::Store(Answer::StoreFailed)) => {
                 let ending = if is_in_doubt { Ending::InDoubt } else { Ending::StoreFailed };
                 self.end(Err(ending), Vec::new())
@@ -408,13 +229,10 @@ impl<P: Protocol> Agreement<P> {
                 };
                 let places = self.member.members.iter().map(|rank| places_key(*rank)).collect();
                 let until = self.begun.saturating_add(self.member.patience);
-                let mut vote =
-                    self.vote(records(&self.member.name), message::<P>(RECORD, &posted), until).reads(places);
-                let ask = vote.begin();
-                self.phase = Phase::Records(vote);
-                Output::Store(ask)
+                let posted = message::<P>(RECORD, &posted);
+                self.post(self.vote(records(&self.member.name), posted, until).reads(places), None)
             }
-            (Phase::Records(vote), Input::Store(answer)) => self.records(vote, answer, now),
+            (Phase::Voting(vote, plan), Input::Store(answer)) => self.vote_on(vote, plan, answer, now),
             (Phase::Tracing(vote, trace, missing), Input::Store(Answer::Values(values))) => {
                 self.trace(vote, trace, missing, &values, now)
             }
@@ -424,56 +242,91 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Acting { plan, outcomes_until }, Input::Acted(outcome)) => {
                 let prefix = outcomes(&self.member.name, self.actions);
                 let vote = self.vote(prefix, message::<P>(OUTCOME, &outcome), outcomes_until);
-                let mut vote = vote.proposes_now(P::is_final(&outcome));
-                let ask = vote.begin();
-                self.phase = Phase::Outcomes { plan, vote };
-                Output::Store(ask)
-            }
-            (Phase::Outcomes { plan, vote }, Input::Store(answer)) => self.outcomes(plan, vote, answer, now),
-            (
-                Phase::Acknowledging(Acknowledging::Leaving { acknowledges: false }, result),
-                Input::Store(_),
-            ) => self.end(result, Vec::new()),
-            (
-                Phase::Acknowledging(Acknowledging::Leaving { acknowledges: true }, result),
-                Input::Store(Answer::Stored),
-            ) => {
-                self.phase = Phase::Acknowledging(Acknowledging::Posting, result);
-                Output::Store(Request::Set { key: self.read_key(self.member.rank), value: vec![1] })
-            }
-            (Phase::Acknowledging(Acknowledging::Posting, result), Input::Store(Answer::Stored)) => {
-                self.phase = Phase::Acknowledging(Acknowledging::Counting, result);
-                Output::Store(Request::Add { key: self.read_count_key() })
-            }
-            (Phase::Acknowledging(Acknowledging::Counting, result), Input::Store(Answer::Count(count))) => {
-                if count < self.member.members.len() as u64 {
-                    return self.end(result, Vec::new());
-                }
-                self.phase = Phase::Acknowledging(Acknowledging::Looking, result);
-                let keys = self.member.members.iter().map(|rank| self.read_key(*rank)).collect();
-                Output::Store(Request::Check { keys })
-            }
-            (Phase::Acknowledging(Acknowledging::Looking, result), Input::Store(Answer::All(all))) => {
-                let keys = if all { self.all_keys() } else { Vec::new() };
-                self.end(result, keys)
+                self.post(vote.proposes_now(P::is_final(&outcome)), Some(plan))
             }
             _ => self.end(Err(Ending::OutOfStep), Vec::new()),
         }
     }
 
-    fn records(&mut self, mut vote: Vote, answer: Answer, now: Duration) -> Output<P> {
-        let (posted, places) = match vote.step(answer) {
-            Step::Ask(ask) => {
-                self.phase = Phase::Records(vote);
-                return Output::Store(ask);
+    /// Processes an answer during the acknowledgement of `result`.
+    fn acknowledge(
+        &mut self,
+        step: Acknowledging,
+        result: Result<P::Agreed, Ending<P>>,
+        answer: Answer,
+    ) -> Output<P> {
+        let members = &self.member.members;
+        let (next, ask) = match (step, answer) {
+            (Acknowledging::Leaving { acknowledges: true }, Answer::Stored) => {
+                let key = self.read_key(self.member.rank);
+                (Acknowledging::Posting, Request::Set { key, value: vec![1] })
             }
-            Step::Result(value) => return self.decided(&value, now),
-            Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
-            Step::Propose { posted, further, .. } => (posted, further),
+            (Acknowledging::Posting, Answer::Stored) => {
+                (Acknowledging::Counting, Request::Add { key: self.read_count_key() })
+            }
+            (Acknowledging::Counting, Answer::Count(count)) if count >= members.len() as u64 => {
+                let keys = members.iter().map(|rank| self.read_key(*rank)).collect();
+                (Acknowledging::Looking, Request::Check { keys })
+            }
+            (Acknowledging::Looking, Answer::All(true)) => {
+                let keys = self.all_keys();
+                return self.end(result, keys);
+            }
+            (Acknowledging::Leaving { acknowledges: false }, _)
+            | (Acknowledging::Counting, Answer::Count(_))
+            | (Acknowledging::Looking, Answer::All(false))
+            | (_, Answer::StoreFailed) => return self.end(result, Vec::new()),
+            _ => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };
+        self.phase = Phase::Acknowledging(next, result);
+        Output::Store(ask)
+    }
+
+    fn post(&mut self, mut vote: Vote, plan: Option<P::Plan>) -> Output<P> {
+        let ask = vote.begin();
+        self.phase = Phase::Voting(vote, plan);
+        Output::Store(ask)
+    }
+
+    fn propose(&mut self, mut vote: Vote, plan: Option<P::Plan>, value: Vec<u8>) -> Output<P> {
+        let ask = vote.propose(value);
+        self.phase = Phase::Voting(vote, plan);
+        Output::Store(ask)
+    }
+
+    /// Processes an answer to a vote on records or, if there is a plan, on outcomes.
+    fn vote_on(&mut self, mut vote: Vote, plan: Option<P::Plan>, answer: Answer, now: Duration) -> Output<P> {
+        match (vote.step(answer), &plan) {
+            (Step::Ask(ask), _) => {
+                self.phase = Phase::Voting(vote, plan);
+                Output::Store(ask)
+            }
+            (Step::Unasked, _) => self.end(Err(Ending::OutOfStep), Vec::new()),
+            (Step::Result(value), None) => self.decided(&value, true, now),
+            (Step::Result(value), Some(_)) => {
+                self.actions += 1;
+                self.decided(&value, false, now)
+            }
+            (Step::Propose { posted, further, .. }, None) => self.take_records(vote, &posted, &further, now),
+            (Step::Propose { posted, why, .. }, Some(of)) => {
+                let verdict = self.judge(of, &posted, why);
+                self.propose(vote, plan, verdict)
+            }
+        }
+    }
+
+    /// Proposes the decision if all records are there. Otherwise searches for a circular wait through the missing
+    /// members. `places` are the values of the lists of all members' agreements.
+    fn take_records(
+        &mut self,
+        vote: Vote,
+        posted: &[Option<Vec<u8>>],
+        places: &[Option<Vec<u8>>],
+        now: Duration,
+    ) -> Output<P> {
         let places = places.iter().map(|value| place::from_value(value.as_deref()));
         let places: Vec<_> = self.member.members.iter().copied().zip(places).collect();
-        let missing = places.iter().zip(&posted).filter(|(_, posted)| posted.is_none());
+        let missing = places.iter().zip(posted).filter(|(_, posted)| posted.is_none());
         let absentee = |((rank, places), _): (&(u32, Vec<Place>), _)| {
             let elsewhere = places.iter().filter(|place| place.name != self.member.name);
             Absentee { rank: *rank, elsewhere: elsewhere.cloned().collect() }
@@ -482,7 +335,7 @@ impl<P: Protocol> Agreement<P> {
         missing.sort_by_key(|absentee| absentee.rank);
         if missing.is_empty() {
             let sealed = self.decide(posted.iter().flatten());
-            return self.propose(vote, sealed);
+            return self.propose(vote, None, sealed);
         }
         let trace = Trace::new(self.member.rank, self.place(), places);
         self.trace(vote, trace, missing, &[], now)
@@ -555,27 +408,24 @@ impl<P: Protocol> Agreement<P> {
                 self.phase = Phase::Opening(vote, rest, failure);
                 Output::Store(ask)
             }
-            None => self.propose(vote, sealed_failure(failure)),
+            None => self.propose(vote, None, sealed_failure(failure)),
         }
     }
 
-    fn propose(&mut self, mut vote: Vote, value: Vec<u8>) -> Output<P> {
-        let ask = vote.propose(value);
-        self.phase = Phase::Records(vote);
-        Output::Store(ask)
-    }
-
-    fn decided(&mut self, value: &[u8], now: Duration) -> Output<P> {
-        let decided: Decided<Decision<P>> = match unseal::<P, _>(DECISION, value) {
-            Ok(Sealed::Stands(decided)) => decided,
-            Ok(Sealed::Failed(failure)) => return self.acknowledge(Err(Ending::Failed(failure))),
+    /// Follows the decision or verdict in the store, or the failure that takes its place.
+    fn decided(&mut self, value: &[u8], is_decision: bool, now: Duration) -> Output<P> {
+        if let Some(failure) = told_failure(value) {
+            return self.leave(Err(Ending::Failed(failure)), true);
+        }
+        let (patience, decision) = match read_decided::<P>(value, is_decision) {
+            Ok(decided) => decided,
             Err(malformed) => return self.leave(Err(Ending::Unreadable(malformed)), false),
         };
-        self.patience = decided.patience;
-        match decided.decision {
+        self.patience = patience.unwrap_or(self.patience);
+        match decision {
             Decision::Act { plan } => self.act(plan, now),
-            Decision::Agreed { agreed } => self.acknowledge(Ok(agreed)),
-            Decision::Refused { refusal } => self.acknowledge(Err(Ending::Refused(refusal))),
+            Decision::Agreed { agreed } => self.leave(Ok(agreed), true),
+            Decision::Refused { refusal } => self.leave(Err(Ending::Refused(refusal)), true),
         }
     }
 
@@ -588,40 +438,16 @@ impl<P: Protocol> Agreement<P> {
         Output::Act { plan, until, verdict }
     }
 
-    fn outcomes(&mut self, plan: P::Plan, mut vote: Vote, answer: Answer, now: Duration) -> Output<P> {
-        let ask = match vote.step(answer) {
-            Step::Ask(ask) => ask,
-            Step::Propose { posted, why, .. } => {
-                let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
-                    // An unreadable outcome counts as late: its key is written once, so waiting does not help.
-                    (Some(bytes), _) => {
-                        read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome)
-                    }
-                    (None, Gathering::Expired) => Report::Late,
-                    (None, Gathering::Now | Gathering::Counted) => Report::Pending,
-                };
-                let reports: Vec<_> =
-                    self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
-                vote.propose(message::<P>(VERDICT, &P::judge(&plan, &reports)))
-            }
-            Step::Result(value) => {
-                return match unseal::<P, Verdict<P>>(VERDICT, &value) {
-                    Err(malformed) => self.leave(Err(Ending::Unreadable(malformed)), false),
-                    Ok(Sealed::Failed(failure)) => self.acknowledge(Err(Ending::Failed(failure))),
-                    Ok(Sealed::Stands(Verdict::Agreed { agreed })) => self.acknowledge(Ok(agreed)),
-                    Ok(Sealed::Stands(Verdict::Failed { refusal })) => {
-                        self.acknowledge(Err(Ending::Refused(refusal)))
-                    }
-                    Ok(Sealed::Stands(Verdict::Act { plan })) => {
-                        self.actions += 1;
-                        self.act(plan, now)
-                    }
-                };
-            }
-            Step::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
+    /// Returns the encoded verdict on the outcomes of the action with this plan.
+    fn judge(&self, plan: &P::Plan, posted: &[Option<Vec<u8>>], why: Gathering) -> Vec<u8> {
+        let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
+            // An unreadable outcome counts as late: its key is written once, so waiting does not help.
+            (Some(bytes), _) => read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome),
+            (None, Gathering::Expired) => Report::Late,
+            (None, Gathering::Now | Gathering::Counted) => Report::Pending,
         };
-        self.phase = Phase::Outcomes { plan, vote };
-        Output::Store(ask)
+        let reports: Vec<_> = self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
+        message::<P>(VERDICT, &P::judge(plan, &reports))
     }
 
     /// Proposes `failure` in place of the decision. If a decision or another failure is already stored, it stays.
@@ -632,28 +458,11 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(Request::Propose { key, value })
     }
 
-    fn acknowledge(&mut self, result: Result<P::Agreed, Ending<P>>) -> Output<P> {
-        self.leave(result, true)
-    }
-
     /// Publishes that this rank no longer waits in the agreement. If `acknowledges` is true, all members get this
     /// result, and this member acknowledges it next. Otherwise the agreement then ends on this member.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         Output::Store(Request::Leave { key: places_key(self.member.rank), place: self.place() })
-    }
-
-    /// Proposes `value`, an encoded failure, in place of the decision or verdict that `phase` waits for.
-    fn propose_in(&mut self, phase: Phase<P>, value: Vec<u8>) -> Output<P> {
-        match phase {
-            Phase::Records(vote) => self.propose(vote, value),
-            Phase::Outcomes { plan, mut vote } => {
-                let ask = vote.propose(value);
-                self.phase = Phase::Outcomes { plan, vote };
-                Output::Store(ask)
-            }
-            _ => self.end(Err(Ending::OutOfStep), Vec::new()),
-        }
     }
 
     fn place(&self) -> Place {
@@ -679,8 +488,8 @@ impl<P: Protocol> Agreement<P> {
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
         let decision = result_key(&records(name));
-        let actions = if self.has_acted { 0..self.actions + 1 } else { 0..0 };
-        let votes = std::iter::once(records(name)).chain(actions.map(|action| outcomes(name, action)));
+        let votes = std::iter::once(records(name));
+        let votes = votes.chain((0..self.actions).map(|action| outcomes(name, action)));
         let votes = votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>());
         let mut keys = vec![decision.clone()];
         keys.extend(votes.filter(|key| *key != decision));

@@ -41,7 +41,9 @@
 
 mod budget;
 mod failure;
+mod interface;
 mod machine;
+mod messages;
 mod place;
 mod protocol;
 mod register;
@@ -53,9 +55,10 @@ mod values;
 mod vote;
 
 pub use failure::{Absentee, Failure, Spoken};
-pub use machine::{Agreement, Awaited, Conclusion, Ending, Input, Member, Output};
+pub use interface::{Awaited, Conclusion, Ending, Input, Member, Output};
+pub use machine::Agreement;
 pub use place::{Place, Waiting};
-pub use protocol::{Decision, PlainProtocol, Protocol, Report, Verdict};
+pub use protocol::{Decision, PlainProtocol, Protocol, Report};
 pub use session::{Failed, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};

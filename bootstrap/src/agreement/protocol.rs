@@ -34,9 +34,9 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// outcomes.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
-    /// Decides on the result of the action with this plan. `reports` contains the rank and the report of each member,
+    /// Returns the verdict on the action with this plan. `reports` contains the rank and the report of each member,
     /// in the order of [`Member::members`](super::Member::members).
-    fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Verdict<Self>;
+    fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Decision<Self>;
 }
 
 /// A kind of agreement without an action: the decision is the result.
@@ -83,7 +83,7 @@ impl<P: PlainProtocol> Protocol for P {
         match *outcome {}
     }
 
-    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> Verdict<Self> {
+    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> Decision<Self> {
         match *plan {}
     }
 }
@@ -101,44 +101,23 @@ pub enum Report<O> {
     Late,
 }
 
-/// The decision on the records.
+/// The decision on the records, or the verdict on the outcomes of one action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision<P: Protocol> {
-    /// Every member acts, and posts its outcome.
+    /// Every member acts, or acts once more, and posts its outcome.
     Act {
         /// The plan of the action.
         plan: P::Plan,
     },
-    /// The agreement has its result, and no member acts.
+    /// The agreement has its result. No further action follows.
     Agreed {
         /// The result.
         agreed: P::Agreed,
     },
-    /// Nothing is agreed, and no member acts.
+    /// Nothing is agreed. No further action follows, and every member undoes its part of the last one.
     Refused {
         /// The reason.
         refusal: P::Refusal,
     },
 }
 wire_enum!(Decision<P: Protocol> { 0 => Act { plan }, 1 => Agreed { agreed }, 2 => Refused { refusal } });
-
-/// The verdict on the outcomes of one action.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict<P: Protocol> {
-    /// Every member acts once more.
-    Act {
-        /// The plan of the next action.
-        plan: P::Plan,
-    },
-    /// The agreement has its result.
-    Agreed {
-        /// The result.
-        agreed: P::Agreed,
-    },
-    /// Nothing is agreed. Every member undoes its part of the action.
-    Failed {
-        /// The reason.
-        refusal: P::Refusal,
-    },
-}
-wire_enum!(Verdict<P: Protocol> { 0 => Act { plan }, 1 => Agreed { agreed }, 2 => Failed { refusal } });

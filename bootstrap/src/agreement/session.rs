@@ -6,9 +6,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::{
     failure::Failure,
-    machine::{
-        Agreement, Awaited, Conclusion, Ending, Input, Member, Output, asks_for_action, sealed_failure,
-    },
+    interface::{Awaited, Conclusion, Ending, Input, Member, Output},
+    machine::Agreement,
+    messages::{asks_for_action, sealed_failure},
     place::{outcomes, records, result_key},
     protocol::Protocol,
     register::{self, Running},

@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     failure::{Absentee, Failure},
-    machine::told_failure,
+    messages::told_failure,
     place::{self, Place, Waiting},
     vote::Request,
 };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{Absentee, Decision, Ending, Failed, Failure, Member, Protocol, Report, Verdict, run},
+    agreement::{Absentee, Decision, Ending, Failed, Failure, Member, Protocol, Report, run},
     runtime::{self, Event, Instant, Seeded},
     store::{Deadline, FileStore, HashStore, PrefixStore, Store, StoreError, barrier, rendezvous},
     wire,
@@ -104,10 +104,10 @@ impl Protocol for Sum {
         !outcome
     }
 
-    fn judge(plan: &u64, reports: &[(u32, Report<bool>)]) -> Verdict<Self> {
+    fn judge(plan: &u64, reports: &[(u32, Report<bool>)]) -> Decision<Self> {
         match reports.iter().find(|(_, report)| *report != Report::Outcome(true)) {
-            Some((rank, report)) => Verdict::Failed { refusal: format!("rank {rank}: {report:?}") },
-            None => Verdict::Agreed { agreed: *plan },
+            Some((rank, report)) => Decision::Refused { refusal: format!("rank {rank}: {report:?}") },
+            None => Decision::Agreed { agreed: *plan },
         }
     }
 }

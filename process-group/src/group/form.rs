@@ -5,7 +5,7 @@
 //! their results. No rank uses the communicator before all ranks have made it.
 
 use bootstrap::{
-    agreement::{self, Decision, Protocol, Report, Verdict},
+    agreement::{self, Decision, Protocol, Report},
     wire::wire_enum,
 };
 
@@ -102,7 +102,7 @@ impl Protocol for Making {
 
     /// Returns the reason that explains the others, in this order: a rank that failed, a rank that stopped because of a
     /// failure, the ranks that are late, a rank that timed out while it waited for a late rank.
-    fn judge(_: &Option<Vec<u8>>, reports: &[(u32, Report<Outcome>)]) -> Verdict<Self> {
+    fn judge(_: &Option<Vec<u8>>, reports: &[(u32, Report<Outcome>)]) -> Decision<Self> {
         let failed = |rank: &u32, problem: &String| Unmade::Failed { rank: *rank, problem: problem.clone() };
         let late = reports.iter().filter(|(_, report)| *report == Report::Late).map(|(rank, _)| *rank);
         let late: Vec<u32> = late.collect();
@@ -114,8 +114,8 @@ impl Protocol for Making {
             Report::Outcome(Outcome::Made) | Report::Pending => None,
         });
         match refusals.min_by_key(|(order, _)| *order) {
-            Some((_, refusal)) => Verdict::Failed { refusal },
-            None => Verdict::Agreed { agreed: () },
+            Some((_, refusal)) => Decision::Refused { refusal },
+            None => Decision::Agreed { agreed: () },
         }
     }
 }
@@ -283,21 +283,21 @@ mod tests {
             let of = |rank: u32| reports.iter().find(|(other, _)| *other == rank).map(|(_, report)| report);
             let is_made = |report: &Report<Outcome>| *report == Report::Outcome(Outcome::Made);
             match Making::judge(&None, &reports) {
-                Verdict::Agreed { agreed: () } => prop_assert!(reports.iter().all(|(_, report)| is_made(report))),
-                Verdict::Failed { refusal: Unmade::Failed { rank, problem } } => {
+                Decision::Agreed { agreed: () } => prop_assert!(reports.iter().all(|(_, report)| is_made(report))),
+                Decision::Refused { refusal: Unmade::Failed { rank, problem } } => {
                     let timed_out = Report::Outcome(Outcome::TimedOut { problem: problem.clone() });
                     let failed = Report::Outcome(Outcome::Failed { problem });
                     // The verdict does not name a rank that timed out while it waited for a late rank.
                     let is_late = reports.iter().any(|(_, report)| *report == Report::Late);
                     prop_assert!(of(rank) == Some(&failed) || (!is_late && of(rank) == Some(&timed_out)));
                 }
-                Verdict::Failed { refusal: Unmade::Ended { rank } } => {
+                Decision::Refused { refusal: Unmade::Ended { rank } } => {
                     prop_assert_eq!(of(rank), Some(&Report::Outcome(Outcome::Ended)));
                 }
-                Verdict::Failed { refusal: Unmade::Late { ranks } } => {
+                Decision::Refused { refusal: Unmade::Late { ranks } } => {
                     prop_assert!(!ranks.is_empty() && ranks.iter().all(|rank| of(*rank) == Some(&Report::Late)));
                 }
-                Verdict::Act { .. } => prop_assert!(false, "there is one action"),
+                Decision::Act { .. } => prop_assert!(false, "there is one action"),
             }
         }
 
@@ -310,7 +310,7 @@ mod tests {
             });
             let reports: Vec<_> = (0..).zip(reports).collect();
             let has_final = reports.iter().any(|(_, report)| *report != Report::Pending);
-            let is_failed = matches!(Making::judge(&None, &reports), Verdict::Failed { .. });
+            let is_failed = matches!(Making::judge(&None, &reports), Decision::Refused { .. });
             prop_assert_eq!(is_failed, has_final);
         }
 

@@ -173,7 +173,7 @@ fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     threads.add(1, &[("c", BOTH), ("a", BOTH)]);
     threads.expire(0, |_, _| ());
     let Request::Propose { key, value } = threads.request(0) else { panic!("it proposes") };
-    let failure = super::super::machine::told_failure(value);
+    let failure = super::super::messages::told_failure(value);
     let Some(Failure::Absent { missing, circle, .. }) = failure else { panic!("{failure:?}") };
     assert_eq!((&**key, circle), ("a/records/result", vec![]));
     assert_eq!((missing[0].rank, &missing[0].elsewhere), (1, &vec![place("c", BOTH)]));

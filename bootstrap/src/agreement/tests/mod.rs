@@ -17,7 +17,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*};
 
 use self::sum::{Sum, seat};
-use super::{Absentee, Decision, Failure, Place, Protocol, Report, Spoken, ValuesByRank, Verdict, Waiting};
+use super::{Absentee, Decision, Failure, Place, Protocol, Report, Spoken, ValuesByRank, Waiting};
 use crate::wire::Message;
 
 fn place() -> impl Strategy<Value = Place> {
@@ -114,7 +114,7 @@ fn members_sum_over_a_store() {
 fn a_verdict_that_asks_for_more_is_obeyed() {
     assert_eq!(
         Sum::judge(&8, &[(0, Report::Outcome(true)), (1, Report::Outcome(true))]),
-        Verdict::Act { plan: 4 }
+        Decision::Act { plan: 4 }
     );
     assert_eq!(Sum::decide(&[(0, 0)]), Decision::Refused { refusal: "nothing to add".into() });
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::super::{Decision, Member, Protocol, Report, Verdict};
+use super::super::{Decision, Member, Protocol, Report};
 use crate::wire;
 
 /// Each member contributes a number. A sum of 0 is refused. A sum of 1 is the result without an action. Every other sum
-/// is the plan of an action. If a member's action fails or is late, the verdict is [`Verdict::Failed`]. Otherwise, if
+/// is the plan of an action. If a member's action fails or is late, the verdict is [`Decision::Refused`]. Otherwise, if
 /// the plan is a multiple of 8, another action follows, whose plan is half of it. The plan of the last action is the
 /// result.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,13 +33,13 @@ impl Protocol for Sum {
         !outcome
     }
 
-    fn judge(plan: &u64, reports: &[(u32, Report<bool>)]) -> Verdict<Self> {
+    fn judge(plan: &u64, reports: &[(u32, Report<bool>)]) -> Decision<Self> {
         let with = |wanted: Report<bool>| reports.iter().find(|(_, report)| *report == wanted);
         let failed = with(Report::Outcome(false)).or_else(|| with(Report::Late));
         match failed {
-            Some((rank, report)) => Verdict::Failed { refusal: format!("rank {rank}: {report:?}") },
-            None if plan.is_multiple_of(8) => Verdict::Act { plan: plan / 2 },
-            None => Verdict::Agreed { agreed: *plan },
+            Some((rank, report)) => Decision::Refused { refusal: format!("rank {rank}: {report:?}") },
+            None if plan.is_multiple_of(8) => Decision::Act { plan: plan / 2 },
+            None => Decision::Agreed { agreed: *plan },
         }
     }
 }

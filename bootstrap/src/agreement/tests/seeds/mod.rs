@@ -13,7 +13,7 @@ use std::{
 use super::{
     super::{
         Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Output, Request, Waiting,
-        machine::told_failure,
+        messages::told_failure,
     },
     memory::Memory,
     sum::Sum,

@@ -1,0 +1,83 @@
+//! The messages of agreements: records, decisions, outcomes and verdicts.
+
+use std::time::Duration;
+
+use super::{
+    failure::{Failure, Spoken},
+    protocol::{Decision, Protocol},
+};
+use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
+
+/// A posted record with its header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Posted<R> {
+    /// The version of [`COMMON`]. It is the first field, so that [`spoken`] can read it in records of every version.
+    pub(super) agreement: u16,
+    /// A random number of this run. It makes the records of two processes with the same rank differ, so that the second
+    /// post is answered with [`Answer::Taken`].
+    pub(super) nonce: u64,
+    pub(super) generation: u64,
+    pub(super) patience: Duration,
+    pub(super) record: R,
+}
+wire_struct!(Posted<R> { agreement, nonce, generation, patience, record });
+
+/// A decision, and the patience from which the limits of the later steps follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Decided<D> {
+    /// The longest patience among the members.
+    pub(super) patience: Duration,
+    pub(super) decision: D,
+}
+wire_struct!(Decided<D> { patience, decision });
+
+// The message kinds of a protocol.
+pub(super) const RECORD: u8 = 0;
+pub(super) const DECISION: u8 = 1;
+pub(super) const OUTCOME: u8 = 2;
+pub(super) const VERDICT: u8 = 3;
+
+pub(super) fn message<P: Protocol>(kind: u8, value: &impl Wire) -> Vec<u8> {
+    wire::to_message(P::PROTOCOL, kind, value)
+}
+
+pub(super) fn read<P: Protocol, V: Wire>(kind: u8, bytes: &[u8]) -> Result<V, Malformed> {
+    wire::from_message(P::PROTOCOL, kind, bytes)
+}
+
+/// Encodes a failure that takes the place of a decision or verdict. Its encoding is the same for all protocols.
+pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
+    failure.to_bytes()
+}
+
+/// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure, or one of
+/// another version of [`COMMON`].
+pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
+    Failure::from_bytes(bytes).ok()
+}
+
+/// Returns true if `bytes` asks the members for an action. Returns false for every other value, also for one that
+/// cannot be read. If `is_decision` is true, `bytes` is the value of a decision key, otherwise of a verdict key.
+pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
+    matches!(read_decided::<P>(bytes, is_decision), Ok((_, Decision::Act { .. })))
+}
+
+/// Reads a decision with its patience, or a verdict.
+pub(super) fn read_decided<P: Protocol>(
+    bytes: &[u8],
+    is_decision: bool,
+) -> Result<(Option<Duration>, Decision<P>), Malformed> {
+    if !is_decision {
+        return Ok((None, read::<P, _>(VERDICT, bytes)?));
+    }
+    let Decided { patience, decision } = read::<P, _>(DECISION, bytes)?;
+    Ok((Some(patience), decision))
+}
+
+/// Reads the protocol and the versions of a posted record. Returns `None` if the record is too short.
+pub(super) fn spoken(bytes: &[u8]) -> Option<Spoken> {
+    let mut reader = Reader::new(bytes);
+    let magic = <[u8; 2]>::read(&mut reader).ok()?;
+    let (version, _kind) = <(u16, u8)>::read(&mut reader).ok()?;
+    Some(Spoken { magic, version, agreement: u16::read(&mut reader).ok()? })
+}
