@@ -18,6 +18,7 @@ pub mod agreement;
 mod error_text;
 pub mod hash;
 pub mod link;
+mod random;
 mod ranks;
 pub mod runtime;
 pub mod store;

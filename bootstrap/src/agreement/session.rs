@@ -2,8 +2,6 @@
 
 use std::{fmt, time::Duration};
 
-use rustix::rand::{GetRandomFlags, getrandom};
-
 use super::{
     failure::Failure,
     interface::{Awaited, Conclusion, Ending, Input, Member, Output},
@@ -15,6 +13,7 @@ use super::{
     vote::{Answer, Gone, Request},
 };
 use crate::{
+    random::random,
     runtime::{self, Instant},
     store::{Deadline, Store, StoreError, publish},
 };
@@ -102,9 +101,10 @@ pub fn run<P: Protocol>(
     let _running = Running::of(member.rank, &member.name);
     let mut session = Session { store, begun: Instant::now(), failure: None };
     let failed = |ending, store, has_acted| Box::new(Failed { ending, store, has_acted });
-    let begun =
-        nonce().and_then(|nonce| Agreement::<P>::new(member, record, nonce).map_err(StoreError::Argument));
-    let mut machine = begun.map_err(|error| failed(Ending::StoreFailed, Some(error), false))?;
+    let nonce = random().map_err(|error| format!("no random number for an agreement: {error}"));
+    let begun = nonce.and_then(|nonce| Agreement::<P>::new(member, record, u64::from_le_bytes(nonce)));
+    let mut machine =
+        begun.map_err(|problem| failed(Ending::StoreFailed, Some(StoreError::Argument(problem)), false))?;
     let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
@@ -125,15 +125,6 @@ pub fn run<P: Protocol>(
             }
         };
         output = machine.step(input, session.begun.elapsed());
-    }
-}
-
-/// Returns a random number from the operating system.
-fn nonce() -> Result<u64, StoreError> {
-    let mut bytes = [0; 8];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(_) => Ok(u64::from_le_bytes(bytes)),
-        Err(error) => Err(StoreError::Argument(format!("no random number for an agreement: {error}"))),
     }
 }
 

@@ -24,7 +24,8 @@ use rustix::{
     process::geteuid,
 };
 
-use super::{LinkError, fresh_token};
+use super::LinkError;
+use crate::random::random;
 
 /// The names of all folders begin with this.
 const PREFIX: &str = "lockstep-link-";
@@ -54,7 +55,7 @@ impl Folder {
         static SWEPT: Once = Once::new();
         SWEPT.call_once(sweep);
         let home = home();
-        let name: String = fresh_token()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let name: String = random::<16>()?.iter().map(|byte| format!("{byte:02x}")).collect();
         let path = home.join(format!("{PREFIX}{name}"));
         let no_folder = |source| LinkError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;

@@ -12,9 +12,9 @@ use super::{
     LinkError, Token,
     connection::{Message, has_token, new_socket, receive_message},
     folder::Folder,
-    fresh_token, poll_all,
+    poll_all,
 };
-use crate::store::Deadline;
+use crate::{random::random, store::Deadline};
 
 /// The maximum number of open connections that have sent nothing yet.
 const MAX_UNIDENTIFIED: usize = 64;
@@ -42,7 +42,7 @@ impl Listener {
         let folder = Folder::create()?;
         let path = folder.socket();
         let socket = listening(&folder).map_err(|source| LinkError::Folder { path: path.clone(), source })?;
-        Ok(Self { path: path.to_string_lossy().into_owned(), token: fresh_token()?, socket, _folder: folder })
+        Ok(Self { path: path.to_string_lossy().into_owned(), token: random()?, socket, _folder: folder })
     }
 
     /// Returns the endpoint that peers need to connect: the 16 bytes of the token, then the path of the socket. The

@@ -48,10 +48,7 @@ mod tests;
 
 use std::{env, fmt, fs, io, path::PathBuf, time::Duration};
 
-use rustix::{
-    event::{PollFd, Timespec, poll},
-    rand::{GetRandomFlags, getrandom},
-};
+use rustix::event::{PollFd, Timespec, poll};
 
 pub use self::{
     connection::Link,
@@ -142,13 +139,6 @@ pub fn host() -> u64 {
 
 /// The secret in an endpoint. Only processes that can read the endpoint in the store know it.
 type Token = [u8; 16];
-
-/// Returns 16 random bytes of the kernel, for a token or for the name of a folder.
-fn fresh_token() -> io::Result<Token> {
-    let mut token = Token::default();
-    getrandom(&mut token, GetRandomFlags::empty())?;
-    Ok(token)
-}
 
 /// Waits until a descriptor is ready, for at most `patience`, and at most an hour. Returns true if one is ready, and
 /// false after a timeout or a signal. Callers repeat the call until their deadline.

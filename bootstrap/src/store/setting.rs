@@ -59,7 +59,7 @@ impl SecretSetting {
                 None => wrong("is not UTF-8"),
                 Some("") => wrong("is empty; unset it, or set it to none to use a store without a secret"),
                 Some("none") => Ok(Self::None),
-                Some(text) if text.len() < Secret::LEAST => wrong(&too_short(text)),
+                Some(text) if text.len() < Secret::LEAST => wrong(&too_short(text.as_bytes())),
                 Some(text) => Secret::new(text).map(Self::Secret),
             },
         }
@@ -76,6 +76,18 @@ impl SecretSetting {
 }
 
 impl Secret {
+    /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
+    ///
+    /// # Errors
+    /// [`StoreError::Argument`] if `bytes` is shorter than that.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
+        let bytes = bytes.as_ref();
+        match bytes.len() < Self::LEAST {
+            true => Err(StoreError::Argument(format!("the argument {}", too_short(bytes)))),
+            false => Ok(Self::of(bytes)),
+        }
+    }
+
     /// The name of the environment variable that contains the secret, or `none` for a job without one.
     /// [`SecretSetting::from_environment`] reads it.
     pub const VARIABLE: &'static str = "PROCESS_GROUP_STORE_SECRET";
@@ -113,15 +125,15 @@ impl Secret {
         let text = std::str::from_utf8(&text).map_err(|_| wrong("is not UTF-8".into()))?;
         match text.trim_end_matches(['\r', '\n']) {
             "" => Err(wrong("is empty".into())),
-            text if text.len() < Self::LEAST => Err(wrong(too_short(text))),
+            text if text.len() < Self::LEAST => Err(wrong(too_short(text.as_bytes()))),
             text => Self::new(text),
         }
     }
 }
 
-/// Describes the problem of a variable or a file whose secret is too short.
-fn too_short(text: &str) -> String {
-    let (found, least) = (text.len(), Secret::LEAST);
+/// Describes the problem of an argument, a variable or a file with a secret that is too short.
+fn too_short(secret: &[u8]) -> String {
+    let (found, least) = (secret.len(), Secret::LEAST);
     format!("holds a secret of {found} bytes; expected at least {least} (`openssl rand -hex 16` makes one)")
 }
 

@@ -290,9 +290,7 @@ impl Client {
             }
             Ok(None) => {
                 buffer.skip(1 + own.len());
-                let mut bytes = Vec::new();
-                Request::Ping { nonce: self.nonce }.encode(&mut bytes);
-                outputs.push(Output::Send(bytes));
+                outputs.push(send(&[Request::Ping { nonce: self.nonce }]));
                 self.phase = Phase::Answer { expect: Expect::Nonce, due, retry: None };
             }
         }
@@ -313,9 +311,7 @@ impl Client {
                 if reads { self.peek(pending, now, outputs) } else { self.wait(pending, outputs) }
             }
             Call::Barrier { key, world, deadline } => {
-                let mut bytes = Vec::new();
-                Request::Barrier { key: key.clone(), world }.encode(&mut bytes);
-                outputs.push(Output::Send(bytes));
+                outputs.push(send(&[Request::Barrier { key: key.clone(), world }]));
                 self.phase = Phase::Waiting(Pending::new(vec![key], None, deadline, now));
             }
         }
@@ -349,19 +345,15 @@ impl Client {
     /// read one key in one round trip, too. It is not used, because for an absent key one of PyTorch's servers wakes
     /// the clients that wait for that key.
     fn peek(&mut self, pending: Pending, now: Duration, outputs: &mut Vec<Output>) {
-        let mut bytes = Vec::new();
-        Request::Check { keys: pending.keys.clone() }.encode(&mut bytes);
-        pending.then.iter().for_each(|request| request.encode(&mut bytes));
-        outputs.push(Output::Send(bytes));
+        let check = Request::Check { keys: pending.keys.clone() };
+        outputs.push(send(std::iter::once(&check).chain(&pending.then)));
         let due = self.due(Some(&pending), now);
         self.phase = Phase::Peeking { pending, there: None, due };
     }
 
     /// Sends a `Wait` for the keys of a call.
     fn wait(&mut self, pending: Pending, outputs: &mut Vec<Output>) {
-        let mut bytes = Vec::new();
-        Request::Wait { keys: pending.keys.clone() }.encode(&mut bytes);
-        outputs.push(Output::Send(bytes));
+        outputs.push(send(&[Request::Wait { keys: pending.keys.clone() }]));
         self.phase = Phase::Waiting(pending);
     }
 
@@ -373,9 +365,7 @@ impl Client {
                 // An empty `MultiSet` changes no key and has no reply. The server may have woken this client for an
                 // element of a queue. This request tells the server that the client does not take the element, so the
                 // server wakes the next client.
-                let mut bytes = Vec::new();
-                Request::MultiSet { entries: Vec::new() }.encode(&mut bytes);
-                outputs.push(Output::Send(bytes));
+                outputs.push(send(&[Request::MultiSet { entries: Vec::new() }]));
                 self.finish(Ok(None), outputs);
             }
         }
@@ -495,11 +485,9 @@ impl Client {
             self.finish(Err(Failure::TimedOut { missing: pending.keys }), outputs);
             return;
         }
-        let mut bytes = Vec::new();
-        for key in &pending.keys {
-            Request::Check { keys: vec![key.clone()] }.encode(&mut bytes);
-        }
-        outputs.push(Output::Send(bytes));
+        let checks: Vec<_> =
+            pending.keys.iter().map(|key| Request::Check { keys: vec![key.clone()] }).collect();
+        outputs.push(send(&checks));
         let asked = pending.keys.iter().cloned().collect();
         let due = self.due(Some(&pending), now);
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
@@ -513,9 +501,7 @@ impl Client {
                 // This may run long after the deadline, for example because this process was suspended. So the limit is
                 // counted from now.
                 pending.limit = now.saturating_add(GRACE);
-                let mut bytes = Vec::new();
-                Request::CancelWait.encode(&mut bytes);
-                outputs.push(Output::Send(bytes));
+                outputs.push(send(&[Request::CancelWait]));
                 let due = self.due(Some(&pending), now);
                 self.phase = Phase::Cancelling { pending, woken: false, due };
             }
@@ -531,79 +517,12 @@ impl Client {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// `Peek` reads an existing value with one message in each direction.
-    #[test]
-    fn a_present_key_is_read_in_one_round_trip() {
-        const NOW: Duration = Duration::ZERO;
-        let mut client = Client::new(Limits::default(), Duration::from_secs(1), 7);
-        client.step(Input::Connected(Duration::from_secs(1)), NOW);
-        client.step(Input::Received(&7u32.to_le_bytes()), NOW);
-        let (keys, then) = (vec![b"k".to_vec()], Request::Get { key: b"k".to_vec() });
-        let sent = client.step(Input::Call(Call::Peek { keys, then, deadline: Duration::ZERO }), NOW);
-        assert!(matches!(sent[..], [Output::Send(_)]), "{sent:?}");
-        let mut value = vec![0];
-        Reply::Bytes(b"v".to_vec()).encode(&mut value);
-        let done = client.step(Input::Received(&value), NOW);
-        assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
-    }
-
-    /// The server answers the cancellation just before the limit. Its next answers are due by the same limit.
-    #[test]
-    fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
-        const DEADLINE: Duration = Duration::from_secs(3);
-        let mut client = Client::new(Limits::default(), Duration::from_secs(60), 7);
-        client.step(Input::Connected(DEADLINE), Duration::ZERO);
-        client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
-        let (keys, then) = (vec![b"k".to_vec(), b"l".to_vec()], Request::Get { key: b"k".to_vec() });
-        let call = Call::WhenThere { keys, then: Some(then), deadline: DEADLINE };
-        client.step(Input::Call(call), Duration::ZERO);
-        client.step(Input::Tick, DEADLINE);
-        // Status 1 answers the cancellation. Then the checks find that both keys exist, so the client sends `Get`.
-        let late = DEADLINE + GRACE - Duration::from_millis(1);
-        for answer in [[1].as_slice(), &[0, 0]] {
-            client.step(Input::Received(answer), late);
-        }
-        assert_eq!(client.wake_at(), Some(DEADLINE + GRACE));
-        assert_eq!(client.step(Input::Tick, DEADLINE + GRACE), [Output::Done(Err(Failure::Unresponsive))]);
-    }
-
-    proptest! {
-        /// The server sends zero to three pairs of answers to a call that waits, and then nothing. The call fails at
-        /// most `GRACE` after its deadline.
-        #[test]
-        fn a_silent_host_is_given_up_soon_after_the_deadline(
-            patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
-        ) {
-            let [patience, deadline] = [patience, deadline].map(Duration::from_secs);
-            let mut client = Client::new(Limits::default(), patience, 7);
-            client.step(Input::Connected(Duration::MAX), Duration::ZERO);
-            client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
-            let (keys, then) = (vec![b"k".to_vec()], Request::QueuePop { key: b"k".to_vec() });
-            let call = match peeks {
-                true => Call::Peek { keys, then, deadline },
-                false => Call::WhenThere { keys, then: Some(then), deadline },
-            };
-            let mut outputs = client.step(Input::Call(call), Duration::ZERO);
-            // Status 0 for the wait or the check, then an empty queue. During a pause between two pops, these bytes are
-            // a protocol error, which fails the call at once.
-            let mut empty = vec![0];
-            Reply::Popped(None).encode(&mut empty);
-            for answer in std::iter::repeat_n(&empty, answers) {
-                outputs.extend(client.step(Input::Received(answer), Duration::ZERO));
-            }
-            let mut now = Duration::ZERO;
-            while let Some(due) = client.wake_at() {
-                now = due;
-                outputs.extend(client.step(Input::Tick, now));
-            }
-            prop_assert!(now <= deadline + GRACE, "{now:?}");
-            prop_assert!(matches!(outputs.last(), Some(Output::Done(Err(_)))), "{outputs:?}");
-        }
-    }
+/// Returns the output that sends these requests.
+fn send<'a>(requests: impl IntoIterator<Item = &'a Request>) -> Output {
+    let mut bytes = Vec::new();
+    requests.into_iter().for_each(|request| request.encode(&mut bytes));
+    Output::Send(bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,9 +17,3 @@ pub(super) const ELEMENT: usize = 2 * ALLOCATION + 2 * size_of::<usize>() + size
 
 /// A connection: its entries in all maps, and the overhead of its buffers.
 pub(super) const CLIENT: usize = 4096;
-
-/// Returns true if a collection should shrink: its capacity is above 64, and its length is less than a quarter of the
-/// capacity, rounded down.
-pub(super) fn is_sparse(capacity: usize, length: usize) -> bool {
-    capacity > 64 && capacity / 4 > length
-}

@@ -11,10 +11,11 @@
 //! must stay the same, and the time must never go backwards.
 
 mod budget;
+mod buffer;
 pub mod client;
-mod clients;
 mod memory;
 mod number;
+mod rejection;
 mod request;
 mod secret;
 pub mod server;
@@ -24,11 +25,10 @@ mod wire;
 
 pub use client::{Call, Client, Failure};
 pub(super) use client::{GRACE, PAUSE};
-pub use clients::ClientId;
-pub(super) use clients::Clients;
-pub use request::{Limits, Part, Refusal, Reply, Request};
+pub use rejection::Rejection;
+pub use request::{ClientId, Limits, Part, Refusal, Reply, Request};
 pub use secret::{Distrust, Secret};
-pub use server::{Rejection, Server, ServerLimits};
+pub use server::{Server, ServerLimits};
 pub use table::Table;
 #[cfg(test)]
 pub(super) use wire::greeting;

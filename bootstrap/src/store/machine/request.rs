@@ -1,5 +1,8 @@
 //! Requests of clients, replies and refusals of stores, and the limits on the sizes of requests, replies and contents.
 
+/// The id of a client, assigned by the caller of the state machine. An id must never be used for a second client.
+pub type ClientId = u64;
+
 /// The bytes of a key, without the length that precedes them on the wire.
 pub(super) type Key = Vec<u8>;
 
@@ -287,11 +290,6 @@ impl std::fmt::Display for Part {
 }
 
 impl Limits {
-    /// Checks the length of `key`.
-    fn key(&self, key: &[u8]) -> Result<(), Refusal> {
-        self.part(Part::Key, &key[..key.len().min(64)], key.len(), self.key_bytes)
-    }
-
     /// Checks the length of a value of `size` bytes. `key` is its key, for the error.
     pub(super) fn value(&self, key: &[u8], size: usize) -> Result<(), Refusal> {
         self.part(Part::Value, key, size, self.value_bytes)
@@ -300,58 +298,5 @@ impl Limits {
     /// Returns [`Refusal::TooLarge`] if `size` exceeds `limit`. `part` and `key` describe the quantity in the error.
     pub(super) fn part(&self, part: Part, key: &[u8], size: usize, limit: usize) -> Result<(), Refusal> {
         if size <= limit { Ok(()) } else { Err(Refusal::TooLarge { part, key: key.to_vec(), size, limit }) }
-    }
-
-    /// Checks the number of keys and the length of each. Returns the sum of their lengths.
-    fn keys<'a>(&self, keys: impl ExactSizeIterator<Item = &'a Vec<u8>>) -> Result<usize, Refusal> {
-        self.part(Part::Keys, &[], keys.len(), self.keys_per_request)?;
-        keys.map(|key| self.key(key).map(|()| key.len())).sum()
-    }
-
-    /// Checks the sizes of a request. Call this before a request is passed to a [`Client`](super::Client).
-    /// [`Table::apply`](super::Table::apply) calls it itself. A [`Server`](super::Server) does not need it, because it
-    /// checks the sizes while the bytes arrive.
-    ///
-    /// # Errors
-    /// [`Refusal::TooLarge`] if a key, a value, the number of keys, or all keys and values together exceed a limit.
-    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
-        let total = match request {
-            Request::Set { key, value }
-            | Request::Append { key, value }
-            | Request::QueuePush { key, value } => {
-                self.key(key)?;
-                self.value(key, value.len())?;
-                key.len() + value.len()
-            }
-            Request::CompareSet { key, expected, new } => {
-                self.key(key)?;
-                self.value(key, expected.len())?;
-                self.value(key, new.len())?;
-                key.len() + expected.len() + new.len()
-            }
-            Request::Get { key }
-            | Request::Add { key, .. }
-            | Request::Delete { key }
-            | Request::QueuePop { key }
-            | Request::QueueLen { key }
-            | Request::Barrier { key, .. } => {
-                self.key(key)?;
-                key.len()
-            }
-            Request::Check { keys } | Request::Wait { keys } | Request::MultiGet { keys } => {
-                self.keys(keys.iter())?
-            }
-            Request::MultiSet { entries } => {
-                let keys = self.keys(entries.iter().map(|(key, _)| key))?;
-                let mut values = 0;
-                for (key, value) in entries {
-                    self.value(key, value.len())?;
-                    values += value.len();
-                }
-                keys + values
-            }
-            Request::NumKeys | Request::CancelWait | Request::Ping { .. } | Request::ListKeys => 0,
-        };
-        self.part(Part::Request, &[], total, self.request_bytes)
     }
 }

@@ -10,8 +10,6 @@ use std::fmt;
 
 use hmac_sha256::{HMAC, Hash};
 
-use super::super::{Result, StoreError};
-
 /// The number that a client with a secret sends in place of [`MAGIC`](super::wire::MAGIC). A server with a secret also
 /// sends it to a client without one, in place of the answer to the client's first ping, and closes the connection. The
 /// client recognizes it, because it is not the nonce of the ping: `TcpStore` uses its process id as that nonce, and no
@@ -49,20 +47,9 @@ impl Secret {
     /// The minimum length in bytes. An observer of a greeting could find a shorter secret by brute force.
     pub const LEAST: usize = 16;
 
-    /// Makes a secret of at least [`LEAST`](Self::LEAST) bytes. Use random bytes (`openssl rand -hex 16`).
-    ///
-    /// # Errors
-    /// [`StoreError::Argument`] if `bytes` is shorter than that.
-    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self> {
-        let bytes = bytes.as_ref();
-        if bytes.len() < Self::LEAST {
-            return Err(StoreError::Argument(format!(
-                "a store's secret of {} bytes; it needs {} at least (`openssl rand -hex 16` makes one)",
-                bytes.len(),
-                Self::LEAST
-            )));
-        }
-        Ok(Self(Hash::hash(bytes)))
+    /// Makes the secret of these bytes, whose number the caller has checked.
+    pub(in crate::store) fn of(bytes: &[u8]) -> Self {
+        Self(Hash::hash(bytes))
     }
 
     /// Returns the HMAC that gives a proof. `who` is the word for the side that sends the proof: `b"client"` or

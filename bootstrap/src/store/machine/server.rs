@@ -18,17 +18,20 @@
 //! - `task`: a request that is being served
 //! - `pieces`: the work on a request
 //! - `turns`: the order of turns
-//! - `rejection`: the reasons for closing connections
 
 mod client;
+mod limits;
 mod pieces;
-mod rejection;
 mod task;
 mod turns;
 
-use std::{collections::VecDeque, fmt, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    time::Duration,
+};
 
-pub use self::rejection::Rejection;
+pub use self::limits::ServerLimits;
 use self::{
     client::{Client, Greeted},
     pieces::{Progress, send},
@@ -37,61 +40,16 @@ use self::{
 };
 use super::{
     budget::{Budget, WAKE, dropping},
-    clients::{ClientId, Clients},
-    memory::{CLIENT, is_sparse},
+    buffer::Buffer,
+    memory::CLIENT,
+    rejection::Rejection,
+    request::ClientId,
     request::{Limits, Reply},
     secret::{Block, Secret},
     table::Table,
     waits::Resumed,
-    wire::{Buffer, Decoded},
+    wire::Decoded,
 };
-
-/// Limits of a [`Server`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ServerLimits {
-    /// The limits on keys, values and requests, and on the memory of the table. If `store_bytes` exceeds half of
-    /// `memory`, half of `memory` is the limit instead.
-    pub sizes: Limits,
-    /// The most bytes of memory for everything, including overhead: the table, incomplete requests, waits, unsent
-    /// replies, and 4 KiB for every connection.
-    pub memory: usize,
-    /// The most connections at a time. A quarter of them, but at least 32, may be without a complete greeting. A new
-    /// connection above one of these limits replaces the one that has been without a complete greeting for longest.
-    /// If all have greeted, the new connection is closed.
-    pub clients: usize,
-    /// The longest time from the start of a connection to the end of its greeting.
-    pub greeting: Duration,
-    /// The most work in one [`Input::Tick`], in units: looking up a key, receiving a string, or copying 1 KiB is about
-    /// one unit. A single piece of work may exceed it. This limit bounds the time for which a tick delays a small
-    /// request of another client.
-    pub turn: usize,
-    /// About the most work in one [`Input::Received`], in the units of `turn`. The rest is left for later.
-    pub at_once: usize,
-}
-
-impl Default for ServerLimits {
-    /// The default sizes, 2 GiB of memory, 65,536 connections, 1 s for the greeting, ticks of about 1 ms, and at
-    /// most about 50 µs of work when bytes arrive.
-    fn default() -> Self {
-        Self {
-            sizes: Limits::default(),
-            memory: 2 << 30,
-            clients: 1 << 16,
-            greeting: Duration::from_secs(1),
-            // The work of copying a value of the largest size.
-            turn: 8 << 10,
-            // If 1,000 clients send requests at the same time, they delay another client by at most about 50 ms.
-            at_once: 256,
-        }
-    }
-}
-
-impl ServerLimits {
-    /// Returns the most connections that may be without a complete greeting.
-    fn ungreeted(&self) -> usize {
-        (self.clients / 4).max(32)
-    }
-}
 
 /// An event for a [`Server`].
 #[derive(Debug, Clone, Copy)]
@@ -129,7 +87,7 @@ pub struct Server {
     /// The secret, and the seed of the challenges that the server sends in greetings.
     secret: Option<(Secret, Block)>,
     table: Table,
-    clients: Clients<Client>,
+    clients: BTreeMap<ClientId, Client>,
     /// Clients with the times at which their greetings are due, in the order of these times. The entries of clients
     /// that have greeted or disconnected are ignored.
     greetings: VecDeque<(Duration, ClientId)>,
@@ -178,7 +136,7 @@ impl Server {
             limits,
             secret: None,
             table,
-            clients: Clients::default(),
+            clients: BTreeMap::new(),
             greetings: VecDeque::new(),
             ungreeted: 0,
             turns: Turns::default(),
@@ -526,9 +484,6 @@ impl Server {
         self.turns.remove(id, &mut client.place);
         self.held -= client.memory;
         self.ungreeted -= usize::from(!client.is_greeted());
-        if is_sparse(self.clients.capacity(), self.clients.len()) {
-            self.clients.shrink_to(self.clients.len() * 2);
-        }
         let mut woken = Vec::new();
         self.table.remove(id, &mut woken);
         self.wake(id, &woken);

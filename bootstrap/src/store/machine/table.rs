@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, LinkedList};
 
 use super::{
     budget::{Budget, copying},
-    clients::ClientId,
     memory::{ELEMENT, ENTRY},
     number::Number,
+    request::ClientId,
     request::{Key, Limits, Part, Refusal, Reply, Request},
     waits::{Resumed, Waits},
 };

@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     budget::{Budget, WAKE, dropping},
-    clients::ClientId,
     memory::{ALLOCATION, ENTRY, PART},
     number::Number,
+    request::ClientId,
     request::{Key, Refusal},
 };
 

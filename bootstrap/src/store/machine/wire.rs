@@ -8,8 +8,10 @@
 //! string.
 
 use super::{
-    budget::{Budget, copying},
+    budget::Budget,
+    buffer::{Buffer, Filled, Strings, string},
     memory::PART,
+    rejection::Rejection,
     request::{Limits, Part, Refusal, Reply, Request},
 };
 
@@ -45,46 +47,64 @@ pub(super) mod kind {
 }
 
 impl Request {
+    /// Returns the type byte, the strings in wire order, and the number at the end, or 0.
+    pub(super) fn parts(&self) -> (u8, Vec<&Vec<u8>>, i64) {
+        match self {
+            Request::Set { key, value } => (kind::SET, vec![key, value], 0),
+            Request::CompareSet { key, expected, new } => (kind::COMPARE_SET, vec![key, expected, new], 0),
+            Request::Get { key } => (kind::GET, vec![key], 0),
+            Request::Add { key, delta } => (kind::ADD, vec![key], *delta),
+            Request::Check { keys } => (kind::CHECK, keys.iter().collect(), 0),
+            Request::Wait { keys } => (kind::WAIT, keys.iter().collect(), 0),
+            Request::NumKeys => (kind::NUM_KEYS, Vec::new(), 0),
+            Request::Delete { key } => (kind::DELETE, vec![key], 0),
+            Request::Append { key, value } => (kind::APPEND, vec![key, value], 0),
+            Request::MultiGet { keys } => (kind::MULTI_GET, keys.iter().collect(), 0),
+            Request::MultiSet { entries } => {
+                (kind::MULTI_SET, entries.iter().flat_map(|(key, value)| [key, value]).collect(), 0)
+            }
+            Request::CancelWait => (kind::CANCEL_WAIT, Vec::new(), 0),
+            Request::Ping { nonce } => (kind::PING, Vec::new(), (*nonce).into()),
+            Request::QueuePush { key, value } => (kind::QUEUE_PUSH, vec![key, value], 0),
+            Request::QueuePop { key } => (kind::QUEUE_POP, vec![key], 0),
+            Request::QueueLen { key } => (kind::QUEUE_LEN, vec![key], 0),
+            Request::ListKeys => (kind::LIST_KEYS, Vec::new(), 0),
+            Request::Barrier { key, world } => (kind::BARRIER, vec![key], *world),
+        }
+    }
+
     /// Appends the request in wire format to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        match self {
-            Request::Set { key, value } => strings(out, kind::SET, [key, value]),
-            Request::CompareSet { key, expected, new } => {
-                strings(out, kind::COMPARE_SET, [key, expected, new]);
-            }
-            Request::Get { key } => strings(out, kind::GET, [key]),
-            Request::Add { key, delta } => {
-                strings(out, kind::ADD, [key]);
-                out.extend_from_slice(&delta.to_le_bytes());
-            }
-            Request::Check { keys } => list(out, kind::CHECK, keys),
-            Request::Wait { keys } => list(out, kind::WAIT, keys),
-            Request::NumKeys => out.push(kind::NUM_KEYS),
-            Request::Delete { key } => strings(out, kind::DELETE, [key]),
-            Request::Append { key, value } => strings(out, kind::APPEND, [key, value]),
-            Request::MultiGet { keys } => list(out, kind::MULTI_GET, keys),
-            Request::MultiSet { entries } => {
-                out.push(kind::MULTI_SET);
-                out.extend_from_slice(&(entries.len() as u64).to_le_bytes());
-                for (key, value) in entries {
-                    string(out, key);
-                    string(out, value);
-                }
-            }
-            Request::CancelWait => out.push(kind::CANCEL_WAIT),
-            Request::Ping { nonce } => {
-                out.push(kind::PING);
-                out.extend_from_slice(&nonce.to_le_bytes());
-            }
-            Request::QueuePush { key, value } => strings(out, kind::QUEUE_PUSH, [key, value]),
-            Request::QueuePop { key } => strings(out, kind::QUEUE_POP, [key]),
-            Request::QueueLen { key } => strings(out, kind::QUEUE_LEN, [key]),
-            Request::ListKeys => out.push(kind::LIST_KEYS),
-            Request::Barrier { key, world } => {
-                strings(out, kind::BARRIER, [key]);
-                out.extend_from_slice(&world.to_le_bytes());
-            }
+        let (kind, strings, number) = self.parts();
+        let shape = Shape::of(kind);
+        out.push(kind);
+        if shape.is_list {
+            out.extend_from_slice(&((strings.len() / shape.strings) as u64).to_le_bytes());
         }
+        strings.into_iter().for_each(|part| string(out, part));
+        out.extend_from_slice(&number.to_le_bytes()[..shape.number]);
+    }
+}
+
+impl Limits {
+    /// Checks the sizes of a request. Call this before a request is passed to a [`Client`](super::Client).
+    /// [`Table::apply`](super::Table::apply) calls it itself. A [`Server`](super::Server) does not need it, because it
+    /// checks the sizes while the bytes arrive.
+    ///
+    /// # Errors
+    /// [`Refusal::TooLarge`] if a key, a value, the number of keys, or all keys and values together exceed a limit.
+    pub fn check(&self, request: &Request) -> Result<(), Refusal> {
+        let (kind, strings, _) = request.parts();
+        let shape = Shape::of(kind);
+        if shape.is_list {
+            self.part(Part::Keys, &[], strings.len() / shape.strings, self.keys_per_request)?;
+        }
+        for entry in strings.chunks(shape.strings.max(1)) {
+            self.part(Part::Key, &entry[0][..entry[0].len().min(64)], entry[0].len(), self.key_bytes)?;
+            entry[1..].iter().try_for_each(|value| self.value(entry[0], value.len()))?;
+        }
+        let total = strings.iter().map(|string| string.len()).sum();
+        self.part(Part::Request, &[], total, self.request_bytes)
     }
 }
 
@@ -108,183 +128,6 @@ impl Reply {
             }
         }
     }
-}
-
-/// Appends the length and the bytes of a string.
-pub(super) fn string(out: &mut Vec<u8>, bytes: &[u8]) {
-    out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
-    out.extend_from_slice(bytes);
-}
-
-fn strings<const N: usize>(out: &mut Vec<u8>, kind: u8, parts: [&Vec<u8>; N]) {
-    out.push(kind);
-    parts.into_iter().for_each(|part| string(out, part));
-}
-
-fn list(out: &mut Vec<u8>, kind: u8, keys: &[Vec<u8>]) {
-    out.push(kind);
-    out.extend_from_slice(&(keys.len() as u64).to_le_bytes());
-    keys.iter().for_each(|key| string(out, key));
-}
-
-/// A byte queue: bytes are removed at its front and added at its end.
-#[derive(Default)]
-pub(super) struct Buffer {
-    bytes: Vec<u8>,
-    /// The number of bytes at the start of `bytes` that were removed from the queue.
-    start: usize,
-}
-
-impl Buffer {
-    /// The largest capacity, in bytes, that an empty buffer keeps. It is small because a server has two buffers for
-    /// each connection, and most of them are empty.
-    const KEPT: usize = 1 << 10;
-
-    pub(super) fn extend(&mut self, bytes: &[u8]) {
-        self.end().extend_from_slice(bytes);
-    }
-
-    /// Appends the length and the bytes of a string.
-    pub(super) fn string(&mut self, bytes: &[u8]) {
-        string(self.end(), bytes);
-    }
-
-    /// Returns the vector to append bytes to. The caller must not change the bytes in it.
-    pub(super) fn end(&mut self) -> &mut Vec<u8> {
-        // Bytes are moved only if at least as many were removed since the last move, so the average cost of a byte is
-        // constant.
-        if self.start * 2 >= self.bytes.len() {
-            self.bytes.drain(..self.start);
-            self.start = 0;
-        }
-        &mut self.bytes
-    }
-
-    /// Returns the bytes that were not removed.
-    pub(super) fn as_slice(&self) -> &[u8] {
-        &self.bytes[self.start..]
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.start == self.bytes.len()
-    }
-
-    /// Returns the size of the allocation, in bytes.
-    pub(super) fn memory(&self) -> usize {
-        self.bytes.capacity()
-    }
-
-    /// Returns the largest size of the new allocation that appending `bytes` more bytes may need; 0 if they fit. The
-    /// old allocation is freed only after its bytes were copied, so the whole new one counts as additional memory.
-    pub(super) fn growth(&self, bytes: usize) -> usize {
-        let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
-        if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
-    }
-
-    /// Removes `count` bytes from the front, or all bytes if there are fewer.
-    pub(super) fn skip(&mut self, count: usize) {
-        self.start = self.bytes.len().min(self.start + count);
-        if self.is_empty() {
-            self.bytes.clear();
-            self.bytes.shrink_to(Self::KEPT);
-            self.start = 0;
-        }
-    }
-
-    /// Removes and returns `N` bytes from the front. Returns `None`, and removes nothing, if there are fewer.
-    pub(super) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let array = *self.as_slice().first_chunk()?;
-        self.skip(N);
-        Some(array)
-    }
-}
-
-/// Decodes strings that arrive one after the other. The bytes of a string are moved from the buffer to an allocation of
-/// the string's length as they arrive, so a long string that arrives in fragments is not collected in the buffer first.
-#[derive(Default)]
-struct Strings {
-    /// The complete strings.
-    whole: Vec<Vec<u8>>,
-    /// The bytes of the incomplete string that have arrived, and its full length.
-    begun: Option<(Vec<u8>, usize)>,
-    /// The sum of the lengths of all strings, including the full length of the incomplete one.
-    bytes: usize,
-}
-
-impl Strings {
-    /// Takes strings from the buffer until there are `count`, the buffer has too few bytes, or the budget is spent
-    /// before the next string. Returns which of these was the case.
-    ///
-    /// Calls `check` before it allocates memory for a string. The arguments are the earlier strings, the sum of all
-    /// lengths including this string's, and this string's length. Returns the error if `check` fails.
-    fn fill<E>(
-        &mut self,
-        buffer: &mut Buffer,
-        count: usize,
-        budget: &mut Budget,
-        check: impl Fn(&[Vec<u8>], usize, usize) -> Result<(), E>,
-    ) -> Result<Filled, E> {
-        while self.whole.len() < count {
-            let (mut string, length) = match self.begun.take() {
-                Some(begun) => begun,
-                None if budget.is_spent() => return Ok(Filled::Unfinished),
-                None => {
-                    let Some(length) = buffer.array().map(u64::from_le_bytes) else {
-                        return Ok(Filled::Incomplete);
-                    };
-                    let length = usize::try_from(length).unwrap_or(usize::MAX);
-                    let bytes = self.bytes.saturating_add(length);
-                    check(&self.whole, bytes, length)?;
-                    self.bytes = bytes;
-                    (Vec::with_capacity(length), length)
-                }
-            };
-            let there = buffer.as_slice();
-            let there = &there[..there.len().min(length - string.len())];
-            string.extend_from_slice(there);
-            budget.spend(1 + copying(there.len()));
-            buffer.skip(there.len());
-            if string.len() < length {
-                self.begun = Some((string, length));
-                return Ok(Filled::Incomplete);
-            }
-            self.whole.push(string);
-        }
-        Ok(Filled::Complete)
-    }
-
-    /// Removes and returns the complete strings. There must be no incomplete one.
-    fn take(&mut self) -> Vec<Vec<u8>> {
-        self.bytes = 0;
-        std::mem::take(&mut self.whole)
-    }
-
-    /// Returns the memory of the strings, in bytes.
-    fn memory(&self) -> usize {
-        self.bytes + self.whole.capacity() * PART
-    }
-}
-
-/// The reason why [`Strings::fill`] has returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Filled {
-    /// There are as many strings as requested.
-    Complete,
-    /// More bytes must arrive.
-    Incomplete,
-    /// The budget is spent.
-    Unfinished,
-}
-
-/// The reason why received bytes are not an acceptable request.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Malformed {
-    /// The type byte is not that of a request.
-    #[error("type byte {0} is no request")]
-    Unknown(u8),
-    /// The request exceeds a limit.
-    #[error(transparent)]
-    Refused(#[from] Refusal),
 }
 
 /// Decodes requests from a stream of bytes.
@@ -311,7 +154,7 @@ struct Begun {
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     /// True if a count comes first, and the `strings` are repeated that many times.
-    list: bool,
+    is_list: bool,
     /// The number of strings: a key and the values that follow it, or 0.
     strings: usize,
     /// The size of the number at the end, in bytes; 0 if there is none.
@@ -319,11 +162,10 @@ struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape of requests with this type byte; `None` if it is not that of a request.
-    fn of(request: u8) -> Option<Self> {
-        let shape = |list, strings, number| Some(Self { list, strings, number });
+    /// Returns the shape of requests with this type byte, which must be that of a request.
+    fn of(request: u8) -> Self {
+        let shape = |is_list, strings, number| Self { is_list, strings, number };
         match request {
-            kind::NUM_KEYS | kind::CANCEL_WAIT | kind::LIST_KEYS => shape(false, 0, 0),
             kind::PING => shape(false, 0, 4),
             kind::GET | kind::DELETE | kind::QUEUE_POP | kind::QUEUE_LEN => shape(false, 1, 0),
             kind::ADD | kind::BARRIER => shape(false, 1, 8),
@@ -331,7 +173,8 @@ impl Shape {
             kind::COMPARE_SET => shape(false, 3, 0),
             kind::CHECK | kind::WAIT | kind::MULTI_GET => shape(true, 1, 0),
             kind::MULTI_SET => shape(true, 2, 0),
-            _ => None,
+            // `NUM_KEYS`, `CANCEL_WAIT` and `LIST_KEYS`.
+            _ => shape(false, 0, 0),
         }
     }
 }
@@ -352,17 +195,20 @@ impl RequestDecoder {
     /// Decodes received bytes as far as the budget allows, and returns the next request if it is complete.
     ///
     /// # Errors
-    /// [`Malformed`] if the type byte is unknown, or as soon as a count or a length exceeds `limits`. The decoder must
-    /// not be used afterwards.
-    pub(super) fn next(&mut self, limits: &Limits, budget: &mut Budget) -> Result<Decoded, Malformed> {
+    /// [`Rejection::UnknownRequest`] or, as soon as a count or a length exceeds `limits`,
+    /// [`Rejection::Refused`]. The decoder must not be used afterwards.
+    pub(super) fn next(&mut self, limits: &Limits, budget: &mut Budget) -> Result<Decoded, Rejection> {
         let begun = match &mut self.begun {
             Some(begun) => begun,
             _ if budget.is_spent() => return Ok(Decoded::Unfinished),
             none => {
                 let Some([kind]) = self.buffer.array() else { return Ok(Decoded::Incomplete) };
                 budget.spend(1);
-                let shape = Shape::of(kind).ok_or(Malformed::Unknown(kind))?;
-                let expected = (!shape.list).then_some(shape.strings);
+                if !(kind::SET..=kind::BARRIER).contains(&kind) {
+                    return Err(Rejection::UnknownRequest(kind));
+                }
+                let shape = Shape::of(kind);
+                let expected = (!shape.is_list).then_some(shape.strings);
                 none.insert(Begun { kind, shape, expected, strings: Strings::default() })
             }
         };

@@ -8,6 +8,7 @@ use std::{
 };
 
 use super::socket;
+use crate::random::random;
 use crate::store::{
     Deadline,
     machine::{
@@ -71,7 +72,7 @@ impl Connection {
             .map_err(Broken::Gone)?;
         let mut machine = Client::new(limits, patience, std::process::id());
         if let Some(secret) = secret {
-            machine = machine.with_secret(secret.clone(), socket::random().map_err(Broken::Gone)?);
+            machine = machine.with_secret(secret.clone(), random().map_err(Broken::Gone)?);
         }
         let received = vec![0; 16 << 10];
         let mut connection = Self { stream, machine, opened: Instant::now(), received, timeout: None };

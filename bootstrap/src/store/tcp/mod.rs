@@ -8,11 +8,12 @@
 
 mod connection;
 mod host;
+mod options;
 mod socket;
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs},
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -20,15 +21,15 @@ use std::{
     time::Duration,
 };
 
-pub use self::host::HostReport;
 use self::{
     connection::{Broken, Connection},
     host::Host,
 };
+pub use self::{host::HostReport, options::TcpOptions};
 use super::{
     Deadline, Result, Store, StoreError, check_kind,
     error::text,
-    machine::{Call, Failure, GRACE, Reply, Request, Secret, ServerLimits},
+    machine::{Call, Failure, GRACE, Reply, Request},
 };
 use crate::runtime;
 
@@ -94,114 +95,6 @@ struct Inner {
     host: Option<Host>,
 }
 
-/// Options to host a [`TcpStore`] and to connect to one.
-#[derive(Debug, Clone)]
-pub struct TcpOptions {
-    listen: IpAddr,
-    limits: ServerLimits,
-    patience: Duration,
-    workers: Option<i64>,
-    secret: Option<Secret>,
-}
-
-impl Default for TcpOptions {
-    fn default() -> Self {
-        Self {
-            listen: Ipv4Addr::LOCALHOST.into(),
-            limits: ServerLimits::default(),
-            patience: Duration::from_secs(30),
-            workers: None,
-            secret: None,
-        }
-    }
-}
-
-impl TcpOptions {
-    /// Sets the address of the interface that a host listens on (default: `127.0.0.1`). `::` and `0.0.0.0` mean all
-    /// interfaces.
-    #[must_use]
-    pub fn listen(self, interface: IpAddr) -> Self {
-        Self { listen: interface, ..self }
-    }
-
-    /// Sets the limits of the host. On every process, [`ServerLimits::sizes`] also limits the requests that it sends
-    /// and the replies that it accepts.
-    #[must_use]
-    pub fn limits(self, limits: ServerLimits) -> Self {
-        Self { limits, ..self }
-    }
-
-    /// Sets how long the host may take to answer a request that does not wait for keys or queues (default 30 s), and
-    /// to accept its bytes. After that, an operation fails with [`StoreError::Unresponsive`]. An operation that needs a
-    /// new connection also tries to open it for at most this time.
-    #[must_use]
-    pub fn patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
-    }
-
-    /// Sets the number of processes of the job, including the host. The store counts the processes that connect, as
-    /// PyTorch's does with a world size. [`host`](Self::host) waits until all have connected.
-    /// [`connect`](Self::connect) does not wait for the other processes. Set this on all processes of a job or on none.
-    #[must_use]
-    pub fn workers(self, workers: i64) -> Self {
-        Self { workers: Some(workers), ..self }
-    }
-
-    /// Sets a secret. Host and clients prove to each other that they know it, before any request. PyTorch's stores
-    /// support no secret: a process with a secret cannot connect to them, and a host with a secret rejects their
-    /// clients. The traffic is not encrypted.
-    #[must_use]
-    pub fn secret(self, secret: Secret) -> Self {
-        Self { secret: Some(secret), ..self }
-    }
-
-    /// Hosts a store at `port`. Port 0 chooses a free one, which [`TcpStore::address`] contains. Waits for the
-    /// [`workers`](Self::workers) until `deadline`, if their number is set.
-    ///
-    /// # Errors
-    /// - [`StoreError::PortInUse`], [`StoreError::Bind`].
-    /// - [`StoreError::Workers`] if not all workers have connected at the deadline.
-    /// - The errors of [`connect`](Self::connect) if this process cannot connect to its own host.
-    pub fn host(self, port: u16, deadline: Deadline) -> Result<TcpStore> {
-        let host = Host::start(SocketAddr::new(self.listen, port), self.limits, self.secret.clone())?;
-        let mut socket = host.address();
-        if socket.ip().is_unspecified() {
-            socket.set_ip(match socket {
-                SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
-            });
-        }
-        let inner = Inner {
-            options: self,
-            address: socket.to_string(),
-            sockets: vec![socket],
-            kept: Mutex::default(),
-            hangs_up: AtomicBool::new(false),
-            host: Some(host),
-        };
-        inner.join(deadline)
-    }
-
-    /// Connects to the store at `address` (`host:port`). Repeats the attempt until the deadline while no process
-    /// listens there, or while the connection ends before the greeting is complete, for example because the host has
-    /// its largest number of clients. The look-up of the host's name, before the first attempt, has no time limit.
-    ///
-    /// # Errors
-    /// - [`StoreError::Unreachable`], [`StoreError::TurnedAway`], [`StoreError::NotAStore`],
-    ///   [`StoreError::Distrusted`], [`StoreError::Address`].
-    /// - If the number of [`workers`](Self::workers) is set: the errors of [`Store::add`](super::Store::add).
-    pub fn connect(self, address: &str, deadline: Deadline) -> Result<TcpStore> {
-        let wrong = |source| StoreError::Address { address: address.into(), source: Arc::new(source) };
-        let sockets: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
-        if sockets.is_empty() {
-            return Err(wrong(io::ErrorKind::NotFound.into()));
-        }
-        let address = address.to_owned();
-        let (kept, hangs_up) = (Mutex::default(), AtomicBool::new(false));
-        Inner { options: self, address, sockets, kept, hangs_up, host: None }.join(deadline)
-    }
-}
-
 impl TcpStore {
     /// Hosts a store at `port` of the loopback interface, with the default options; see [`TcpOptions::host`].
     ///
@@ -255,44 +148,55 @@ impl Inner {
     /// Opens the first connection. Repeats the attempt until the deadline, because the host may not listen yet, or may
     /// have its largest number of clients. Then counts this process, if the number of workers is set.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
-        let mut pause = FIRST_PAUSE;
-        let mut attempts = 0;
-        let mut last = None;
-        let mut connection = loop {
-            attempts += 1;
-            match self.open(deadline) {
-                Ok(connection) => break connection,
-                Err(Broken::Gone(error)) => last = Some((error, false)),
-                Err(Broken::TurnedAway(error)) => last = Some((error, true)),
-                // The deadline passed during this attempt. The error of an earlier attempt tells the user more.
-                Err(Broken::Failed(Failure::Unresponsive)) if last.is_some() => {}
-                Err(Broken::Failed(Failure::Protocol(found))) => {
-                    return Err(StoreError::NotAStore { address: self.address, found });
-                }
-                Err(Broken::Failed(Failure::Distrust(source))) => {
-                    return Err(StoreError::Distrusted { address: self.address, source });
-                }
-                Err(Broken::Failed(_)) => {
-                    let waited = deadline.waited();
-                    let found = format!("it accepts connections but has not greeted within {waited:.1?}");
-                    return Err(StoreError::NotAStore { address: self.address, found });
-                }
-            }
-            if deadline.remaining() <= pause {
+        let opened = self.open_repeatedly(deadline, |broken| !matches!(broken, Broken::Failed(_)));
+        let mut connection = match opened {
+            Ok(connection) => connection,
+            Err((broken, attempts)) => {
                 let (address, waited) = (self.address, deadline.waited());
-                let (source, turned_away) = last.unwrap_or_else(|| (io::ErrorKind::TimedOut.into(), false));
-                let source = Arc::new(source);
-                return Err(match turned_away {
-                    true => StoreError::TurnedAway { address, attempts, waited, source },
-                    false => StoreError::Unreachable { address, attempts, waited, source },
+                return Err(match broken {
+                    Broken::Gone(source) => {
+                        StoreError::Unreachable { address, attempts, waited, source: Arc::new(source) }
+                    }
+                    Broken::TurnedAway(source) => {
+                        StoreError::TurnedAway { address, attempts, waited, source: Arc::new(source) }
+                    }
+                    Broken::Failed(Failure::Protocol(found)) => StoreError::NotAStore { address, found },
+                    Broken::Failed(Failure::Distrust(source)) => StoreError::Distrusted { address, source },
+                    Broken::Failed(_) => {
+                        let found = format!("it accepts connections but has not greeted within {waited:.1?}");
+                        StoreError::NotAStore { address, found }
+                    }
                 });
             }
-            runtime::sleep(pause);
-            pause = (pause * 2).min(PAUSE);
         };
         self.count_workers(&mut connection, deadline)?;
         self.keep(connection);
         Ok(TcpStore { inner: Arc::new(self) })
+    }
+
+    /// Opens a connection. While `repeats` is true for the failure, repeats the attempt until the deadline. Returns the
+    /// last failure, and the number of attempts. But if the deadline passes during an attempt after the first, returns
+    /// the failure of the attempt before, which says more.
+    fn open_repeatedly(
+        &self,
+        deadline: Deadline,
+        repeats: impl Fn(&Broken) -> bool,
+    ) -> Result<Connection, (Broken, u32)> {
+        let (mut pause, mut last, mut attempts) = (FIRST_PAUSE, None, 0);
+        loop {
+            attempts += 1;
+            let failed = match (self.open(deadline), last.take()) {
+                (Ok(connection), _) => return Ok(connection),
+                (Err(Broken::Failed(Failure::Unresponsive)), Some(last)) => last,
+                (Err(broken), _) => broken,
+            };
+            if !repeats(&failed) || deadline.remaining() <= pause {
+                return Err((failed, attempts));
+            }
+            last = Some(failed);
+            runtime::sleep(pause);
+            pause = (pause * 2).min(PAUSE);
+        }
     }
 
     /// Counts this process as connected, if the number of workers is set. On the host, also waits until all workers are
@@ -344,22 +248,14 @@ impl Inner {
     /// process: the host may have its largest number of clients, or may have received the greeting too late. Any other
     /// failure ends the attempts.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
-        let mut pause = FIRST_PAUSE;
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let source = match self.open(deadline) {
-                Ok(connection) => return Ok(connection),
-                Err(Broken::TurnedAway(source)) => Arc::new(source),
-                Err(broken) => return Err(self.failed(operation, broken, deadline)),
-            };
-            if deadline.remaining() <= pause {
+        let opened = self.open_repeatedly(deadline, |broken| matches!(broken, Broken::TurnedAway(_)));
+        opened.map_err(|(broken, attempts)| match broken {
+            Broken::TurnedAway(source) => {
                 let (address, waited) = (self.address.clone(), deadline.waited());
-                return Err(StoreError::TurnedAway { address, attempts, waited, source });
+                StoreError::TurnedAway { address, attempts, waited, source: Arc::new(source) }
             }
-            runtime::sleep(pause);
-            pause = (pause * 2).min(PAUSE);
-        }
+            broken => self.failed(operation, broken, deadline),
+        })
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Connection>> {
@@ -526,9 +422,10 @@ impl Store for TcpStore {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
+    use crate::store::machine::ServerLimits;
 
     #[test]
     fn an_address_that_does_not_answer_leaves_time_for_the_next() {

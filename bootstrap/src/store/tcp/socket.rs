@@ -6,11 +6,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::{
-    io::Errno,
-    net::sockopt,
-    rand::{GetRandomFlags, getrandom},
-};
+use rustix::{io::Errno, net::sockopt};
 
 /// The length that is requested for the listener's queue of connections. It is long because all ranks of a job may
 /// connect at once.
@@ -41,14 +37,4 @@ pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
 pub(super) fn is_local(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS, Errno::ADDRNOTAVAIL];
     Errno::from_io_error(error).is_some_and(|errno| lacking.contains(&errno))
-}
-
-/// Returns 32 unpredictable bytes. Blocks until the system's random number generator is initialized.
-pub(super) fn random() -> io::Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    // One call returns all bytes, because the system guarantees that for up to 256 bytes.
-    match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
-        32 => Ok(bytes),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
-    }
 }

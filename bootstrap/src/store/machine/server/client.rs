@@ -7,11 +7,12 @@
 
 use super::{
     super::{
-        clients::ClientId,
+        buffer::Buffer,
+        rejection::Rejection,
+        request::ClientId,
         secret::{self, Block, Secret},
-        wire::{Buffer, MAGIC, RequestDecoder, kind},
+        wire::{MAGIC, RequestDecoder, kind},
     },
-    rejection::Rejection,
     task::Task,
     turns::Place,
 };

@@ -4,12 +4,12 @@
 use super::{
     super::{
         budget::{Budget, copying},
-        clients::ClientId,
         memory::PART,
+        rejection::Rejection,
+        request::ClientId,
         request::{Key, Part, Reply, Request},
     },
     Output, Server,
-    rejection::Rejection,
     task::{Listing, Work},
 };
 

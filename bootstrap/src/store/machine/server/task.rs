@@ -4,10 +4,10 @@ use std::{collections::VecDeque, vec::IntoIter};
 
 use super::super::{
     budget::copying,
+    buffer,
     memory::PART,
     request::{Key, Limits, Part, Refusal, Request},
     table::Table,
-    wire,
 };
 
 /// A request that is being served.
@@ -141,7 +141,7 @@ impl Listing {
         let mut piece = Vec::with_capacity(next.bytes);
         let mut last = None;
         for key in table.keys_after(self.last.as_ref()).take(next.count) {
-            wire::string(&mut piece, key);
+            buffer::string(&mut piece, key);
             last = Some(key);
         }
         self.last = last.cloned();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::clients::ClientId;
+use super::super::request::ClientId;
 
 /// The clients with unfinished work, in the order of start-time fair queueing.
 ///

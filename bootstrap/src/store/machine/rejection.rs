@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::{request::Refusal, secret, wire::Malformed};
+use super::{request::Refusal, secret};
 
 /// The reason why a server closes a connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -84,15 +84,6 @@ impl Rejection {
             Self::NoSecret => &WANTED,
             Self::NotKept | Self::WrongSecret => &[0],
             _ => &[],
-        }
-    }
-}
-
-impl From<Malformed> for Rejection {
-    fn from(malformed: Malformed) -> Self {
-        match malformed {
-            Malformed::Unknown(kind) => Self::UnknownRequest(kind),
-            Malformed::Refused(refusal) => Self::Refused(refusal),
         }
     }
 }

@@ -1,0 +1,15 @@
+//! Random bytes of the operating system.
+
+use std::io;
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+/// Returns `N` unpredictable bytes, at most 256. Blocks until the system's random number generator is initialized.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // One call returns all bytes, because the system guarantees that for up to 256 bytes.
+    match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
+        length if length == N => Ok(bytes),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
