@@ -259,7 +259,7 @@ impl<P: Protocol> Agreement<P> {
         let (next, ask) = match (step, answer) {
             (Acknowledging::Leaving { acknowledges: true }, Answer::Stored) => {
                 let key = self.read_key(self.member.rank);
-                (Acknowledging::Posting, Request::Set { key, value: vec![1] })
+                (Acknowledging::Posting, Request::Post { key, value: vec![1] })
             }
             (Acknowledging::Posting, Answer::Stored) => {
                 (Acknowledging::Counting, Request::Add { key: self.read_count_key() })
@@ -275,6 +275,7 @@ impl<P: Protocol> Agreement<P> {
             (Acknowledging::Leaving { acknowledges: false }, _)
             | (Acknowledging::Counting, Answer::Count(_))
             | (Acknowledging::Looking, Answer::All(false))
+            | (Acknowledging::Posting, Answer::Taken | Answer::Unsent)
             | (_, Answer::StoreFailed) => return self.end(result, Vec::new()),
             _ => return self.end(Err(Ending::OutOfStep), Vec::new()),
         };

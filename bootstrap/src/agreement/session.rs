@@ -210,7 +210,6 @@ impl Session<'_> {
         match request {
             Request::Enter { key, place } => register::enter(store, key, place).map(|()| Answer::Stored),
             Request::Leave { key, place } => register::leave(store, key, place).map(|()| Answer::Stored),
-            Request::Set { key, value } => store.set(key, value).map(|()| Answer::Stored),
             Request::Post { key, value } => publish(store, key, value).map(|()| Answer::Stored),
             Request::Add { key } => store.add(key, 1).map(|count| Answer::Count(count.unsigned_abs())),
             Request::Fetch { keys } => fetch(store, keys).map(Answer::Values),

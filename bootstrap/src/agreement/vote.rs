@@ -31,13 +31,6 @@ pub enum Request {
         /// The agreement.
         place: Place,
     },
-    /// Sets a key that only this rank writes. Answer: [`Answer::Stored`].
-    Set {
-        /// The key.
-        key: String,
-        /// Its value.
-        value: Vec<u8>,
-    },
     /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`] if the key now has this value,
     /// [`Answer::Taken`] if the key already has another value, or [`Answer::Unsent`] if the store rejects the value.
     Post {

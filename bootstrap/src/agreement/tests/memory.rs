@@ -28,10 +28,6 @@ impl Memory {
                 self.0.insert(key.clone(), place::to_value(&places));
                 Answer::Stored
             }
-            Request::Set { key, value } => {
-                values.insert(key.clone(), value.clone());
-                Answer::Stored
-            }
             Request::Post { key, value } => {
                 let stands = values.entry(key.clone()).or_insert_with(|| value.clone());
                 if stands == value { Answer::Stored } else { Answer::Taken }

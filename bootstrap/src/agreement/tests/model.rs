@@ -195,7 +195,6 @@ impl World {
             Output::Store(
                 Request::Enter { key, .. }
                 | Request::Leave { key, .. }
-                | Request::Set { key, .. }
                 | Request::Post { key, .. }
                 | Request::Propose { key, .. },
             ) => !is_read_early(key),

@@ -20,7 +20,7 @@ impl Run {
             Output::Store(Request::Enter { place, .. } | Request::Leave { place, .. }) => {
                 place::is_at(&listed, place)
             }
-            Output::Store(Request::Set { key, .. } | Request::Add { key }) => !key.contains("/read/"),
+            Output::Store(Request::Post { key, .. } | Request::Add { key }) => !key.contains("/read/"),
             Output::Store(Request::Check { .. }) => false,
             _ => true,
         };
