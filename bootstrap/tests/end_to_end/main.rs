@@ -8,9 +8,9 @@ mod python;
 mod seeded_ranks;
 mod several_hosts;
 mod store_attack;
+mod store_every;
 mod store_file;
 mod store_garbage;
-mod store_hash;
 mod store_hostile;
 mod store_memory;
 mod store_model;
@@ -24,4 +24,12 @@ mod store_world;
 /// Returns the factor by which tests multiply their number of seeds: the environment variable `TEST_EFFORT`, or 1.
 fn test_effort() -> u64 {
     std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))
+}
+
+/// The first bytes of a client without a secret.
+const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
+
+/// Returns a deadline that passes only if a test hangs.
+fn soon() -> bootstrap::store::Deadline {
+    bootstrap::store::Deadline::after(std::time::Duration::from_secs(60))
 }

@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::GREETING;
 use bootstrap::store::machine::{
     ClientId, Rejection, Request, Server, ServerLimits,
     server::{Input, Output},
 };
 use proptest::{collection::vec, prelude::*};
 
-const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 /// The most bytes of the pieces into which [`Siege::send`] divides requests.
 const PIECE: usize = 64 << 10;

@@ -8,14 +8,11 @@ use std::{
     time::Duration,
 };
 
+use crate::soon;
 use bootstrap::store::{Deadline, FileStore, Store, StoreError, machine::Limits};
 use proptest::{collection::vec, prelude::*};
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(60))
-}
 
 /// Returns a temporary folder, and a path in it for a store's file.
 fn place() -> (TempDir, PathBuf) {
@@ -65,27 +62,10 @@ fn the_file_is_pytorchs() {
 }
 
 #[test]
-fn additions_through_many_openings_are_all_counted_and_waits_end() {
+fn without_a_number_of_workers_the_file_stays() {
     let (_folder, path) = place();
-    let all: Vec<_> = (0..6).map(|_| FileStore::open(&path).unwrap()).collect();
-    thread::scope(|scope| {
-        for store in &all {
-            scope.spawn(|| {
-                (0..50).for_each(|_| assert!(store.add("n", 1).unwrap() > 0));
-                store.queue_push("done", b"").unwrap();
-                store.get("over", soon()).unwrap();
-            });
-        }
-        all.iter().for_each(|_| drop(all[0].queue_pop("done", soon()).unwrap()));
-        assert_eq!(all[0].get("n", Deadline::now()).unwrap(), b"300");
-        all[1].set("over", b"").unwrap();
-    });
-    match all[0].wait(&["over", "never"], Deadline::after(Duration::from_millis(20))) {
-        Err(StoreError::Timeout { keys, .. }) => assert_eq!(keys, ["never"]),
-        other => panic!("{other:?}"),
-    }
-    drop(all);
-    assert!(path.exists(), "nobody has said how many there are");
+    drop([(); 2].map(|()| FileStore::open(&path).unwrap()));
+    assert!(path.exists());
 }
 
 /// A killed writer has left only the first bytes of its last record. All numbers of bytes are tested.

@@ -3,12 +3,12 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use crate::GREETING;
 use bootstrap::store::machine::{
     Call, Client, ClientId, Failure, Limits, Request, Server, ServerLimits, client, server,
 };
 use proptest::{collection::vec, prelude::*, sample::Index};
 
-const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 
 /// Returns the configuration of the properties: as many cases each as the environment variable `STORE_FUZZ_CASES` says,

@@ -1,7 +1,8 @@
 //! A host in its own process, malicious connections, and a well-behaved client that must be served at all times.
 
+use crate::{GREETING, soon};
 use bootstrap::store::{
-    Deadline, Store, TcpStore,
+    Store, TcpStore,
     machine::{Request, ServerLimits},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -18,7 +19,6 @@ use gpu_sim::process::test_command;
 
 use crate::other::Other;
 
-const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 /// The host's memory limit, in bytes.
 const LIMIT: usize = 128 << 20;
 /// The maximum growth of the host's process beyond [`LIMIT`], in bytes: its threads' stacks, and memory that the
@@ -27,10 +27,6 @@ const SLACK: usize = 32 << 20;
 /// The number of connections that [`idle`] opens.
 const IDLE: usize = 10_000;
 const LONG: Duration = Duration::from_secs(60);
-
-fn soon() -> Deadline {
-    Deadline::after(LONG)
-}
 
 /// Returns the value of a line of `/proc/self/status` in bytes. The line must be in kB.
 fn status(name: &str) -> usize {

@@ -2,13 +2,13 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use crate::GREETING;
 use bootstrap::store::machine::{
     ClientId, Limits, Rejection, Request, Server, ServerLimits,
     server::{Input, Output},
 };
 use proptest::{collection::vec, prelude::*};
 
-const GREETING: &[u8] = b"\0\xce\xf7\x85\x3c";
 const NOW: Duration = Duration::ZERO;
 /// The server's memory limit, in bytes.
 const LIMIT: usize = 512 << 10;

@@ -1,12 +1,9 @@
 //! [`rendezvous`] and [`barrier`]: complete meetings, missing ranks, and two processes with one rank.
 
-use std::{sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread};
 
+use crate::soon;
 use bootstrap::store::{Deadline, HashStore, PrefixStore, Store, StoreError, TcpStore, barrier, rendezvous};
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(60))
-}
 
 #[test]
 fn ranks_exchange_their_cards_in_order() {

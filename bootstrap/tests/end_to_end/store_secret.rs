@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use crate::soon;
 use bootstrap::store::{
     Deadline, Distrust, FileStore, HashStore, Secret, Store, StoreError, TcpOptions, TcpStore,
     machine::{Client, Failure, Limits, Rejection, Server, ServerLimits, client, server},
@@ -15,10 +16,6 @@ use bootstrap::store::{
 use proptest::{collection::vec, prelude::*};
 
 use super::python::{python, torch_is_there};
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(60))
-}
 
 fn with(secret: &str) -> TcpOptions {
     TcpStore::options().secret(Secret::new(secret).unwrap())

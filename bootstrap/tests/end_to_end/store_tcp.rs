@@ -9,16 +9,13 @@ use std::{
 };
 
 use super::ports::reserved_port;
+use crate::soon;
 use bootstrap::store::{
-    Deadline, HashStore, Store, StoreError, TcpStore,
+    Deadline, Store, StoreError, TcpStore,
     machine::{Limits, ServerLimits},
 };
 
 const LONG: Duration = Duration::from_secs(60);
-
-fn soon() -> Deadline {
-    Deadline::after(LONG)
-}
 
 fn pair() -> (TcpStore, TcpStore) {
     let host = TcpStore::host(0).unwrap();
@@ -58,40 +55,6 @@ fn threads_wait_on_one_client_at_the_same_time() {
         host.set("k11", b"last").unwrap();
         assert!(waits.into_iter().all(|wait| wait.join().unwrap() == b"last"));
     });
-}
-
-#[test]
-fn a_timeout_names_the_missing_keys_and_the_client_goes_on() {
-    let (host, client) = pair();
-    host.set("there", b"").unwrap();
-    match client.wait(&["late", "there", "never"], Deadline::after(Duration::from_millis(20))) {
-        Err(StoreError::Timeout { keys, .. }) => assert_eq!(keys, ["late", "never"]),
-        other => panic!("{other:?}"),
-    }
-    host.multi_set(&[("late", b"1"), ("never", b"2")]).unwrap();
-    assert_eq!(
-        client.multi_get(&["late", "there", "never"], Deadline::now()).unwrap(),
-        [&b"1"[..], b"", b"2"]
-    );
-}
-
-/// A key and a queue have the same name, so the wait for the queue's name ends although the queue is empty. A pop must
-/// then wait again, until its deadline or until an element arrives.
-#[test]
-fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
-    let (host, client) = pair();
-    let hash = HashStore::new();
-    for (store, other) in [(&client as &(dyn Store + Sync), &host as &(dyn Store + Sync)), (&hash, &hash)] {
-        store.set("name", b"value").unwrap();
-        let late = store.queue_pop("name", Deadline::after(Duration::from_millis(30))).unwrap_err();
-        assert!(matches!(&late, StoreError::Timeout { keys, .. } if *keys == ["name"]), "{late}");
-        thread::scope(|scope| {
-            let popped = scope.spawn(|| store.queue_pop("name", soon()));
-            other.queue_push("name", b"element").unwrap();
-            assert_eq!(popped.join().unwrap().unwrap(), b"element");
-        });
-        assert_eq!(store.get("name", soon()).unwrap(), b"value");
-    }
 }
 
 #[test]

@@ -15,11 +15,8 @@ use super::{
     python::{python, torch_is_there},
     store_tcp::converse_in_bytes,
 };
+use crate::soon;
 use bootstrap::store::{Deadline, FileStore, Store, StoreError, TcpStore, machine::Request};
-
-fn soon() -> Deadline {
-    Deadline::after(Duration::from_secs(60))
-}
 
 /// Returns true if PyTorch is installed and its TCPStore has the request for barriers. Otherwise prints "skipped".
 /// PyTorch 2.11 has no such request.
@@ -271,7 +268,7 @@ fn torchs_client_finds_the_same_bytes_at_our_host() {
     let servers = [format!("127.0.0.1:{}", torch.line()), ours.address()];
     let [(to_torch, at_torch), (to_us, at_us)] = servers.map(recorder);
     let client = Peer::start(&["wire", &to_torch.to_string(), &to_us.to_string()]);
-    let mut expected = b"\0\xce\xf7\x85\x3c".to_vec();
+    let mut expected = crate::GREETING.to_vec();
     let greeting = Request::Ping { nonce: client.child.id() };
     [vec![greeting], every_request()].concat().iter().for_each(|request| request.encode(&mut expected));
     client.finish();

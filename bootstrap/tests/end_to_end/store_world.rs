@@ -390,7 +390,7 @@ impl World {
     fn stranger(&mut self) {
         let id = self.accept();
         self.strangers.insert(id);
-        let mut bytes = if self.random.one_in(2) { b"\0\xce\xf7\x85\x3c".to_vec() } else { Vec::new() };
+        let mut bytes = if self.random.one_in(2) { crate::GREETING.to_vec() } else { Vec::new() };
         for _ in 0..self.random.below(40) {
             bytes.push(
                 if self.random.one_in(2) { self.random.below(20) } else { self.random.below(256) } as u8

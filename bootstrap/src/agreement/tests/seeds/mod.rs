@@ -287,11 +287,12 @@ impl Run {
         }
     }
 
-    /// With [`Fault::OtherVersion`], changes the version in a record that the culprit posts. Returns every other
+    /// With [`Fault::OtherVersion`], changes the version in a record or an outcome that the culprit posts. Returns every other
     /// request unchanged.
     fn as_of_another_version(&self, index: usize, mut request: Request) -> Request {
-        if let Request::Post { value, .. } = &mut request
+        if let Request::Post { key, value } = &mut request
             && (self.fault, self.culprit) == (Fault::OtherVersion, index)
+            && !key.contains("/read/")
         {
             value[2] += 1;
         }
