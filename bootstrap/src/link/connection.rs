@@ -19,11 +19,7 @@ use rustix::{
     process::{PidfdFlags, geteuid, pidfd_open},
 };
 
-use super::{
-    LinkError, Tag, Token,
-    folder::{PeerFolder, Unfit},
-    poll_all,
-};
+use super::{LinkError, Tag, Token, folder::PeerFolder, poll_all};
 use crate::{runtime, store::Deadline};
 
 /// The size of a message in bytes: the receiver's token, the tag of the descriptor, and the sender's place. A place
@@ -91,12 +87,7 @@ impl Link {
     ) -> Result<Self, LinkError> {
         let fail = |problem: String| LinkError::Unexpected { place, problem };
         let (theirs, path) = parse_endpoint(endpoint).map_err(fail)?;
-        let gone = || LinkError::Gone { place, problem: format!("nobody listens at {path}") };
-        let folder = match PeerFolder::open(path) {
-            Ok(folder) => folder,
-            Err(Unfit::Absent) => return Err(gone()),
-            Err(Unfit::Refused(problem)) => return Err(fail(format!("its path {path}: {problem}"))),
-        };
+        let folder = PeerFolder::open(place, path)?;
         let address = folder.address()?;
         let socket = new_socket()?;
         loop {
@@ -117,7 +108,7 @@ impl Link {
                 Err(Errno::AGAIN) => {
                     return Err(LinkError::Absent { places: vec![place], waited: deadline.waited() });
                 }
-                Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(gone()),
+                Err(Errno::CONNREFUSED | Errno::NOENT) => return Err(LinkError::nobody(place, path)),
                 Err(error) => return Err(fail(format!("connecting to {path}: {error}"))),
             }
         }

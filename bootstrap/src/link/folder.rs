@@ -91,30 +91,28 @@ pub(super) struct PeerFolder {
     socket: String,
 }
 
-/// The reason why a peer's folder cannot be used.
-pub(super) enum Unfit {
-    /// It does not exist, so the peer no longer listens.
-    Absent,
-    /// Its path is invalid, it cannot be opened, it belongs to another user, or other users can enter it. The text says
-    /// what was found.
-    Refused(String),
-}
-
 impl PeerFolder {
-    /// Opens and checks the folder that contains the socket with the path `socket`.
-    pub(super) fn open(socket: &str) -> Result<Self, Unfit> {
-        let refused = |problem: &str| Unfit::Refused(problem.to_owned());
+    /// Opens and checks the folder that contains the socket with the path `socket`, of the process at `place`.
+    ///
+    /// # Errors
+    /// [`LinkError::Gone`] if the folder does not exist. [`LinkError::Unexpected`] if the path is invalid, the folder
+    /// cannot be opened, it belongs to another user, or other users can enter it.
+    pub(super) fn open(place: u64, socket: &str) -> Result<Self, LinkError> {
+        let refused = |problem: String| LinkError::Unexpected {
+            place,
+            problem: format!("its path {socket}: {problem}"),
+        };
         let path = Path::new(socket);
         let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str()))
         else {
-            return Err(refused("it names no socket in a folder"));
+            return Err(refused("it names no socket in a folder".into()));
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = open(folder, flags, Mode::empty()).map_err(|error| match error {
-            Errno::NOENT => Unfit::Absent,
-            error => refused(&format!("opening its folder: {error}")),
+            Errno::NOENT => LinkError::nobody(place, socket),
+            error => refused(format!("opening its folder: {error}")),
         })?;
-        check_own(&folder).map_err(Unfit::Refused)?;
+        check_own(&folder).map_err(refused)?;
         Ok(Self { folder, socket: name.to_owned() })
     }
 

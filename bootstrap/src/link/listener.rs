@@ -74,8 +74,8 @@ pub(super) struct Unidentified(Vec<OwnedFd>);
 impl Unidentified {
     /// Waits for a connection whose first message has the listener's token, and returns the connection and the message.
     /// Returns `None` once the deadline has passed and the sockets that are readable have been served. A connection that
-    /// sends anything else is closed. Silent connections stay open after the call. At most [`MAX_UNIDENTIFIED`] are open: a further one
-    /// replaces the oldest.
+    /// sends anything else is closed. Silent connections stay open after the call. At most [`MAX_UNIDENTIFIED`] are
+    /// open: a further one replaces the oldest.
     pub(super) fn next(
         &mut self,
         listener: &Listener,

@@ -116,6 +116,13 @@ pub enum LinkError {
     Store(#[from] StoreError),
 }
 
+impl LinkError {
+    /// Returns the error for a process that does not listen at this path.
+    fn nobody(place: u64, path: &str) -> Self {
+        Self::Gone { place, problem: format!("nobody listens at {path}") }
+    }
+}
+
 impl From<rustix::io::Errno> for LinkError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::System(errno.into())

@@ -295,8 +295,9 @@ pub enum StoreError {
     /// A store's file contains bytes that are no record, it contains a record whose key or value exceeds this process's
     /// limits, or it has become shorter.
     #[error(
-        "the store's file {} holds no record at byte {offset} but {found}; it is another program's, or a writer was \
-         killed and another went on behind what that one had begun: remove it and start again",
+        "invalid store's file {}: at byte {offset}, expected a record, found {found}; another program has written the \
+         file, or a writer was killed and PyTorch's store appended to its incomplete record: remove the file and start \
+         again",
         .path.display()
     )]
     FileCorrupt {

@@ -188,12 +188,10 @@ proptest! {
         let mut calls = 1;
         if greets {
             take(machine.step(client::Input::Received(&7u32.to_le_bytes()), NOW));
-            let call = if peeks {
-                Call::Peek { keys: vec![b"k".to_vec()], then: request, deadline: Duration::from_millis(1) }
-            } else if waits {
-                Call::WhenThere { keys: vec![b"k".to_vec()], then: Some(request), deadline: Duration::from_millis(1) }
-            } else {
-                Call::Now(request)
+            let (keys, deadline) = (vec![b"k".to_vec()], Duration::from_millis(1));
+            let call = match waits || peeks {
+                true => Call::WhenThere { keys, then: Some(request), peeks, deadline },
+                false => Call::Now(request),
             };
             take(machine.step(client::Input::Call(call), NOW));
             calls += 1;

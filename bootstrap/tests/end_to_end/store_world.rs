@@ -73,16 +73,16 @@ impl Op {
             Op::Wait { keys, deadline } => {
                 // The number of keys decides between the two kinds of wait.
                 let then = Request::MultiGet { keys: keys.clone() };
-                match keys.len() % 2 {
-                    0 => Call::WhenThere { keys, then: Some(then), deadline },
-                    _ => Call::Peek { keys, then, deadline },
-                }
+                let peeks = keys.len() % 2 == 1;
+                Call::WhenThere { keys, then: Some(then), peeks, deadline }
             }
-            Op::Watch { deadline } => Call::WhenThere { keys: vec![QUEUE.into()], then: None, deadline },
+            Op::Watch { deadline } => {
+                Call::WhenThere { keys: vec![QUEUE.into()], then: None, peeks: false, deadline }
+            }
             Op::Push { token } => Call::Now(Request::QueuePush { key: QUEUE.into(), value: token }),
             Op::Pop { deadline } => {
                 let then = Some(Request::QueuePop { key: QUEUE.into() });
-                Call::WhenThere { keys: vec![QUEUE.into()], then, deadline }
+                Call::WhenThere { keys: vec![QUEUE.into()], then, peeks: false, deadline }
             }
         }
     }

@@ -189,7 +189,12 @@ impl Connection {
     pub(super) fn get(&mut self, key: String, deadline: Duration) -> Option<Vec<u8>> {
         let key = key.into_bytes();
         let then = Some(Request::Get { key: key.clone() });
-        match self.drive(client::Input::Call(Call::WhenThere { keys: vec![key], then, deadline })) {
+        match self.drive(client::Input::Call(Call::WhenThere {
+            keys: vec![key],
+            then,
+            peeks: false,
+            deadline,
+        })) {
             Ok(Some(Reply::Bytes(value))) => Some(value),
             Err(Failure::TimedOut { .. }) => None,
             other => panic!("the store answers {other:?} to a get"),

@@ -35,18 +35,11 @@ pub enum Call {
         keys: Vec<Vec<u8>>,
         /// The request to send after the wait.
         then: Option<Request>,
-        /// The time at which the wait fails with [`Failure::TimedOut`].
-        deadline: Duration,
-    },
-    /// Like `WhenThere`, but a `Get`, `MultiGet` or `QueuePop` is sent together with a check of the keys. If the keys
-    /// exist and the popped queue is not empty, the call takes one round trip. With any other request, `Peek` is the
-    /// same as `WhenThere`. Do not use it with PyTorch's older server (the one without libuv), which closes the
-    /// connection when a request reads an absent key.
-    Peek {
-        /// The keys to wait for.
-        keys: Vec<Vec<u8>>,
-        /// The request.
-        then: Request,
+        /// If true, a `Get`, `MultiGet` or `QueuePop` is also sent at once, together with a check of the keys. If the
+        /// keys exist and the popped queue is not empty, the call then takes one round trip. For any other request,
+        /// this changes nothing. Use false with PyTorch's older server (the one without libuv), which closes the
+        /// connection when a request reads an absent key.
+        peeks: bool,
         /// The time at which the wait fails with [`Failure::TimedOut`].
         deadline: Duration,
     },
@@ -169,7 +162,7 @@ enum Phase {
     Broken,
 }
 
-/// A call that waits. The first three fields are those of [`Call::WhenThere`]. A `Barrier` has one key and no request.
+/// A call that waits. The first three fields are fields of [`Call::WhenThere`]. A `Barrier` has one key and no request.
 #[derive(Clone)]
 struct Pending {
     keys: Vec<Vec<u8>>,
@@ -301,14 +294,13 @@ impl Client {
     fn call(&mut self, call: Call, now: Duration, outputs: &mut Vec<Output>) {
         match call {
             Call::Now(request) => self.ask(&request, None, now, outputs),
-            Call::WhenThere { keys, then, deadline } => {
-                self.wait(Pending::new(keys, then, deadline, now), outputs);
-            }
-            Call::Peek { keys, then, deadline } => {
-                let reads =
-                    matches!(then, Request::Get { .. } | Request::MultiGet { .. } | Request::QueuePop { .. });
-                let pending = Pending::new(keys, Some(then), deadline, now);
-                if reads { self.peek(pending, now, outputs) } else { self.wait(pending, outputs) }
+            Call::WhenThere { keys, then, peeks, deadline } => {
+                let reads = matches!(
+                    then,
+                    Some(Request::Get { .. } | Request::MultiGet { .. } | Request::QueuePop { .. })
+                );
+                let pending = Pending::new(keys, then, deadline, now);
+                if peeks && reads { self.peek(pending, now, outputs) } else { self.wait(pending, outputs) }
             }
             Call::Barrier { key, world, deadline } => {
                 outputs.push(send(&[Request::Barrier { key: key.clone(), world }]));

@@ -55,8 +55,8 @@ pub enum Request {
     ///
     /// With up to 1,024 keys, the wait ends when all keys exist at the same time. With more keys, it ends when each key
     /// has existed at some time during the wait, even if it was deleted later. In both cases, a
-    /// [`Server`](super::Server) does not check the key again whose change woke the client. So if that key is deleted
-    /// before the server resumes the client, the wait can end although the key is absent.
+    /// [`Server`](super::Server) does not check again the key whose change has woken the client. So if that key is
+    /// deleted before the client's next turn, the wait can end although the key is absent.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -233,8 +233,8 @@ pub enum Refusal {
     TooLarge {
         /// The quantity that is too large.
         part: Part,
-        /// If a value is too large, its key. If a key is too large, its first 64 bytes, or empty from a
-        /// [`Server`](super::Server), which refuses a key by its length alone. Otherwise empty.
+        /// For a value, its key. For a key, its first 64 bytes, or empty from a [`Server`](super::Server), which has
+        /// read only the length. Otherwise empty.
         key: Vec<u8>,
         /// The size found, in the unit of `part`.
         size: usize,

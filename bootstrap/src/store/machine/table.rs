@@ -152,7 +152,8 @@ impl Table {
         }
     }
 
-    /// Executes a request. Unlike [`serve`](Self::serve), checks no growth, and does not release a queue's element.
+    /// Executes a request. Unlike [`serve`](Self::serve), does not check the growth, and does not end the
+    /// client's claim to an element of a queue.
     fn perform(
         &mut self,
         client: ClientId,

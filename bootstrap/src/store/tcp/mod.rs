@@ -88,8 +88,8 @@ struct Inner {
     sockets: Vec<SocketAddr>,
     /// The idle connections.
     kept: Mutex<Vec<Connection>>,
-    /// True once a connection has broken during a `get`, and the host still served. The older of PyTorch's servers
-    /// closes the connection if the key is absent. Every later `get` waits for its key before it reads the value.
+    /// True once the host has closed a connection because of a `get`, as the older of PyTorch's servers does if the key
+    /// is absent. Every later `get` then waits for its key before it reads the value.
     hangs_up: AtomicBool,
     /// The server, if this process hosts the store. Dropping it stops the server.
     host: Option<Host>,
@@ -393,25 +393,26 @@ impl Store for TcpStore {
         self.inner.options.limits.sizes.check(&Request::Wait { keys: keys.clone() })?;
         let waiting = Operation { name: "wait", key: keys.first().cloned() };
         let operation = then.as_mut().map_or(Ok(waiting), to_wire)?;
-        if let Some(get @ Request::Get { .. }) = &then
-            && !self.inner.hangs_up.load(Ordering::Relaxed)
-        {
-            let (keys, then) = (keys.clone(), get.clone());
-            let peeked = self.inner.run(&operation, deadline, |connection| Call::Peek {
+        loop {
+            let hangs_up = self.inner.hangs_up.load(Ordering::Relaxed);
+            let peeks = !hangs_up && matches!(then, Some(Request::Get { .. }));
+            let (keys, then) = match peeks {
+                true => (keys.clone(), then.clone()),
+                false => (std::mem::take(&mut keys), then.take()),
+            };
+            let called = self.inner.run(&operation, deadline, |connection| Call::WhenThere {
                 keys,
                 then,
+                peeks,
                 deadline: connection.time_of(deadline),
             });
-            match peeked {
-                Err(StoreError::Refused { .. }) => self.inner.hangs_up.store(true, Ordering::Relaxed),
+            match called {
+                Err(StoreError::Refused { .. }) if peeks => {
+                    self.inner.hangs_up.store(true, Ordering::Relaxed)
+                }
                 outcome => return outcome,
             }
         }
-        self.inner.run(&operation, deadline, |connection| Call::WhenThere {
-            keys,
-            then,
-            deadline: connection.time_of(deadline),
-        })
     }
 
     fn unexpected(&self, operation: &'static str, reply: Option<Reply>) -> StoreError {

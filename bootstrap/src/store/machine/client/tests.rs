@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// `Peek` reads an existing value with one message in each direction.
+/// A call that peeks reads an existing value with one message in each direction.
 #[test]
 fn a_present_key_is_read_in_one_round_trip() {
     const NOW: Duration = Duration::ZERO;
@@ -12,7 +12,10 @@ fn a_present_key_is_read_in_one_round_trip() {
     client.step(Input::Connected(Duration::from_secs(1)), NOW);
     client.step(Input::Received(&7u32.to_le_bytes()), NOW);
     let (keys, then) = (vec![b"k".to_vec()], Request::Get { key: b"k".to_vec() });
-    let sent = client.step(Input::Call(Call::Peek { keys, then, deadline: Duration::ZERO }), NOW);
+    let sent = client.step(
+        Input::Call(Call::WhenThere { keys, then: Some(then), peeks: true, deadline: Duration::ZERO }),
+        NOW,
+    );
     assert!(matches!(sent[..], [Output::Send(_)]), "{sent:?}");
     let mut value = vec![0];
     Reply::Bytes(b"v".to_vec()).encode(&mut value);
@@ -28,7 +31,7 @@ fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
     client.step(Input::Connected(DEADLINE), Duration::ZERO);
     client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
     let (keys, then) = (vec![b"k".to_vec(), b"l".to_vec()], Request::Get { key: b"k".to_vec() });
-    let call = Call::WhenThere { keys, then: Some(then), deadline: DEADLINE };
+    let call = Call::WhenThere { keys, then: Some(then), peeks: false, deadline: DEADLINE };
     client.step(Input::Call(call), Duration::ZERO);
     client.step(Input::Tick, DEADLINE);
     // Status 1 answers the cancellation. Then the checks find that both keys exist, so the client sends `Get`.
@@ -52,10 +55,7 @@ proptest! {
         client.step(Input::Connected(Duration::MAX), Duration::ZERO);
         client.step(Input::Received(&7u32.to_le_bytes()), Duration::ZERO);
         let (keys, then) = (vec![b"k".to_vec()], Request::QueuePop { key: b"k".to_vec() });
-        let call = match peeks {
-            true => Call::Peek { keys, then, deadline },
-            false => Call::WhenThere { keys, then: Some(then), deadline },
-        };
+        let call = Call::WhenThere { keys, then: Some(then), peeks, deadline };
         let mut outputs = client.step(Input::Call(call), Duration::ZERO);
         // Status 0 for the wait or the check, then an empty queue. During a pause between two pops, these bytes are
         // a protocol error, which fails the call at once.
