@@ -100,7 +100,8 @@ impl Builder {
         Self { name: name.into(), ..self }
     }
 
-    /// The generation of the job (default 0). A job that restarts on the same store must use the next epoch.
+    /// The generation of the job (default 0). A job that restarts on the same store must use the next epoch. Errors,
+    /// dumps and [`ProcessGroup::name`] show an epoch other than 0 behind the name: `world@1`.
     pub fn epoch(self, epoch: u64) -> Self {
         Self { epoch, ..self }
     }
@@ -303,10 +304,10 @@ impl Builder {
         let shared_settings = self.shared_settings(timing, checked);
         let messages = Messages::new(self.messages(&context)?, self.lazy, size, &shared_settings.own);
         let config = shared_settings.own.communicator();
-        let name: Arc<str> = self.name.into();
+        let name: Arc<str> = name_of_epoch(&self.name, self.epoch).into();
         let root = PrefixStore::new(FOLDER, store.clone());
         let user = store;
-        let store = own_part(&root, &name, self.epoch);
+        let store = own_part(&root, &self.name, self.epoch);
 
         // The ranks publish the group's number after they have met. If it exists, this process was restarted, and would
         // wait for ranks that do not meet again.
@@ -507,6 +508,12 @@ const NUMBER: &str = "number";
 
 /// The prefix of the keys of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";
+
+/// Returns the name of a group in texts. Groups of one builder's name in several epochs, such as an old group and the
+/// one grown from it, differ in it.
+pub(super) fn name_of_epoch(name: &str, epoch: u64) -> String {
+    if epoch == 0 { name.to_owned() } else { format!("{name}@{epoch}") }
+}
 
 /// Returns the part of `root` for the group with this name and epoch. `root` is the part of the user's store below
 /// [`FOLDER`].

@@ -10,7 +10,7 @@ use bootstrap::runtime;
 
 use super::{
     Builder, GroupError, ProcessGroup, Result,
-    builder::Source,
+    builder::{Source, name_of_epoch},
     form::{Readiness, stay_away},
     group_parts::GroupParts,
     meeting::{Meeting, follow_up},
@@ -35,8 +35,8 @@ impl ProcessGroup {
     /// builder's [timeout](Builder::timeout) limits the wait for the other ranks. Choose a short one: new ranks do not
     /// learn why `grow` has failed on a member before it met them.
     ///
-    /// A new name is better than the old name with a new epoch, because most errors, and the files of dumps, have the
-    /// name alone.
+    /// Errors and the files of dumps tell the two groups apart by their names. With the old name and epoch 1, the new
+    /// group is `world@1` there (`world_1` in the names of files).
     ///
     /// A subgroup grows too. The ranks of the new job are then the ranks in the subgroup, not those of the old job. An
     /// error that names the old group has ranks of the old job.
@@ -105,7 +105,7 @@ impl ProcessGroup {
         if builder.rank.is_some_and(|rank| rank != self.rank) {
             return Some(format!("the rank is {}, which a member keeps", self.rank));
         }
-        let is_same = builder.name == *self.name && builder.epoch == self.id().epoch;
+        let is_same = name_of_epoch(&builder.name, builder.epoch) == *self.name;
         is_same.then(|| format!("epoch {} is that of the group that grows: take another one", builder.epoch))
     }
 }

@@ -124,7 +124,7 @@ impl ProcessGroup {
         self.counter.id
     }
 
-    /// Returns the group's name, as used in error messages and in the store.
+    /// Returns the group's name, as used in error messages and dumps. An epoch other than 0 follows: `world@1`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

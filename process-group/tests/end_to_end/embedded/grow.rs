@@ -81,6 +81,23 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn texts_tell_the_old_group_from_the_grown_one() {
+        let machine = machine_with(2, RELEASE);
+        machine.ranks(2, |rank| {
+            let old = first(&rank, 1);
+            let grown = larger(old.as_ref(), rank.builder().epoch(1)).unwrap();
+            for (group, name) in [(old, "world"), (Some(grown), "world@1")] {
+                let Some(group) = group else { continue };
+                assert_eq!(group.name(), name);
+                let text = format!("{group:?}");
+                assert!(text.contains(&format!(" {name}: rank")), "{text}");
+                group.destroy(far()).unwrap();
+            }
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn members_take_the_store_of_their_group() {
         let machine = machine_with(2, RELEASE);
         machine.ranks(2, |rank| {
