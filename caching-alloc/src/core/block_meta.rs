@@ -22,9 +22,8 @@ pub(super) enum BlockStatus {
     Pending,
 }
 
-/// The record of a block that the cache has taken from its heap. A record is a CPU cache line.
+/// The record of a block that the cache has taken from its heap.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
 pub(super) struct BlockMeta {
     /// Address of the first byte.
     pub(super) address: u64,
@@ -46,7 +45,7 @@ pub(super) struct BlockMeta {
     saved: bool,
 }
 
-const _: () = assert!(size_of::<BlockMeta>() == 64);
+const _: () = assert!(size_of::<BlockMeta>() == 48);
 
 impl BlockMeta {
     fn unused() -> Self {

@@ -23,7 +23,6 @@ const SHARE: u64 = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// The length of the blocks in the list. 0 if the list is empty since the last eviction.
     units: Units,
     head: BlockId,
 }
@@ -31,7 +30,7 @@ struct Slot {
 #[derive(Debug)]
 pub(super) struct QuickList {
     slots: Box<[Slot; SLOTS]>,
-    /// A bit for each slot. It is set if the slot has a length, so that it may have a block.
+    /// A bit for each slot. It is set if the slot may have a block.
     touched: [u64; SLOTS / 64],
     /// The slot at which the next eviction starts.
     evict_at: usize,
@@ -130,9 +129,13 @@ impl QuickList {
         let slot = &mut self.slots[place];
         blocks.set(id, BlockStatus::Kept).link = slot.head;
         slot.head = id;
+        // A store delays the next lock operation, so `units` and `touched` are only written if they change.
         if slot.units != units {
             slot.units = units;
-            self.touched[place / 64] |= 1 << (place % 64);
+        }
+        let (touched, bit) = (&mut self.touched[place / 64], 1 << (place % 64));
+        if *touched & bit == 0 {
+            *touched |= bit;
         }
         self.kept += bytes_of(units);
         None
@@ -181,7 +184,6 @@ impl QuickList {
                 self.kept -= bytes_of(slot.units);
                 give(blocks, id);
             }
-            slot.units = 0;
             self.touched[place / 64] &= !(1 << (place % 64));
         }
     }
