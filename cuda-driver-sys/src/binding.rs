@@ -26,7 +26,8 @@ static LIBRARY: Library = Library {
     stem: "libcuda.so",
     required: &["cuDriverGetVersion", "cuInit", "cuGetErrorName", "cuDeviceGetCount"],
     functions: FUNCTIONS,
-    advice: "install NVIDIA's driver, or set CUDA_DRIVER_SYS_LIBRARY to its library's file",
+    advice: "it comes with NVIDIA's kernel driver, not with the toolkit: install that driver, start the container \
+             with the GPUs mapped in, or set CUDA_DRIVER_SYS_LIBRARY to the library's file",
     packages: "a toolkit's package for forward compatibility",
     packaged,
 };

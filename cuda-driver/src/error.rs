@@ -15,10 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The driver's library could not be loaded.
-    #[error(
-        "the CUDA driver could not be loaded (libcuda.so.1 comes with NVIDIA's kernel driver, not with the toolkit: \
-         install the driver, or start the container with the GPUs mapped in)"
-    )]
+    #[error("the CUDA driver could not be loaded")]
     Load(#[from] LoadError),
 
     /// The loaded driver lacks a function or a feature.

@@ -14,6 +14,9 @@ const CAPACITY: u64 = 140 << 30;
 /// and its cores reduce them.
 const EMBEDDED_BUDGET: u64 = 256 << 20;
 
+/// The text of an error if `--backend cuda` was asked for and the libraries or GPUs are missing.
+pub const NO_CUDA: &str = "--backend cuda cannot run here (--backend sim takes the embedded device)";
+
 /// The devices that the ranks of a job use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Backend {
@@ -89,9 +92,7 @@ pub fn choose(wanted: Backend, ranks: Option<u32>) -> Result<(Plan, Option<Strin
     }
     match (real(ranks), wanted) {
         (Ok(ranks), _) => Ok((Plan { backend: Backend::Cuda, ranks }, None)),
-        (Err(error), Backend::Cuda) => {
-            Err(error.context("--backend cuda cannot run here (--backend sim takes the embedded device)"))
-        }
+        (Err(error), Backend::Cuda) => Err(error.context(NO_CUDA)),
         (Err(error), _) => {
             let why = explain(&error);
             let why = why.lines().next().unwrap_or_default();

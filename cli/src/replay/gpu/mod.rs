@@ -13,6 +13,7 @@ mod uses;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use caching_alloc::core::{Allocator, Block, Settings};
 use caching_alloc::driver::{DriverSource, Sharing, VirtualMemorySource};
 use cuda_driver::{Context, Driver, Stream};
@@ -25,6 +26,7 @@ use super::figures::{Figures, least_capacity};
 use super::host::{Outcome, ReplayError, driver_calls};
 use super::options::{Backend, Policy};
 use super::program::{Active, Call, Program};
+use crate::demo::backend::NO_CUDA;
 
 /// Timed replays; the fastest counts.
 const ROUNDS: u32 = 5;
@@ -43,7 +45,8 @@ pub(super) struct Gpu {
 impl Gpu {
     pub(super) fn open(backend: Backend) -> anyhow::Result<Self> {
         if backend == Backend::Cuda {
-            return Ok(Self { context: Driver::load()?.device(0)?.retain_primary()?, _world: None });
+            let context = || Driver::load()?.device(0)?.retain_primary();
+            return Ok(Self { context: context().context(NO_CUDA)?, _world: None });
         }
         let world = World::builder().capacity(CAPACITY).start()?;
         pattern::register(&world);
