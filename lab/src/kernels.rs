@@ -1,18 +1,18 @@
-//! `cargo xtask codegen kernels`: the PTX of symm-mem's kernels, and of its example's. NVRTC compiles each unit once
-//! for each set of code. NVRTC comes as a wheel, is loaded from the cache, and needs neither a GPU nor a CUDA
-//! toolkit.
+//! `cargo xtask codegen kernels`: the PTX of symm-mem's kernels, and of its example's. NVRTC comes as a wheel, is loaded
+//! from the cache, and needs neither a GPU nor a CUDA toolkit.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use hmac_sha256::Hash;
 use libloading::Library;
-use symm_mem::kernels::{CodeSet, UNITS, Unit, defines};
+use symm_mem::kernels::{LEAST_CAPABILITY, PTX_SEPARATOR, UNITS, Unit, defines};
 
 use xtask::files::{self, Files};
 use xtask::headers::{self, Part};
-use xtask::pins::NVRTC;
+use xtask::pins::{NVRTC, NVRTC_LIBRARY};
 use xtask::shell;
 
 #[derive(clap::Args)]
@@ -26,48 +26,73 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     files::write(&shell::workspace()?, &generate()?, options.check)
 }
 
-/// Folders of the sources; their PTX lies in `ptx` below.
+/// The folder of symm-mem's sources, of their PTX, and of the list of hashes.
 const KERNELS: &str = "symm-mem/kernels";
+/// The PTX of all units in one frame of zstd: the units share most of their text.
+const PACKED: &str = "kernels.ptx.zst";
+/// SHA-256 of [`PACKED`] and of each source, in the format of `sha256sum`.
+const SUMS: &str = "SHA256SUMS";
+/// The compression level: the highest.
+const LEVEL: i32 = 22;
+
 const EXAMPLE: &str = "symm-mem/examples/user_kernel";
 
-/// One source to compile, and its output.
+/// One source to compile.
 struct Job {
     folder: &'static str,
     source: &'static str,
-    /// Name of the PTX file.
+    /// Name of the unit.
     name: &'static str,
     defines: Vec<String>,
 }
 
-fn jobs() -> Vec<Job> {
+fn job(unit: &Unit) -> Job {
     let common = defines().into_iter().map(|(name, value)| format!("{name}={value}"));
-    let common: Vec<String> = common.collect();
-    let unit = |unit: &Unit| {
-        let own = unit.defines.iter().map(|define| (*define).to_owned());
-        let defines = common.iter().cloned().chain(own).collect();
-        Job { folder: KERNELS, source: unit.source, name: unit.name, defines }
-    };
-    let example =
-        Job { folder: EXAMPLE, source: "strided_gather.cu", name: "strided_gather", defines: Vec::new() };
-    UNITS.iter().map(unit).chain([example]).collect()
+    let own = unit.defines.iter().map(|define| (*define).to_owned());
+    Job { folder: KERNELS, source: unit.source, name: unit.name, defines: common.chain(own).collect() }
 }
 
 fn generate() -> Result<Files> {
     let root = shell::workspace()?;
-    let headers = headers_of(&root.join(KERNELS))?;
-    let mut files = Files::new();
-    for (set, (pin, name)) in CodeSet::ALL.into_iter().zip(NVRTC) {
-        let [place] = headers::fetch(pin, [Part::Library])?;
-        let compiler = Nvrtc::load(&headers::find(&place, name)?)?;
-        for job in jobs() {
-            let text = compiler
-                .compile(&root, &job, &headers, set)
-                .with_context(|| format!("compiling {} for {}", job.name, set.architecture()))?;
-            let file = format!("ptx/{}/{}.ptx", set.architecture(), job.name);
-            files.insert(PathBuf::from(job.folder).join(file), text);
-        }
+    let folder = root.join(KERNELS);
+    let headers = headers_of(&folder)?;
+    let [place] = headers::fetch(&NVRTC, [Part::Library])?;
+    let compiler = Nvrtc::load(&headers::find(&place, NVRTC_LIBRARY)?)?;
+    let compile =
+        |job: &Job| compiler.compile(&root, job, &headers).with_context(|| format!("compiling {}", job.name));
+    let units = UNITS.iter().map(|unit| compile(&job(unit))).collect::<Result<Vec<_>>>()?;
+    let packed = zstd::bulk::compress(units.join(PTX_SEPARATOR).as_bytes(), LEVEL)?;
+    let sums = sums(&folder, &packed)?;
+    let example = "strided_gather";
+    let text =
+        compile(&Job { folder: EXAMPLE, source: "strided_gather.cu", name: example, defines: Vec::new() })?;
+    let generated = [
+        (Path::new(KERNELS).join(PACKED), packed),
+        (Path::new(KERNELS).join(SUMS), sums.into_bytes()),
+        (Path::new(EXAMPLE).join(example).with_extension("ptx"), text.into_bytes()),
+    ];
+    Ok(Files::from(generated))
+}
+
+/// The list of hashes: of every source in the folder and of the packed PTX.
+fn sums(folder: &Path, packed: &[u8]) -> Result<String> {
+    let mut files = vec![(PACKED.to_owned(), packed.to_vec())];
+    for name in sources(folder)? {
+        let contents = fs::read(folder.join(&name)).with_context(|| format!("reading {name}"))?;
+        files.push((name, contents));
     }
-    Ok(files)
+    let hash = |bytes: &[u8]| Hash::hash(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Ok(files.iter().map(|(name, contents)| format!("{}  {name}\n", hash(contents))).collect())
+}
+
+/// The names of the sources and headers in the folder, in order.
+fn sources(folder: &Path) -> Result<Vec<String>> {
+    let listed = fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
+    let names = listed.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    let mut names = names.collect::<Result<Vec<_>>>()?;
+    names.retain(|name| name.ends_with(".cu") || name.ends_with(".cuh"));
+    names.sort();
+    Ok(names)
 }
 
 /// A source text and the name by which others include it.
@@ -85,12 +110,8 @@ impl Source {
 }
 
 fn headers_of(folder: &Path) -> Result<Vec<Source>> {
-    let listed = fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))?;
-    let names = listed.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
-    let mut names = names.collect::<Result<Vec<_>>>()?;
-    names.retain(|name| name.ends_with(".cuh"));
-    names.sort();
-    names.iter().map(|name| Source::read(folder, name)).collect()
+    let names = sources(folder)?;
+    names.iter().filter(|name| name.ends_with(".cuh")).map(|name| Source::read(folder, name)).collect()
 }
 
 /// NVRTC's handle of a program.
@@ -104,7 +125,7 @@ struct Nvrtc {
 /// Loads a function of NVRTC by its name.
 macro_rules! nvrtc {
     ($self:ident.$name:ident: fn($($parameter:ty),*) -> $result:ty) => {{
-        // SAFETY: the signature is the one of NVRTC's header, the same in both pinned releases.
+        // SAFETY: the signature is the one of NVRTC's header.
         unsafe {
             $self.library.get::<unsafe extern "C" fn($($parameter),*) -> $result>(stringify!($name).as_bytes())
         }
@@ -119,7 +140,7 @@ impl Nvrtc {
         Ok(Self { library })
     }
 
-    fn compile(&self, root: &Path, job: &Job, headers: &[Source], set: CodeSet) -> Result<String> {
+    fn compile(&self, root: &Path, job: &Job, headers: &[Source]) -> Result<String> {
         let source = Source::read(&root.join(job.folder), job.source)?;
         let (texts, names): (Vec<_>, Vec<_>) =
             headers.iter().map(|header| (header.text.as_ptr(), header.name.as_ptr())).unzip();
@@ -140,15 +161,16 @@ impl Nvrtc {
             )
         };
         self.check("nvrtcCreateProgram", code)?;
-        let compiled = self.compile_program(program, job, set);
+        let compiled = self.compile_program(program, job);
         let destroy = nvrtc!(self.nvrtcDestroyProgram: fn(*mut Program) -> c_int);
         // SAFETY: made above, and used by nobody after this.
         self.check("nvrtcDestroyProgram", unsafe { destroy(&mut program) })?;
         compiled
     }
 
-    fn compile_program(&self, program: Program, job: &Job, set: CodeSet) -> Result<String> {
-        let mut options = vec![format!("--gpu-architecture={}", set.architecture())];
+    fn compile_program(&self, program: Program, job: &Job) -> Result<String> {
+        let (major, minor) = LEAST_CAPABILITY;
+        let mut options = vec![format!("--gpu-architecture=compute_{major}{minor}")];
         // The host implementations of the kernels round after each step, so fused multiply-add is disabled.
         options.extend(["--std=c++17", "--fmad=false"].map(str::to_owned));
         options.extend(job.defines.iter().map(|define| format!("--define-macro={define}")));
@@ -161,9 +183,7 @@ impl Nvrtc {
         self.check("nvrtcCompileProgram", code).with_context(|| log.trim().to_owned())?;
         ensure!(log.trim().is_empty(), "the compiler warns:\n{}", log.trim());
         let text = self.text(program, "nvrtcGetPTXSize", "nvrtcGetPTX")?;
-        // NVRTC 12 adds constants of a header that it includes by itself; our code does not use them.
-        let own = |line: &&str| !(line.starts_with(".global") && line.contains("2nv6target"));
-        Ok(text.lines().filter(own).flat_map(|line| [line, "\n"]).collect())
+        Ok(text.trim_end().to_owned() + "\n")
     }
 
     /// Reads a text by two functions: one returns its size, NUL included, the other the text.
@@ -190,5 +210,21 @@ impl Nvrtc {
         // SAFETY: takes any number, and gives a text that is the library's own.
         let name = unsafe { CStr::from_ptr(name(code)) };
         bail!("{function}: {}", name.to_string_lossy())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_committed_kernels_have_the_committed_hashes() {
+        let folder = shell::workspace().unwrap().join(KERNELS);
+        let packed = fs::read(folder.join(PACKED)).unwrap();
+        let committed = fs::read_to_string(folder.join(SUMS)).unwrap();
+        assert_eq!(sums(&folder, &packed).unwrap(), committed, "run `cargo xtask codegen kernels`");
+        let mut other = packed;
+        other[0] ^= 1;
+        assert_ne!(sums(&folder, &other).unwrap(), committed);
     }
 }

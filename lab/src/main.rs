@@ -36,7 +36,7 @@ enum Task {
     Sim(sim::Options),
     /// Compare nccl-sys and cuda-driver-sys with real releases of NCCL and of `cuda.h`, without a GPU
     Abi(abi::Options),
-    /// Compile symm-mem's kernels to PTX with the pinned releases of NVRTC, without a GPU
+    /// Compile symm-mem's kernels to PTX with the pinned release of NVRTC, without a GPU
     Kernels(kernels::Options),
     /// Download PyTorch's viewer of memory snapshots (140 MB, once), and check that it reads our snapshots
     TorchViewer,

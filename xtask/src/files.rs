@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Path below the repository's root, and text.
-pub type Files = BTreeMap<PathBuf, String>;
+/// Path below the repository's root, and contents.
+pub type Files = BTreeMap<PathBuf, Vec<u8>>;
 
 /// Writes the files below `root`, or with `check` fails if one differs from what is there.
 pub fn write(root: &Path, files: &Files, check: bool) -> Result<()> {
     let mut differing = Vec::new();
-    for (path, text) in files {
+    for (path, contents) in files {
         let place = root.join(path);
-        if fs::read_to_string(&place).is_ok_and(|found| found == *text) {
+        if fs::read(&place).is_ok_and(|found| found == *contents) {
             continue;
         }
         if check {
             differing.push(path.display().to_string());
         } else {
             fs::create_dir_all(place.parent().context("a file lies in a folder")?)?;
-            fs::write(&place, text).with_context(|| format!("writing {}", place.display()))?;
+            fs::write(&place, contents).with_context(|| format!("writing {}", place.display()))?;
             eprintln!("wrote {}", path.display());
         }
     }
@@ -43,7 +43,7 @@ mod tests {
     fn a_check_fails_when_one_line_is_altered_and_changes_nothing() {
         let root = tempfile::tempdir().unwrap();
         let names = ["one/functions.rs", "two/functions.rs"];
-        let files = Files::from(names.map(|name| (PathBuf::from(name), "first\nsecond\n".to_owned())));
+        let files = Files::from(names.map(|name| (PathBuf::from(name), b"first\nsecond\n".to_vec())));
         let check = || write(root.path(), &files, true).map_err(|error| error.to_string());
         assert!(
             check().unwrap_err().contains("one/functions.rs, two/functions.rs"),

@@ -20,7 +20,7 @@ const PUBLISHED: [(&str, &[&str]); 10] = [
     ("cuda-driver", &[]),
     ("caching-alloc", &[]),
     ("process-group", &[]),
-    ("symm-mem", &["kernels/ptx/compute_70/reduce_f32.ptx", "kernels/ptx/compute_90/reduce_f32.ptx"]),
+    ("symm-mem", &["kernels/kernels.ptx.zst", "kernels/reduce.cu"]),
     ("cli", &["data/gpt2_train.trace.gz", "data/uplot/LICENSE", "peers/alloc_bench.cpp"]),
 ];
 

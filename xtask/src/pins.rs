@@ -20,25 +20,15 @@ const fn pin(package: &'static str, version: &'static str, sha256: &'static str)
 pub const LIBCLANG: Pin =
     pin("libclang", "18.1.1", "c533091d8a3bbf7460a00cb6c1a71da93bffe148f172c7d03b1c31fbf8aa2a0b");
 
-/// NVRTC, which compiles CUDA C++ to PTX, and its library's name: one for each set of symm-mem's code, in their order.
-pub const NVRTC: [(&Pin, &str); 2] = [
-    (
-        &pin(
-            "nvidia-cuda-nvrtc-cu11",
-            "11.7.99",
-            "9f1562822ea264b7e34ed5930567e89242d266448e936b85bc97a3370feabb03",
-        ),
-        "libnvrtc.so.11.2",
-    ),
-    (
-        &pin(
-            "nvidia-cuda-nvrtc-cu12",
-            "12.0.140",
-            "8e94e991d85c422de4da87bdc7472fdc1364367bd4aace7000b559cd33122071",
-        ),
-        "libnvrtc.so.12",
-    ),
-];
+/// NVRTC, which compiles CUDA C++ to PTX. The oldest supported driver loads the PTX of this release.
+pub const NVRTC: Pin = pin(
+    "nvidia-cuda-nvrtc-cu11",
+    "11.7.99",
+    "9f1562822ea264b7e34ed5930567e89242d266448e936b85bc97a3370feabb03",
+);
+
+/// The name of NVRTC's library.
+pub const NVRTC_LIBRARY: &str = "libnvrtc.so.11.2";
 
 /// PyTorch, for its viewer of memory snapshots.
 pub const TORCH: Pin =

@@ -23,7 +23,7 @@ use cuda_driver::{
 };
 use process_group::ProcessGroup;
 use symm_mem::{
-    kernels::{CodeSet, PadLayout, twins},
+    kernels::{PadLayout, twins},
     rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions},
 };
 
@@ -72,14 +72,10 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Loads the kernel from the PTX that fits the driver and the device.
+/// Loads the kernel. The driver compiles the PTX for its device.
 fn load(context: &Context) -> Result<Function> {
-    let set = CodeSet::choose(context.driver().version(), context.device().compute_capability()?);
-    let ptx = match set.ok_or("the device is older than the code")? {
-        CodeSet::Compute70 => include_str!("ptx/compute_70/strided_gather.ptx"),
-        CodeSet::Compute90 => include_str!("ptx/compute_90/strided_gather.ptx"),
-    };
-    Ok(Module::load_ptx(context, ptx, &JitOptions::new())?.function(KERNEL)?)
+    let module = Module::load_ptx(context, include_str!("strided_gather.ptx"), &JitOptions::new())?;
+    Ok(module.function(KERNEL)?)
 }
 
 /// Element `at` of rank `rank`'s buffer in a round.

@@ -1,9 +1,12 @@
-//! The PTX of the crate, and the choice of PTX for a driver.
+//! The PTX of the crate.
 //!
-//! Sources and PTX lie in `kernels/`. A unit is compiled and loaded as one module. Each unit exists twice: a driver
-//! refuses PTX of a toolkit newer than its own release, and newer devices profit from newer PTX.
+//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device loads it: it is of
+//! the oldest release and architecture that have all instructions that the kernels use.
 
-use cuda_driver::sys::Version;
+use std::{io::Read, sync::LazyLock};
+
+use ruzstd::decoding::StreamingDecoder;
+
 use process_group::comm::{DataType, ReduceOp};
 
 use super::arguments::Placing;
@@ -11,54 +14,33 @@ use super::fault::Waiting;
 use super::pad::LINE;
 use super::{Kernel, MOST_RANKS, PadLayout};
 
-/// The toolkit and the architecture of the PTX.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CodeSet {
-    /// PTX 7.7 for `compute_70`, by NVRTC 11.7: for every supported driver and device.
-    Compute70,
-    /// PTX 8.0 for `compute_90`, by NVRTC 12.0.
-    Compute90,
-}
+/// The smallest compute capability of a device that the kernels run on, and the architecture of their PTX.
+pub const LEAST_CAPABILITY: (u32, u32) = (7, 0);
 
-impl CodeSet {
-    /// Both, the older first.
-    pub const ALL: [Self; 2] = [Self::Compute70, Self::Compute90];
+/// Separates the units in the packed PTX.
+#[doc(hidden)]
+pub const PTX_SEPARATOR: &str = "\0";
 
-    /// The architecture as NVRTC names it; also the folder of the PTX.
-    #[must_use]
-    pub const fn architecture(self) -> &'static str {
-        match self {
-            Self::Compute70 => "compute_70",
-            Self::Compute90 => "compute_90",
-        }
-    }
+/// The PTX of all units in one frame of zstd.
+const PACKED: &[u8] = include_bytes!("../../kernels/kernels.ptx.zst");
 
-    /// The best set for a driver of this release and a device of this compute capability; `None` below capability
-    /// 7.0.
-    ///
-    /// ```
-    /// use symm_mem::kernels::CodeSet;
-    /// let set = |major, minor, capability| CodeSet::choose(cuda_driver::sys::Version::new(major, minor, 0), capability);
-    /// assert_eq!(set(13, 0, (9, 0)), Some(CodeSet::Compute90));
-    /// assert_eq!(set(11, 8, (9, 0)), Some(CodeSet::Compute70));
-    /// assert_eq!(set(13, 0, (8, 6)), Some(CodeSet::Compute70));
-    /// assert_eq!(set(12, 4, (6, 1)), None);
-    /// ```
-    #[must_use]
-    pub fn choose(driver: Version, capability: (u32, u32)) -> Option<Self> {
-        match capability {
-            (..7, _) => None,
-            (9.., _) if driver >= Version::new(12, 0, 0) => Some(Self::Compute90),
-            _ => Some(Self::Compute70),
-        }
-    }
+/// The PTX of every unit, in their order.
+static UNPACKED: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let text = unpack(PACKED).expect("the crate's PTX is a frame of zstd");
+    text.split(PTX_SEPARATOR).map(str::to_owned).collect()
+});
+
+fn unpack(packed: &[u8]) -> Option<String> {
+    let mut text = String::new();
+    StreamingDecoder::new(packed).ok()?.read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 /// A unit that is compiled and loaded as one module.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Unit {
-    /// Name of the unit and of its PTX file.
+    /// Name of the unit.
     pub name: &'static str,
     /// Path of its source below `kernels/`.
     pub source: &'static str,
@@ -66,29 +48,25 @@ pub struct Unit {
     pub defines: &'static [&'static str],
     /// Its kernels.
     pub(super) entries: &'static [&'static str],
-    ptx: [&'static str; 2],
 }
 
 impl Unit {
-    /// The PTX.
+    /// The PTX. The first call unpacks that of all units, which takes some milliseconds.
     #[must_use]
-    pub const fn ptx(&self, set: CodeSet) -> &'static str {
-        self.ptx[set as usize]
+    pub fn ptx(&self) -> &'static str {
+        let index = UNITS.iter().position(|unit| unit.name == self.name);
+        index.and_then(|index| UNPACKED.get(index)).map_or("", String::as_str)
     }
 }
 
 macro_rules! units {
     ($($name:literal from $source:literal with $defines:tt: $entries:expr;)*) => {
-        /// Every unit. A new one begins with two empty files, which `cargo xtask codegen kernels` then writes.
+        /// Every unit. `cargo xtask codegen kernels` writes the PTX of a new one.
         pub const UNITS: &[Unit] = &[$(Unit {
             name: $name,
             source: $source,
             defines: &$defines,
             entries: &$entries,
-            ptx: [
-                include_str!(concat!("../../kernels/ptx/compute_70/", $name, ".ptx")),
-                include_str!(concat!("../../kernels/ptx/compute_90/", $name, ".ptx")),
-            ],
         }),*];
     };
 }

@@ -6,7 +6,7 @@ use cuda_driver::Context;
 use cuda_driver::graph::RelaxedCapture;
 use cuda_driver::module::{Function, JitOptions, Module};
 
-use super::code::{CodeSet, SIGNALS, UNITS};
+use super::code::{LEAST_CAPABILITY, SIGNALS, UNITS};
 use super::{Kernel, KernelError, MOST_RANKS, Ranks};
 
 /// The kernels of a context. A handle, cheap to clone; the kernels are unloaded when the last handle is dropped.
@@ -30,7 +30,6 @@ pub struct Kernels {
 #[derive(Debug)]
 struct Inner {
     context: Context,
-    set: CodeSet,
     units: [OnceLock<Vec<Function>>; UNITS.len()],
     loading: Mutex<()>,
 }
@@ -56,19 +55,14 @@ impl Kernels {
         }
         let device = context.device();
         let found = device.compute_capability()?;
-        let set = CodeSet::choose(context.driver().version(), found)
-            .ok_or(KernelError::DeviceTooOld { device: device.ordinal(), found })?;
+        if found < LEAST_CAPABILITY {
+            return Err(KernelError::DeviceTooOld { device: device.ordinal(), found });
+        }
         let (units, loading) = (std::array::from_fn(|_| OnceLock::new()), Mutex::new(()));
-        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), set, units, loading }) };
+        let kernels = Self { inner: Arc::new(Inner { context: context.clone(), units, loading }) };
         kernels.unit(SIGNALS)?;
         loaded.push(Arc::downgrade(&kernels.inner));
         Ok(kernels)
-    }
-
-    /// The code set that was chosen for the driver and the device.
-    #[must_use]
-    pub fn code_set(&self) -> CodeSet {
-        self.inner.set
     }
 
     /// The context that they are loaded into.
@@ -91,7 +85,7 @@ impl Kernels {
         let context = &self.inner.context;
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let unit = &UNITS[unit];
-        let module = Module::load_ptx(context, unit.ptx(self.inner.set), &JitOptions::new())?;
+        let module = Module::load_ptx(context, unit.ptx(), &JitOptions::new())?;
         let functions = unit.entries.iter().map(|name| module.function(name));
         let functions = functions.collect::<Result<Vec<_>, _>>()?;
         Ok(place.get_or_init(|| functions))

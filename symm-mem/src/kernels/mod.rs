@@ -34,7 +34,9 @@ pub mod twins;
 use cuda_driver::DevicePtr;
 use cuda_driver::module::Parameter;
 
-pub use code::{CodeSet, UNITS, Unit, defines};
+#[doc(hidden)]
+pub use code::PTX_SEPARATOR;
+pub use code::{LEAST_CAPABILITY, UNITS, Unit, defines};
 pub use collectives::{Algorithm, AllGather, AllReduce, AllToAll, ReduceScatter, Target};
 pub use error::{KernelError, Late};
 pub use fault::{FaultRecord, Waiting};

@@ -42,7 +42,7 @@ pub(crate) fn tables(
     let table = functions(entries, names)?;
     let mut files = Files::new();
     let mut put = |name: &str, subject: &str, imports: &str, body: &str| -> Result<()> {
-        files.insert(folder.join(name), file(subject, origin, imports, body)?);
+        files.insert(folder.join(name), file(subject, origin, imports, body)?.into_bytes());
         Ok(())
     };
     put("enums.rs", "Enumerations.", "use dynload::enumeration;", &enumerations(&bindings.enumerations))?;

@@ -1,55 +1,42 @@
-//! The committed PTX: its content, and the choice for a driver.
+//! The committed PTX: its content, and loading it.
 
 use cuda_driver::sys::CUresult;
 use process_group::comm::DataType;
-use symm_mem::kernels::{CodeSet, KernelError, Kernels, UNITS};
+use symm_mem::kernels::{KernelError, Kernels, UNITS};
 
 use super::{driver, on_devices, start};
 use crate::common::turn;
 
 #[test]
-fn every_unit_is_there_for_both_toolkits() {
-    for (set, head) in
-        CodeSet::ALL.into_iter().zip([".version 7.7\n.target sm_70\n", ".version 8.0\n.target sm_90\n"])
-    {
-        for unit in UNITS {
-            let text = unit.ptx(set);
-            assert!(text.contains(head), "{} of {set:?} is not for {head:?}", unit.name);
-        }
+fn every_unit_has_ptx_for_the_oldest_driver_and_device() {
+    for unit in UNITS {
+        assert!(unit.ptx().contains(".version 7.7\n.target sm_70\n"), "{}", unit.name);
     }
 }
 
-/// A driver's answer to `cuDriverGetVersion`.
-macro_rules! version {
-    ($code:literal) => {{
-        unsafe extern "C" fn version(out: *mut std::ffi::c_int) -> CUresult {
-            // SAFETY: the caller passes a valid pointer for the result.
-            unsafe { out.write($code) };
-            CUresult::CUDA_SUCCESS
-        }
-        version
-    }};
+/// An answer of the driver about the device's major compute capability.
+unsafe extern "C" fn capability_6(
+    out: *mut std::ffi::c_int,
+    _: cuda_driver::sys::CUdevice_attribute,
+    _: cuda_driver::sys::CUdevice,
+) -> CUresult {
+    // SAFETY: the caller passes a valid pointer for the result.
+    unsafe { out.write(6) };
+    CUresult::CUDA_SUCCESS
 }
 
 #[test]
-fn a_driver_is_given_code_that_it_takes() {
+fn every_kernel_is_in_the_code_and_an_old_device_is_refused() {
     let _turn = turn();
     let world = start(1);
-    for (version, set) in [
-        (version!(11070) as unsafe extern "C" fn(_) -> _, CodeSet::Compute70),
-        (version!(11080), CodeSet::Compute70),
-        (version!(12000), CodeSet::Compute90),
-        (version!(13050), CodeSet::Compute90),
-    ] {
-        let mut table = world.cuda();
-        table.cuDriverGetVersion = Some(version);
-        let driver = driver(table);
-        let context = driver.device(0).unwrap().retain_primary().unwrap();
-        let kernels = Kernels::load(&context).unwrap();
-        assert_eq!(kernels.code_set(), set);
-        // Every requested kernel is in the code.
-        DataType::ALL.iter().for_each(|dtype| kernels.prepare(*dtype).unwrap());
-    }
+    let context = |table| driver(table).device(0).unwrap().retain_primary().unwrap();
+    let kernels = Kernels::load(&context(world.cuda())).unwrap();
+    DataType::ALL.iter().for_each(|dtype| kernels.prepare(*dtype).unwrap());
+    drop(kernels);
+    let mut table = world.cuda();
+    table.cuDeviceGetAttribute = Some(capability_6);
+    let refused = Kernels::load(&context(table)).unwrap_err();
+    assert!(matches!(refused, KernelError::DeviceTooOld { found: (6, 6), .. }), "{refused}");
     world.finish().unwrap();
 }
 

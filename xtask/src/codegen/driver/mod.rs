@@ -68,10 +68,13 @@ pub(crate) fn generate() -> Result<Files> {
     let mut files = render::tables(generated, &origin, (newest.bindings, &table.entries), &names)?;
     let subject = "Functions that the table leaves out.";
     let superseded = releases::superseded(&table.superseded);
-    files.insert(generated.join("superseded.rs"), render::file(subject, &origin, "", &superseded)?);
+    files.insert(
+        generated.join("superseded.rs"),
+        render::file(subject, &origin, "", &superseded)?.into_bytes(),
+    );
     let subject = "Types, fields and constants by release.";
     let list = render::file(subject, "`cuda.h` of every pinned release", "", &list)?;
-    files.insert("lab/src/abi/cuda/facts.rs".into(), list);
+    files.insert("lab/src/abi/cuda/facts.rs".into(), list.into_bytes());
     Ok(files)
 }
 

@@ -71,14 +71,17 @@ pub(crate) fn generate() -> Result<Files> {
     let names = render::Names { prefix: "nccl", status: "ncclResult_t" };
     let mut files = render::tables(folder, &origin, (bindings, &entries), &names)?;
     let subject = "Since when structures, fields and constants are as they are.";
-    files.insert(folder.join("dates.rs"), render::file(subject, "the headers of every release", "", &dates)?);
+    files.insert(
+        folder.join("dates.rs"),
+        render::file(subject, "the headers of every release", "", &dates)?.into_bytes(),
+    );
     Ok(files)
 }
 
 /// Reads every pinned release and returns the history file.
 pub(crate) fn history() -> Result<Files> {
     let (place, text) = History::read()?.file();
-    Ok(Files::from([(place.to_owned(), text)]))
+    Ok(Files::from([(place.to_owned(), text.into_bytes())]))
 }
 
 /// Returns the macros with a value that are neither generated nor written by hand.
