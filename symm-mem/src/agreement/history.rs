@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    ValuesByRank,
+    Ranks, ValuesByRank,
     wire::{wire_enum, wire_struct},
 };
 
@@ -102,6 +102,41 @@ impl Shared {
     }
 }
 
+/// Returns how the ranks' pools can be made equal again, for the first operations that differ.
+fn recovery(operations: &ValuesByRank<Option<Operation>>) -> String {
+    let mut made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
+    let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);
+    let others = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
+    let Some((first, operation)) = made.next() else { return others.to_owned() };
+    let Operation { kind, bytes, place, .. } = operation;
+    let mut ahead = first.ranks.clone();
+    for (entry, other) in made {
+        if (other.kind, other.bytes, other.place) != (*kind, *bytes, *place) {
+            return others.to_owned();
+        }
+        ahead.extend(&entry.ranks);
+    }
+    ahead.sort_unstable();
+    let lacking =
+        || operations.entries.iter().filter(|entry| !entry.ranks.iter().any(|it| ahead.contains(it)));
+    let refused = |refused: &Operation| (*kind, *bytes) == (OperationKind::Allocate, refused.bytes);
+    if !lacking().all(|entry| entry.value.as_ref().is_none_or(refused)) {
+        return others.to_owned();
+    }
+    let mut behind: Vec<u32> = lacking().flat_map(|entry| entry.ranks.iter().copied()).collect();
+    behind.sort_unstable();
+    let (behind, ahead) = (Ranks(&behind), Ranks(&ahead));
+    match (kind, place) {
+        (OperationKind::Allocate, _) => format!(
+            "; to recover, let {behind} allocate {bytes} bytes next, as {ahead} did, then commit again"
+        ),
+        (OperationKind::Free, Some(place)) => {
+            format!("; to recover, let {behind} drop the block at {place}, as {ahead} did, then commit again")
+        }
+        _ => others.to_owned(),
+    }
+}
+
 /// The point at which the allocation histories of ranks diverge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
@@ -149,11 +184,13 @@ impl fmt::Display for Divergence {
                     None => "none".to_owned(),
                     Some(operation) => operation.describe(shared),
                 });
-                write!(out, " ({what})")
+                write!(out, " ({what}){}", recovery(operations))
             }
-            Divergence::Forgotten { before } => {
-                write!(out, "the first allocation that differs lies before number {before}")
-            }
+            Divergence::Forgotten { before } => write!(
+                out,
+                "the first allocation that differs lies before number {before}; drop the pool on all ranks, and make a \
+                 new one"
+            ),
             Divergence::NotFound {} => {
                 out.write_str("a rank fell silent while the first allocation that differs was searched")
             }
@@ -181,17 +218,20 @@ mod tests {
         assert_eq!(
             said(Some(operation(8192, 0))),
             "the first allocation that differs is number 3, tagged bucket, at train.rs:12, segment 0, offset 0 (ranks \
-             0, 2, 3: allocated 4096 bytes; rank 1: allocated 8192 bytes)"
+             0, 2, 3: allocated 4096 bytes; rank 1: allocated 8192 bytes); the pools cannot be made equal again: drop the pool on all \
+             ranks, and make a new one"
         );
         assert_eq!(
             said(Some(operation(4096, 512))),
             "the first allocation that differs is number 3, tagged bucket, at train.rs:12 (ranks 0, 2, 3: allocated \
-             4096 bytes, segment 0, offset 0; rank 1: allocated 4096 bytes, segment 0, offset 512)"
+             4096 bytes, segment 0, offset 0; rank 1: allocated 4096 bytes, segment 0, offset 512); the pools cannot be made equal again: \
+             drop the pool on all ranks, and make a new one"
         );
         assert_eq!(
             said(None),
             "the first allocation that differs is number 3 (ranks 0, 2, 3: allocated 4096 bytes (bucket) at \
-             train.rs:12, segment 0, offset 0; rank 1: none)"
+             train.rs:12, segment 0, offset 0; rank 1: none); to recover, let rank 1 allocate 4096 bytes next, as ranks \
+             0, 2, 3 did, then commit again"
         );
     }
 }

@@ -190,7 +190,7 @@ impl Rank {
         for (sequence, bytes) in (0..).zip(self.scenario.requests(self.rank)) {
             match self.arena.allocate(bytes) {
                 Ok(placed) => self.blocks.push(Some(placed.placement)),
-                Err(SymmetricError::Source { .. }) if self.taken.is_some() => {
+                Err(SymmetricError::OutOfMemory { .. }) if self.taken.is_some() => {
                     self.blocks.push(None);
                     self.lacking.get_or_insert(sequence);
                 }

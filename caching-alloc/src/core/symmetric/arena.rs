@@ -9,7 +9,7 @@ use super::log::{Log, OperationKind};
 use super::{Geometry, Placement, SEGMENT_STEP};
 use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
-use crate::core::source::{self, SegmentMemory, SegmentSource, SourceError};
+use crate::core::source::{self, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
 /// The only list of the heap. All sizes share it, because a symmetric pool has few blocks, and its segments are
 /// expensive.
@@ -60,8 +60,27 @@ pub enum SymmetricError {
         /// Bytes of the new segment that would be needed.
         missing: u64,
     },
-    /// The source did not return a valid segment. The log records the request as refused, so this rank's log differs
-    /// from those of ranks on which the request succeeded.
+    /// The device has no memory for a new segment. See [`SymmetricArena::allocate`] for how to continue.
+    #[error(
+        "out of memory: {wanted} bytes need segment {ordinal} of a symmetric pool, of {segment} bytes; the pool has mapped \
+         {reserved} bytes, {in_use} of them in blocks; {}; free memory of the device, then repeat this request before \
+         any other of the pool", describe_info(*info)
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        wanted: u64,
+        /// The ordinal of the segment.
+        ordinal: u32,
+        /// The size of the segment, which is the same on every rank.
+        segment: u64,
+        /// Bytes in all segments of the pool.
+        reserved: u64,
+        /// Bytes in all blocks of the pool.
+        in_use: u64,
+        /// The device's memory, if the source reported it.
+        info: Option<MemoryInfo>,
+    },
+    /// The source did not return a valid segment. See [`SymmetricArena::allocate`] for how to continue.
     #[error("segment {ordinal} of a symmetric pool, {bytes} bytes, could not be made")]
     Source {
         /// The segment's ordinal.
@@ -102,6 +121,13 @@ pub enum SymmetricError {
     },
 }
 
+fn describe_info(info: Option<MemoryInfo>) -> String {
+    match info {
+        Some(MemoryInfo { free, total }) => format!("the device has {free} of {total} bytes free"),
+        None => "the device did not report its free memory".to_owned(),
+    }
+}
+
 impl SymmetricArena {
     /// Makes an arena without segments. The first request allocates a segment from `source`.
     ///
@@ -120,12 +146,27 @@ impl SymmetricArena {
     /// Places a block of `bytes`. Makes a new segment if no segment has room for it.
     ///
     /// # Errors
-    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::Source`]. After an
-    /// error the arena is unchanged, except that its log records the last two.
+    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::OutOfMemory`],
+    /// [`SymmetricError::Source`]. After an error the arena is unchanged, except that its log records the last three as
+    /// a refused request. So this rank's log differs from those of ranks on which the request succeeded. It is equal to
+    /// them again once the request has succeeded here too: if the next request is for the same size, it replaces the
+    /// refused one in the log.
     #[track_caller]
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
         self.place(bytes, Location::caller())
+    }
+
+    /// Makes room for a block of `bytes`: a new segment, unless a segment has that room already. The log records it as
+    /// a block that was placed and freed.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn reserve(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
+        let placed = self.allocate_tagged(bytes, "reserved")?;
+        self.free(placed.placement)?;
+        Ok(placed)
     }
 
     /// Like [`allocate`](Self::allocate), and adds a tag to the logged operation. Error texts that show the operation
@@ -182,6 +223,12 @@ impl SymmetricArena {
     #[must_use]
     pub fn is_frozen(&self) -> bool {
         self.frozen > 0
+    }
+
+    /// Returns true if the last request was refused, so that this rank's log may differ from those of other ranks.
+    #[must_use]
+    pub fn has_refused(&self) -> bool {
+        self.journal.has_refused()
     }
 
     /// Retires segment `ordinal`, which must have no blocks. Nothing is placed there any more, the ordinal is not
@@ -327,10 +374,12 @@ impl SymmetricArena {
         if self.is_frozen() {
             return Err(SymmetricError::PoolWouldGrowDuringCapture { wanted: bytes, missing: segment });
         }
-        source::allocate(&*self.source, segment).map_err(|source| SymmetricError::Source {
-            ordinal,
-            bytes: segment,
-            source,
+        source::allocate(&*self.source, segment).map_err(|source| match source {
+            SourceError::OutOfMemory { .. } => {
+                let ((reserved, in_use), info) = (self.journal.totals(), self.source.memory_info().ok());
+                SymmetricError::OutOfMemory { wanted: bytes, ordinal, segment, reserved, in_use, info }
+            }
+            source => SymmetricError::Source { ordinal, bytes: segment, source },
         })
     }
 }

@@ -57,7 +57,8 @@ fn mixture(seed: u64, most: u64) -> Vec<u64> {
 
 /// Calls `next` with the length of the largest hole, and allocates the size that it returns. Repeats this until
 /// `enough` bytes are in use. Returns the sizes of the pool's segments, and the bytes in use. Checks that after the
-/// first segment, at most twice the bytes in use are ever reserved, except for tolerance and rounding.
+/// first segment, the idle bytes never exceed the larger of the bytes in use and 8 times the first segment, except for
+/// tolerance and rounding.
 fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (Vec<u64>, u64) {
     let mut arena = SymmetricArena::new(Arc::new(HostSource::at(1 << 40, u64::MAX)), geometry).unwrap();
     let (mut used, mut reserved) = (0, 0);
@@ -70,7 +71,7 @@ fn grow(geometry: Geometry, enough: u64, mut next: impl FnMut(u64) -> u64) -> (V
             holes.push(segment.bytes);
             reserved += segment.bytes;
             let rounding = segments.len() as u64 * SEGMENT_STEP;
-            let bound = 2 * used + TOLERANCE + rounding;
+            let bound = used + used.max(8 * geometry.first_segment) + TOLERANCE + rounding;
             assert!(segments.len() == 1 || reserved <= bound, "{geometry:?}: {segments:?} for {used}");
         }
         holes[placed.placement.ordinal as usize] -= placed.bytes;
@@ -118,7 +119,16 @@ fn whoever_asks_for_just_more_than_every_hole_is_served_with_little_idle() {
 }
 
 #[test]
-fn what_is_idle_is_no_more_than_what_is_used_whatever_the_geometry() {
+fn a_small_pool_has_one_segment_of_64_mib() {
+    let geometry = Geometry::default();
+    assert_eq!(geometry.segment_bytes(0, 0, 1), 64 * MIB);
+    assert_eq!(geometry.segment_bytes(0, 0, 100 * MIB), 100 * MIB);
+    let (segments, _) = grow(geometry, 64 * MIB, |_| MIB);
+    assert_eq!(segments, [64 * MIB]);
+}
+
+#[test]
+fn idle_memory_is_bounded_whatever_the_geometry() {
     for seed in 0..72 {
         let mut random = Random(seed);
         let first_segment = SEGMENT_STEP << random.among(0, 5);

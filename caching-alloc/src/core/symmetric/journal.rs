@@ -35,12 +35,14 @@ pub(in crate::core) struct Journal {
     reserved: u64,
     /// Bytes in all blocks.
     in_use: u64,
+    /// True if the last operation is a refused request.
+    refused: bool,
 }
 
 impl Journal {
     pub(in crate::core) fn new(geometry: Geometry) -> Self {
         let log = Log::new(geometry, LOG_OPERATIONS);
-        Self { geometry, log, segments: Vec::new(), reserved: 0, in_use: 0 }
+        Self { geometry, log, segments: Vec::new(), reserved: 0, in_use: 0, refused: false }
     }
 
     pub(in crate::core) fn geometry(&self) -> Geometry {
@@ -61,7 +63,8 @@ impl Journal {
         (ordinal, self.geometry.segment_bytes(self.reserved, self.in_use, bytes))
     }
 
-    /// Logs an operation, and updates the bytes in use.
+    /// Logs an operation, and updates the bytes in use. A request that was refused before is logged once, and an
+    /// allocation that directly follows its refusal replaces it.
     #[inline(always)]
     pub(in crate::core) fn log(
         &mut self,
@@ -75,7 +78,40 @@ impl Journal {
             OperationKind::Free => self.in_use = self.in_use.saturating_sub(bytes.next_multiple_of(UNIT)),
             OperationKind::Refuse | OperationKind::Retire => {}
         }
-        self.log.push(kind, bytes, placement, site);
+        if !self.refused || !self.is_repeated(kind, bytes, placement, site) {
+            self.log.push(kind, bytes, placement, site);
+            self.refused = kind == OperationKind::Refuse;
+        }
+    }
+
+    /// Returns true if the operation repeats the refused request that was logged last. Logs it then.
+    #[cold]
+    fn is_repeated(
+        &mut self,
+        kind: OperationKind,
+        bytes: u64,
+        placement: Option<Placement>,
+        site: &'static Location<'static>,
+    ) -> bool {
+        match (kind, placement) {
+            (OperationKind::Allocate, Some(placement)) => {
+                let granted = self.log.grant(bytes, placement, site);
+                self.refused &= !granted;
+                granted
+            }
+            (OperationKind::Refuse, _) => self.log.has_refused(bytes),
+            _ => false,
+        }
+    }
+
+    /// Returns true if the last operation is a refused request.
+    pub(super) fn has_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Returns the bytes in all segments that are not retired, and in all blocks.
+    pub(super) fn totals(&self) -> (u64, u64) {
+        (self.reserved, self.in_use)
     }
 
     /// Adds a tag of the program to the operation that was logged last.

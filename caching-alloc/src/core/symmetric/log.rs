@@ -28,8 +28,9 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request failed on this rank, because the source failed or the pool was frozen. From here on, this log differs
-    /// from those of ranks on which the request succeeded.
+    /// A request failed on this rank, because the source failed or the pool was frozen. This log differs from those of
+    /// ranks on which the request succeeded, until the next request is for the same size and succeeds. That request
+    /// replaces this operation.
     Refuse,
     /// A segment was [retired](super::SymmetricArena::retire): no more blocks are placed there.
     Retire,
@@ -231,6 +232,39 @@ impl Log {
         }
     }
 
+    /// Replaces the last operation, if it is a refused request for `bytes`, by the allocation of these. Returns false if
+    /// the last operation is another one.
+    #[cold]
+    pub(crate) fn grant(
+        &mut self,
+        bytes: u64,
+        placement: Placement,
+        site: &'static Location<'static>,
+    ) -> bool {
+        let Some(seq) = self.state.length.checked_sub(1).filter(|_| self.has_refused(bytes)) else {
+            return false;
+        };
+        let Some(before) = self.hash_at(seq) else { return false };
+        let (what, place) =
+            (What::new(OperationKind::Allocate, bytes), PackedPlacement::new(Some(placement)));
+        let (hash, slot) = (mix(before, what.0), self.slot(seq));
+        self.recent[slot] = Record { what, place, site, hash };
+        self.state.hash = hash;
+        if let Some(power) = self.powers.last_mut().filter(|power| power.length == seq + 1) {
+            *power = self.state;
+        }
+        if self.tags.back().is_some_and(|(tagged, _)| *tagged == seq) {
+            self.tags.pop_back();
+        }
+        true
+    }
+
+    /// Returns true if the last operation is a refused request for `bytes`.
+    pub(crate) fn has_refused(&self, bytes: u64) -> bool {
+        let last = self.state.length.checked_sub(1).and_then(|seq| self.record(seq));
+        last.is_some_and(|last| last.what.0 == What::new(OperationKind::Refuse, bytes).0)
+    }
+
     #[cold]
     fn keep_power(&mut self) {
         self.powers.push(self.state);
@@ -246,7 +280,11 @@ impl Log {
 
     /// Adds a tag to the last operation.
     pub(crate) fn tag(&mut self, tag: Cow<'static, str>) {
-        self.tags.push_back((self.state.length - 1, tag));
+        let seq = self.state.length - 1;
+        match self.tags.back_mut() {
+            Some((tagged, last)) if *tagged == seq => *last = tag,
+            _ => self.tags.push_back((seq, tag)),
+        }
     }
 
     fn record(&self, seq: u64) -> Option<&Record> {
@@ -277,11 +315,13 @@ mod tests {
 
     const GEOMETRY: Geometry = Geometry { first_segment: 64 << 20, largest_segment: 4 << 30 };
 
+    const SITE: &Location<'static> = Location::caller();
+
     fn log_of(sizes: &[u64]) -> Log {
         let mut log = Log::new(GEOMETRY, 8);
         for bytes in sizes {
             let begin = Some(Placement { ordinal: 0, offset: 0 });
-            log.push(OperationKind::Allocate, *bytes, begin, Location::caller());
+            log.push(OperationKind::Allocate, *bytes, begin, SITE);
         }
         log
     }
@@ -347,6 +387,31 @@ mod tests {
             proptest::prop_assert!(log.recent().eq(all[oldest..].iter().cloned()));
             proptest::prop_assert_eq!(log.operation(all.len() as u64), None);
             proptest::prop_assert_eq!(oldest.checked_sub(1).and_then(|seq| log.operation(seq as u64)), None);
+        }
+    }
+
+    /// A refused request that is repeated leaves no trace, in a full log too.
+    #[test]
+    fn a_granted_request_takes_the_place_of_its_refusal() {
+        for before in 0..20 {
+            let sizes: Vec<u64> = (1..=before).collect();
+            let (mut log, mut expected) = (log_of(&sizes), log_of(&sizes));
+            let begin = Placement { ordinal: 0, offset: 0 };
+            assert!(!log.grant(7, begin, SITE));
+            log.push(OperationKind::Refuse, 7, None, SITE);
+            log.tag("refused".into());
+            assert!(log.has_refused(7) && !log.has_refused(8) && !log.grant(8, begin, SITE));
+            assert!(log.grant(7, begin, SITE));
+            expected.push(OperationKind::Allocate, 7, Some(begin), SITE);
+            for _ in 0..20 {
+                assert_eq!((log.state(), &log.powers), (expected.state(), &expected.powers));
+                assert!(log.recent().eq(expected.recent()));
+                assert!((0..50).all(|length| log.hash_at(length) == expected.hash_at(length)));
+                for log in [&mut log, &mut expected] {
+                    log.push(OperationKind::Allocate, 100, Some(begin), SITE);
+                    log.tag("tag".into());
+                }
+            }
         }
     }
 

@@ -61,7 +61,8 @@ pub struct Placement {
 /// while the idle memory is limited. The first segment has [`first_segment`](Self::first_segment) bytes, or consists of
 /// a whole number of requests if these are large. A further segment is as large as the limit on idle memory, in all
 /// segments together, permits. The limit is the smaller of
-/// - the memory in use, so that at most twice the memory in use is reserved;
+/// - the memory in use, so that at most twice the memory in use is reserved, or 8 times
+///   [`first_segment`](Self::first_segment) if that is more;
 /// - two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use if that is more.
 ///
 /// If a request is at least as large as all memory that was in use before it, the new segment has the length of one or
@@ -69,8 +70,8 @@ pub struct Placement {
 ///
 /// # Guarantees
 /// For every sequence of requests that frees nothing, with the default geometry, to within 8 MiB and the rounding of
-/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved. From 8 GiB in use on, at
-/// most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
+/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved, or 512 MiB more than it if
+/// that is more. From 8 GiB in use on, at most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
 ///
 /// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
 /// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee 8
@@ -89,9 +90,9 @@ pub struct Geometry {
 }
 
 impl Default for Geometry {
-    /// Segments from 512 MiB to 4 GiB.
+    /// A first segment of 64 MiB, and segments of up to 4 GiB.
     fn default() -> Self {
-        Self { first_segment: 512 << 20, largest_segment: 4 << 30 }
+        Self { first_segment: 64 << 20, largest_segment: 4 << 30 }
     }
 }
 
@@ -110,7 +111,8 @@ impl Geometry {
             }
         } else {
             let after = in_use.saturating_add(bytes);
-            let idle = after.min((largest / 3 * 2).max(after / 3));
+            let small = self.first_segment.saturating_mul(8);
+            let idle = after.max(small).min((largest / 3 * 2).max(after / 3));
             let most = after.saturating_add(idle).saturating_sub(reserved).min(largest);
             // With requests of equal size, rounding must not make the segment a little too short for the last one.
             let tolerance = if bytes >= 4 * TOLERANCE { TOLERANCE } else { 0 };

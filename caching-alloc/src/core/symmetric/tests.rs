@@ -138,13 +138,9 @@ fn segments_grow_geometrically_and_carry_the_log() {
         arena.allocate(1 << 20).unwrap();
     }
     let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes >> 20).collect();
-    assert_eq!(sizes, [2, 4, 8, 16, 32, 44, 44, 52]);
+    assert_eq!(sizes, [2, 18, 22, 44, 44, 44, 60]);
     let lengths: Vec<u64> = arena.segments().iter().map(|segment| segment.log.length).collect();
-    assert_eq!(
-        lengths,
-        [1, 3, 7, 15, 31, 63, 107, 151],
-        "the state includes the request that made the segment"
-    );
+    assert_eq!(lengths, [1, 3, 21, 43, 87, 131, 175], "the state includes the request that made the segment");
     for segment in arena.segments() {
         assert_eq!(arena.log().hash_at(segment.log.length), Some(segment.log.hash));
     }
@@ -211,7 +207,7 @@ fn a_frozen_arena_says_what_is_missing() {
     arena.allocate(1 << 20).unwrap();
     let error = arena.allocate(5 << 20).unwrap_err();
     assert!(
-        matches!(error, SymmetricError::PoolWouldGrowDuringCapture { wanted, missing } if wanted == 5 << 20 && missing == 10 << 20),
+        matches!(error, SymmetricError::PoolWouldGrowDuringCapture { wanted, missing } if wanted == 5 << 20 && missing == 20 << 20),
         "{error}"
     );
     arena.free(first.placement).unwrap();
@@ -225,15 +221,60 @@ fn a_rank_that_fails_is_told_apart() {
     let source = Arc::new(HostSource::new(u64::MAX));
     let mut left = SymmetricArena::new(source.clone(), NARROW).unwrap();
     let mut right = arena(1 << 40, u64::MAX, NARROW);
-    source.fail(SourceCall::Allocate, Failing::once(0));
-    assert!(matches!(left.allocate(9), Err(SymmetricError::Source { ordinal: 0, .. })));
+    source.fail(SourceCall::Allocate, Failing::once(0).for_want_of_memory());
+    let full = left.allocate(9).unwrap_err();
+    let SymmetricError::OutOfMemory { wanted: 9, ordinal: 0, segment, reserved: 0, in_use: 0, info: Some(_) } =
+        full
+    else {
+        panic!("{full}");
+    };
+    assert_eq!(segment, 2 << 20);
     right.allocate(9).unwrap();
-    left.allocate(9).unwrap();
+    right.allocate(10).unwrap();
+    left.allocate(10).unwrap();
     assert_eq!(left.segments()[0].bytes, right.segments()[0].bytes);
     assert_ne!(left.segments()[0].log, right.segments()[0].log);
     assert_eq!(left.log().operation(0).unwrap().kind, OperationKind::Refuse);
     left.release().unwrap();
     assert_eq!(source.calls().live_bytes, 0);
+}
+
+#[test]
+fn a_repeated_request_takes_the_place_of_the_refused_one() {
+    let source = Arc::new(HostSource::new(u64::MAX));
+    let mut left = SymmetricArena::new(source.clone(), NARROW).unwrap();
+    let mut right = arena(1 << 40, u64::MAX, NARROW);
+    for arena in [&mut left, &mut right] {
+        arena.allocate(1 << 20).unwrap();
+    }
+    source.fail(SourceCall::Allocate, Failing::for_ever(0).for_want_of_memory());
+    for _ in 0..3 {
+        let full = left.allocate_tagged(5 << 20, "refused").unwrap_err().to_string();
+        assert!(full.starts_with("out of memory: 5242880 bytes need segment 1"), "{full}");
+        assert_eq!(left.log().state().length, 2, "a request is refused once");
+    }
+    right.allocate(5 << 20).unwrap();
+    assert_ne!(left.log().state(), right.log().state());
+    source.heal();
+    left.allocate(5 << 20).unwrap();
+    assert_eq!(left.log().state(), right.log().state());
+    assert_eq!(left.segments()[1].log, right.segments()[1].log);
+    assert_eq!(left.log().operation(1).unwrap().tag, None);
+    left.release().unwrap();
+}
+
+#[test]
+fn reserved_memory_serves_later_requests() {
+    let mut arena = arena(1 << 40, u64::MAX, NARROW);
+    arena.reserve(100 << 20).unwrap();
+    assert_eq!(arena.segments()[0].bytes, 100 << 20);
+    assert!(!arena.reserve(100 << 20).unwrap().grown, "there is room");
+    arena.freeze();
+    for _ in 0..10 {
+        assert!(!arena.allocate(10 << 20).unwrap().grown);
+    }
+    let full = arena.reserve(1).unwrap_err();
+    assert!(matches!(full, SymmetricError::PoolWouldGrowDuringCapture { .. }), "{full}");
 }
 
 #[test]
