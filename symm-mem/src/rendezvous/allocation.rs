@@ -47,8 +47,10 @@ pub enum AllocationError {
     /// The error of the driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// A size of 0 bytes, or a size larger than the address space.
-    #[error("an allocation of {bytes:?} bytes; expected at least 1, and what addresses can count")]
+    /// A size of 0 bytes, a size larger than the address space, or one larger than the mapping.
+    #[error(
+        "an allocation of {bytes:?} bytes; expected at least 1, and at most what addresses can count or the mapping has"
+    )]
     Size {
         /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
@@ -100,7 +102,25 @@ impl PeerMemory {
         let granularity = Granularity::of(context.device(), handles)?;
         let whole = granularity.round_up(bytes);
         let memory = PhysicalMemory::create(context, whole, handles)?;
-        let mapping = mapped(context, &memory, whole)?;
+        Self::mapped(mapped(context, &memory, whole)?, bytes, subject)
+    }
+
+    /// Makes memory of a mapping of the caller, for a [`PeerAllocator`] outside of this crate: of another kind of
+    /// device, or with an own way to reserve addresses and pages. Peers map all of the mapping's physical memory, so the
+    /// mapping has all of it, with access for this rank's device. The physical memory can be exported, and the devices
+    /// of the peers can access it. Of its bytes, `bytes` are in use. With `id` it is
+    /// [persistent](PeerAllocator::persistent) memory, and every rank gives the same id.
+    ///
+    /// # Errors
+    /// [`AllocationError::Size`] if `bytes` is 0 or more than the mapping has.
+    pub fn from_mapping(mapping: Mapping, bytes: usize, id: Option<u64>) -> Result<Self, AllocationError> {
+        Self::mapped(mapping, bytes, id.map_or(Subject::Allocation, |id| Subject::Persistent { id }))
+    }
+
+    fn mapped(mapping: Mapping, bytes: usize, subject: Subject) -> Result<Self, AllocationError> {
+        if !(1..=mapping.bytes()).contains(&bytes) {
+            return Err(AllocationError::Size { bytes: Some(bytes) });
+        }
         Ok(Self {
             inner: Arc::new(Inner {
                 homes: PeerMappingCache::default(),

@@ -239,6 +239,29 @@ impl Rendezvous {
         Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
     }
 
+    /// Allocates memory for a tensor on every member, and maps it on all others: [`PeerMemory::new`] and
+    /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective, with the same layout.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Allocation`] on a member that has no memory; the others get
+    /// [`Refused`](RendezvousError::Refused) with the reason. And the errors of [`rendezvous`](Self::rendezvous).
+    #[doc(alias = "empty_strided_p2p")]
+    pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, RendezvousError> {
+        let Inner { context, options, .. } = &*self.inner;
+        let allocated = || {
+            let bytes = layout.bytes().ok_or(AllocationError::Size { bytes: None })?;
+            let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
+            PeerMemory::new(context, bytes, handles)
+        };
+        match allocated() {
+            Ok(memory) => self.rendezvous(&memory),
+            Err(error) => {
+                self.decline(error_text(&error));
+                Err(error.into())
+            }
+        }
+    }
+
     /// Returns the peers' buffers from an earlier rendezvous for this buffer, or for another block of its segment.
     /// Local.
     ///

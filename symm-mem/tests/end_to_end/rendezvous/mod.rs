@@ -1,5 +1,6 @@
 //! Rendezvous on the embedded device: ranks as threads, and as processes that die.
 
+mod backends;
 mod faults;
 mod hosts;
 mod meetings;
