@@ -8,21 +8,23 @@
 //! lockstep launch -n 3 -- target/debug/examples/collectives --embedded
 //! ```
 //!
-//! With `--embedded` it needs no GPU: the kernels' twins run on the embedded device.
+//! With `--embedded` it needs no GPU: the kernels' twins run on the embedded device. With `--one-gpu` all ranks use the
+//! first GPU, which runs their kernels in turns. The ranks meet in a file of the folder for temporary files then,
+//! because NCCL wants a GPU for each rank.
 
 #[path = "support/mod.rs"]
 mod support;
 
-use std::process::ExitCode;
+use std::{cell::Cell, process::ExitCode, sync::Arc, time::Duration};
 
-use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
+use cuda_driver::{Context, Driver, Stream, StreamFlags, graph::CaptureMode};
 use process_group::{
-    ProcessGroup,
     comm::{DataType, ReduceOp},
+    store::{FileStore, Store, barrier},
 };
 use symm_mem::{
     kernels::{Algorithm, AllGather, AllReduce, AllToAll, Kernels, ReduceScatter, Target, twins},
-    rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
+    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
 };
 
 use support::{PATIENCE, Result, as_rank, embedded, exit_code, soon};
@@ -38,15 +40,52 @@ const ODD: usize = 4;
 
 const INT: usize = size_of::<u32>();
 
+/// The argument that puts all ranks on the first GPU.
+const ONE_GPU: &str = "--one-gpu";
+
 fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(ONE_GPU) {
+        return exit_code(on_one_gpu());
+    }
     exit_code(embedded().and_then(|embedded| {
         let machine = |builder: gpu_sim::Builder| {
             let machine = builder.start()?;
             twins::register(&machine);
             Ok(machine)
         };
-        as_rank(embedded, machine, |builder| run(builder.build()?))
+        as_rank(embedded, machine, |builder| {
+            let world = builder.build()?;
+            let options = RendezvousOptions::default();
+            run(GroupInfo::from(&world), world.context(), options, &|| Ok(world.barrier(soon())?))?;
+            Ok(world.destroy(soon())?)
+        })
     }))
+}
+
+/// Runs this rank without a process group.
+fn on_one_gpu() -> Result<()> {
+    let number = |name: &str| -> Result<usize> { Ok(std::env::var(name)?.parse()?) };
+    let (rank, size) = (number("RANK")?, number("WORLD_SIZE")?);
+    let path = std::env::temp_dir().join(format!("collectives-{}", number("MASTER_PORT")?));
+    let store: Arc<dyn Store> = Arc::new(FileStore::open(&path)?);
+    let ranks = (0..size).map(u32::try_from).collect::<Result<Vec<_>, _>>()?;
+    let info = GroupInfo::new("one GPU", rank, ranks, store.clone())?;
+    let context = Driver::load()?.device(0)?.retain_primary()?;
+    let meetings = Cell::new(0);
+    let meet = || {
+        meetings.set(meetings.get() + 1);
+        Ok(barrier(&*store, &format!("collectives/{}", meetings.get()), rank, size, soon())?)
+    };
+    run(info, &context, RendezvousOptions::default().shared_devices(true), &meet)?;
+    // The others use the file no more when they have been counted.
+    store.add("left", 1)?;
+    if rank == 0 {
+        while store.add("left", 0)? < size as i64 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -127,12 +166,17 @@ impl Collective {
     }
 }
 
-fn run(world: ProcessGroup) -> Result<()> {
-    let rendezvous = Rendezvous::of(&world, RendezvousOptions::default().deadline(PATIENCE))?;
-    let buffer = CudaAllocator::new(world.context())?.allocate(BYTES)?;
+fn run(
+    info: GroupInfo,
+    context: &Context,
+    options: RendezvousOptions,
+    meet: &dyn Fn() -> Result<()>,
+) -> Result<()> {
+    let rendezvous = Rendezvous::new(info, context, options.deadline(PATIENCE))?;
+    let buffer = CudaAllocator::new(context)?.allocate(BYTES)?;
     let memory = rendezvous.rendezvous(&buffer)?;
-    let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
-    let kernels = Kernels::load(world.context())?;
+    let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
+    let kernels = Kernels::load(context)?;
     kernels.prepare(DataType::U32)?;
     let (rank, size) = (memory.rank(), memory.world_size());
     let (from, to) = (memory.offset() + ODD, memory.offset() + BYTES / 2 + ODD);
@@ -149,11 +193,11 @@ fn run(world: ProcessGroup) -> Result<()> {
                 // SAFETY: all offsets lie in the buffers. Between the two barriers of the host, only the kernels
                 // access the buffers, and the graph is launched once, while they live.
                 unsafe {
-                    world.context().copy_from_host(buffer.ptr() + ODD as u64, &values)?;
+                    context.copy_from_host(buffer.ptr() + ODD as u64, &values)?;
                     stream.fill_u32(buffer.ptr() + (BYTES / 2 + ODD) as u64, 0, outcomes)?;
                     stream.synchronize()?;
-                    world.context().synchronize()?;
-                    world.barrier(soon())?;
+                    context.synchronize()?;
+                    meet()?;
                     let launch = || collective.launch(&kernels, (&memory, &stream), (from, to), length);
                     let graph;
                     if captured {
@@ -166,8 +210,8 @@ fn run(world: ProcessGroup) -> Result<()> {
                     }
                     stream.synchronize()?;
                     memory.check()?;
-                    world.context().copy_to_host(&mut found, buffer.ptr() + (BYTES / 2 + ODD) as u64)?;
-                    world.barrier(soon())?;
+                    context.copy_to_host(&mut found, buffer.ptr() + (BYTES / 2 + ODD) as u64)?;
+                    meet()?;
                 }
                 for (index, found) in found.iter().enumerate() {
                     let wanted = collective.outcome(rank, size, length, index);
@@ -183,7 +227,5 @@ fn run(world: ProcessGroup) -> Result<()> {
         }
     }
     println!("rank {rank} of {size}: {right} collectives were right");
-    drop((memory, buffer, rendezvous, stream));
-    world.destroy(soon())?;
     Ok(())
 }
