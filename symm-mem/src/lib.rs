@@ -73,8 +73,8 @@ pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
 pub use commit::{CommitError, CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
 pub use pool::{
-    AgreedError, BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, RetireError,
-    RetireReport, Standing, SymmetricBlock, SymmetricPool, Why,
+    AgreedError, BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, PoolScope,
+    PoolSource, RetireError, RetireReport, SliceError, Standing, SymmetricBlock, SymmetricPool, Why,
 };
 
 #[cfg(doctest)]

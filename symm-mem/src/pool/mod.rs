@@ -10,6 +10,8 @@
 //! | `places` | places of buffers, for groups that compare them before each operation |
 //! | `agreed` | allocations of a length that the ranks agree on |
 //! | `retire` | removal of segments, on all ranks or on none |
+//! | `scope` | regions of a program whose allocations are committed at the end |
+//! | `typed` | device slices over blocks |
 //!
 //! Allocation only places blocks and logs requests; only a commit makes windows.
 
@@ -22,6 +24,8 @@ mod memory;
 mod peers;
 mod places;
 mod retire;
+mod scope;
+mod typed;
 
 use std::{
     borrow::Cow,
@@ -52,6 +56,8 @@ pub use self::{
     explain::{Explanation, Path, Why},
     lookup::{BufferLocation, LookupError, Standing},
     retire::{RetireError, RetireReport},
+    scope::{PoolScope, PoolSource},
+    typed::SliceError,
 };
 pub(crate) use self::{lookup::Table, memory::Memory};
 use crate::{
@@ -75,6 +81,7 @@ pub struct SymmetricPool {
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
+    dropped_on: Arc<typed::DroppedOn>,
     /// Declared last, to be dropped after the table.
     _farewell: places::Farewell,
 }
@@ -127,6 +134,7 @@ impl SymmetricPool {
             seats: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
+            dropped_on: Arc::default(),
             _farewell: places::Farewell,
         })
     }
@@ -144,12 +152,30 @@ impl SymmetricPool {
     /// Allocates a block of `bytes` bytes. Not collective.
     ///
     /// # Errors
-    /// [`SymmetricError`]: no memory, or [`SymmetricError::PoolWouldGrowDuringCapture`].
+    /// [`SymmetricError`]: no memory, or [`SymmetricError::PoolWouldGrowDuringCapture`]. A request that failed on some
+    /// ranks only makes the ranks differ, and commits are refused on all of them. They succeed again once this rank has
+    /// repeated the request successfully, before any other request of the pool.
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
         let placed = arena.allocate(bytes)?;
         Ok(self.hand_out(arena, placed, bytes))
+    }
+
+    /// Makes room for a block of `bytes` bytes: a new segment, unless a segment has that room already. Later blocks that
+    /// fit there need no new segment, for example in a graph capture. The next commit makes the segment a window.
+    ///
+    /// Does not wait for other ranks. It is part of the sequence of requests, so every rank calls it alike.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn reserve(&self, bytes: u64) -> Result<(), SymmetricError> {
+        let mut arena = self.memory.arena();
+        if arena.reserve(bytes)?.grown {
+            self.publish_last(&arena);
+        }
+        Ok(())
     }
 
     /// Allocates a block of `bytes` bytes, which errors about differences between ranks call `tag`. Not collective.

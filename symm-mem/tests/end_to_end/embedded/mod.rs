@@ -14,7 +14,10 @@ mod joined;
 mod places;
 mod plain;
 mod processes;
+mod recovery;
 mod retire;
+mod scope;
+mod typed;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};
 use gpu_sim::{Action, Injection, World};

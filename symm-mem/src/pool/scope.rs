@@ -1,0 +1,197 @@
+//! Regions of a program whose allocations become symmetric, and the pool as a source of a caching allocator.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use caching_alloc::core::{
+    MemoryInfo, Pool, SegmentMemory, SegmentSource, SourceError, ThreadRoute, symmetric::SymmetricError,
+};
+
+use super::{SymmetricBlock, SymmetricPool};
+use crate::commit::{CommitError, CommitOptions, CommitReport, SymmetricGroup, commit_all, lock};
+
+/// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish).
+///
+/// If it is dropped without `finish`, nothing is committed. The new segments stay without windows, and the next commit
+/// or the next finished scope registers them. Dropping it neither blocks nor fails.
+#[must_use = "only `finish` commits the new segments"]
+pub struct PoolScope<'a> {
+    pool: &'a SymmetricPool,
+    groups: Vec<&'a dyn SymmetricGroup>,
+    options: CommitOptions,
+    route: Option<ThreadRoute>,
+}
+
+impl<'a> PoolScope<'a> {
+    /// Makes the requests of this thread to an allocator use `pool` until the end of the scope. `pool` is a pool of
+    /// that allocator with a [`PoolSource`] of the scope's pool.
+    pub fn route(mut self, pool: &Pool) -> Self {
+        self.route = Some(pool.use_on_this_thread());
+        self
+    }
+
+    /// Sets the options of the commits.
+    pub fn options(mut self, options: CommitOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Ends the scope, and commits the pool's new segments for the scope's groups, as [`commit_all`] does. Collective
+    /// over each group: all members call it at the same point of the program. Returns one result for each group, in the
+    /// order given.
+    ///
+    /// Without new segments for a group, this rank does not take part in a commit: it neither uses the store nor waits.
+    /// This is right if the members made the same requests, as a pool demands. Then they have the same new segments,
+    /// because segments are a function of the requests, and all skip the commit or none. A refused request counts as
+    /// new, so a lack of memory on one rank is reported to all at once. If a member made other requests, so that it
+    /// has nothing new and the others have, they get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which names
+    /// it. Nothing is registered then. The next commit of that member and the others compares all their requests, and
+    /// reports the first difference. Until then, the hash of each collective has the places of its buffers in committed
+    /// segments, so no collective pairs a window with other memory unnoticed.
+    ///
+    /// # Errors
+    /// Those of [`SymmetricPool::commit`], for each group.
+    pub fn finish(self) -> Vec<Result<CommitReport, CommitError>> {
+        let Self { pool, groups, options, route } = self;
+        drop(route);
+        let known: Vec<_> = groups.iter().map(|group| pool.unchanged(*group)).collect();
+        let new = groups.iter().zip(&known).filter(|(_, known)| known.is_none());
+        let commits: Vec<_> = new.map(|(group, _)| (pool, *group)).collect();
+        let mut committed = commit_all(&commits, options).into_iter();
+        known.into_iter().filter_map(|known| known.map(Ok).or_else(|| committed.next())).collect()
+    }
+}
+
+impl fmt::Debug for PoolScope<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups: Vec<_> = self.groups.iter().map(|group| group.id().to_string()).collect();
+        write!(out, "PoolScope({:?}, groups {groups:?})", self.pool)
+    }
+}
+
+impl SymmetricPool {
+    /// Begins a region whose new segments become windows of `groups` at its end.
+    ///
+    /// ```no_run
+    /// # use process_group::ProcessGroup;
+    /// # use symm_mem::SymmetricPool;
+    /// # fn rank(pool: &SymmetricPool, tp: &ProcessGroup, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    /// let scope = pool.scope(&[tp, world]);
+    /// let activations = pool.allocate(64 << 20)?;
+    /// for report in scope.finish() {
+    ///     println!("{} new windows", report?.new_windows);
+    /// }
+    /// # drop(activations);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scope<'a>(&'a self, groups: &[&'a dyn SymmetricGroup]) -> PoolScope<'a> {
+        PoolScope { pool: self, groups: groups.to_vec(), options: CommitOptions::default(), route: None }
+    }
+
+    /// Returns the report of a commit without new segments, or `None` if there is something to commit for the group.
+    fn unchanged(&self, group: &dyn SymmetricGroup) -> Option<CommitReport> {
+        let id = group.id();
+        let seated = self.seats().get(&id).cloned()?;
+        let seated = lock(&seated);
+        let arena = self.memory().arena();
+        let is_new = arena.segments().iter().any(|it| !it.retired && seated.seat.is_new(it.ordinal));
+        if is_new || arena.has_refused() || seated.seat.poison().is_some() {
+            return None;
+        }
+        drop(arena);
+        let table = self.table();
+        let standings = table.standings(id)?;
+        Some(CommitReport {
+            group: id,
+            new_segments: 0,
+            new_windows: 0,
+            segments: standings.committed(),
+            windows: standings.windows(),
+            without: None,
+            registered: false,
+            pending: None,
+            elapsed: Duration::ZERO,
+        })
+    }
+}
+
+/// A symmetric pool as the source of a pool of a caching allocator. Each segment of that pool is a block of the
+/// symmetric pool.
+///
+/// The ranks must request and free the same segments in the same order. This holds if the program uses the allocator's
+/// pool alike on all ranks, on one stream, and drops all handles of a block before it is reused. Otherwise the places of
+/// blocks may differ, which the next commit or the hash of a collective reports.
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use caching_alloc::core::{Allocator, PoolSettings, StreamId};
+/// # use process_group::ProcessGroup;
+/// # use symm_mem::{PoolSource, SymmetricPool};
+/// # fn rank(pool: Arc<SymmetricPool>, allocator: &Allocator, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+/// let source = Arc::new(PoolSource::new(pool.clone()));
+/// let routed = allocator.pool(PoolSettings { source: Some(source), ..PoolSettings::default() })?;
+/// let scope = pool.scope(&[world]).route(&routed);
+/// let block = allocator.allocate(1 << 20, StreamId(1))?;
+/// scope.finish().into_iter().collect::<Result<Vec<_>, _>>()?;
+/// # drop(block);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct PoolSource {
+    pool: Arc<SymmetricPool>,
+    /// The blocks, by address.
+    blocks: Mutex<BTreeMap<u64, SymmetricBlock>>,
+}
+
+impl PoolSource {
+    /// Makes a source of segments in `pool`.
+    #[must_use]
+    pub fn new(pool: Arc<SymmetricPool>) -> Self {
+        Self { pool, blocks: Mutex::default() }
+    }
+
+    fn source(&self) -> Arc<dyn SegmentSource> {
+        self.pool.memory().arena().source().clone()
+    }
+}
+
+impl SegmentSource for PoolSource {
+    fn device(&self) -> u32 {
+        self.source().device()
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        let block =
+            self.pool.allocate_tagged(bytes, "segment of an allocator").map_err(|error| match error {
+                SymmetricError::OutOfMemory { .. } => SourceError::OutOfMemory { wanted: bytes },
+                error => SourceError::Failed { call: "SymmetricPool::allocate", source: Box::new(error) },
+            })?;
+        let memory = SegmentMemory { address: block.ptr().0, bytes, token: 0 };
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(memory.address, block);
+        Ok(memory)
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        let block = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).remove(&memory.address);
+        match block {
+            Some(block) => {
+                drop(block);
+                Ok(())
+            }
+            None => Err(SourceError::Failed {
+                call: "releasing a segment",
+                source: format!("{memory:?} is no segment of this source").into(),
+            }),
+        }
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        self.source().memory_info()
+    }
+}

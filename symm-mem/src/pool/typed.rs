@@ -1,0 +1,137 @@
+//! Typed blocks: device slices over blocks of a pool, for safe collectives.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use caching_alloc::core::symmetric::SymmetricError;
+use cuda_driver::{
+    DeviceSlice, Element, Event, EventFlags, Stream,
+    graph::{CaptureStatus, StreamBound},
+};
+
+use super::{SymmetricBlock, SymmetricPool};
+
+/// The reason why a typed block could not be allocated.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SliceError {
+    /// The pool has no memory for it.
+    #[error(transparent)]
+    Pool(#[from] SymmetricError),
+    /// The stream is of another context than the pool, or the pool was made without a context
+    /// ([`SymmetricPool::with_source`]).
+    #[error("the stream is of another context than the pool; use a stream of the pool's context")]
+    ForeignStream,
+    /// The per-thread default stream, which is another stream on each thread.
+    #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
+    PerThreadStream,
+    /// The block may be memory of a slice that was dropped on another stream, and one of the two streams captures.
+    #[error(
+        "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
+         capture, or use one stream for all slices of the pool"
+    )]
+    WhileCapturing,
+    /// The streams could not be ordered.
+    #[error(transparent)]
+    Driver(#[from] cuda_driver::Error),
+}
+
+/// The streams on which slices were dropped. Their blocks may be placed again.
+#[derive(Debug, Default)]
+pub(super) struct DroppedOn(Mutex<Vec<Stream>>);
+
+impl DroppedOn {
+    fn add(&self, stream: &Stream) {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !streams.iter().any(|known| known.is_same(stream)) {
+            streams.push(stream.clone());
+        }
+    }
+
+    /// Makes `stream` wait for the work on all other streams of dropped slices.
+    fn order_before(&self, stream: &Stream) -> Result<(), SliceError> {
+        let others: Vec<Stream> = {
+            let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.iter().filter(|known| !known.is_same(stream)).cloned().collect()
+        };
+        for other in others {
+            for either in [&other, stream] {
+                if either.capture_status()? != CaptureStatus::None {
+                    return Err(SliceError::WhileCapturing);
+                }
+            }
+            let event = Event::new(stream.context(), EventFlags::DISABLE_TIMING)?;
+            other.record(&event)?;
+            stream.wait(&event)?;
+        }
+        Ok(())
+    }
+}
+
+/// The block of a slice.
+struct SliceMemory {
+    block: SymmetricBlock,
+    stream: Stream,
+    dropped_on: Arc<DroppedOn>,
+}
+
+// SAFETY: the stream is that of the slice. A dropped block is placed again for a slice of the same stream, or of one
+// that waits for this stream first. Users of untyped blocks promise to order their uses after those of the former owner.
+// The pool keeps the memory until no block, window or graph uses it. A leaked clone of a block is never freed.
+unsafe impl StreamBound for SliceMemory {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn keep_for_ever(&self) {
+        std::mem::forget(self.block.clone());
+    }
+}
+
+impl Drop for SliceMemory {
+    fn drop(&mut self) {
+        self.dropped_on.add(&self.stream);
+    }
+}
+
+impl SymmetricPool {
+    /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
+    /// [`ProcessGroup`](process_group::ProcessGroup). It is an [`allocate`](Self::allocate) of as many bytes: every rank
+    /// allocates and drops its slices in the same order, and a commit makes their segments windows.
+    ///
+    /// The block is freed in the order of `stream`. If slices of other streams were dropped before, `stream` first waits
+    /// for the work on these streams. The slice may be used on any stream of the context. An untyped block
+    /// at the place of a dropped slice must be ordered after the slice's stream by its user.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use process_group::{ProcessGroup, comm::ReduceOp};
+    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut gradients = pool.alloc::<f32>(1 << 20, stream)?;
+    /// pool.commit(world, CommitOptions::default())?;
+    /// stream.memset_zeros(&mut gradients)?;
+    /// world.all_reduce(&mut gradients, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SliceError`]. Only [`SliceError::Pool`] is part of the sequence of requests.
+    #[track_caller]
+    pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
+        if self.context.as_ref() != Some(stream.context()) {
+            return Err(SliceError::ForeignStream);
+        }
+        if stream.is_per_thread() {
+            return Err(SliceError::PerThreadStream);
+        }
+        self.dropped_on.order_before(stream)?;
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
+        let block = self.allocate(bytes)?;
+        let start = block.ptr();
+        let (stream, dropped_on) = (stream.clone(), self.dropped_on.clone());
+        let memory = Arc::new(SliceMemory { block, stream, dropped_on });
+        // SAFETY: the block has that many bytes, begins at a multiple of 512, and is this slice's alone.
+        Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
+    }
+}

@@ -1,0 +1,190 @@
+//! Scopes: what is new in a region becomes windows at its end, and a region without anything new uses no store.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use caching_alloc::{
+    core::{Allocator, PoolSettings, Settings},
+    driver::{DriverEvents, DriverSource},
+};
+use cuda_driver::{DevicePtr, memory::DeviceMemory};
+use process_group::store::{HashStore, Result, Store};
+use symm_mem::{
+    CommitError, Domain, Geometry, PoolSource, Refusal, Standing, SymmetricBlock, SymmetricGroup,
+    SymmetricPool,
+};
+
+use super::{
+    job::{Rank, options, soon},
+    on_ranks,
+};
+use crate::common::intercept::{Intercept, Intercepted};
+
+const MIB: u64 = 1 << 20;
+
+/// Counts the calls of a store.
+#[derive(Default)]
+struct Count(Arc<AtomicU64>);
+
+impl<S: Store> Intercept<S> for Count {
+    fn before(&self, _: &S, _: &'static str, _: &str) -> Result<()> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Runs two ranks with a pool whose store counts the calls of the rank.
+fn on_pools(job: impl Fn(&Rank, &SymmetricPool, &AtomicU64) + Sync) {
+    let store = HashStore::new();
+    on_ranks(2, |rank| {
+        let calls = Arc::new(AtomicU64::new(0));
+        let counted = Intercepted { inner: store.clone(), intercept: Count(calls.clone()) };
+        let domain = Domain::new(Arc::new(counted), 77, rank.rank, [0, 1]).expect("a member");
+        let geometry = Geometry { first_segment: 2 * MIB, largest_segment: 2 * MIB };
+        let pool = SymmetricPool::new(&domain, &rank.context, geometry).expect("virtual memory");
+        job(&rank, &pool, &calls);
+        drop((pool, domain));
+        rank.leave();
+    });
+}
+
+/// Allocates in a scope, and returns the blocks and the number of new windows for each group.
+fn scoped(
+    rank: &Rank,
+    pool: &SymmetricPool,
+    sizes: &[u64],
+) -> (Vec<SymmetricBlock>, Vec<std::result::Result<usize, CommitError>>) {
+    let scope = pool.scope(&[&rank.tp, &rank.world]).options(options());
+    let blocks = sizes.iter().map(|bytes| pool.allocate(*bytes).expect("there is room")).collect();
+    let reports = scope.finish().into_iter().map(|result| result.map(|report| report.new_windows));
+    (blocks, reports.collect())
+}
+
+fn is_window(pool: &SymmetricPool, at: DevicePtr, group: &dyn SymmetricGroup) -> bool {
+    let found = pool.lookup(at, 1, group.id()).expect("in one segment").expect("in the pool");
+    matches!(found.standing, Standing::Window { .. })
+}
+
+#[test]
+fn a_scope_commits_what_is_new_and_asks_no_store_otherwise() {
+    on_pools(|rank, pool, calls| {
+        let (blocks, new) = scoped(rank, pool, &[MIB, 2 * MIB]);
+        assert!(new.iter().all(|new| matches!(new, Ok(2))), "{new:?}");
+        assert!(is_window(pool, blocks[1].ptr(), &rank.tp) && is_window(pool, blocks[1].ptr(), &rank.world));
+        let before = calls.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            let (more, new) = scoped(rank, pool, &[MIB / 2]);
+            assert!(new.iter().all(|new| matches!(new, Ok(0))), "{new:?}");
+            rank.sum(&more[0], &rank.world);
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), before, "nothing is new");
+
+        // A scope that is dropped commits nothing; the next one does.
+        let scope = pool.scope(&[&rank.tp, &rank.world]);
+        let late = pool.allocate(2 * MIB).expect("there is room");
+        drop(scope);
+        assert!(!is_window(pool, late.ptr(), &rank.tp));
+        assert_eq!(calls.load(Ordering::Relaxed), before);
+        let (_, new) = scoped(rank, pool, &[]);
+        assert!(new.iter().all(|new| matches!(new, Ok(1))), "{new:?}");
+        assert!(calls.load(Ordering::Relaxed) > before);
+        rank.sum(&late, &rank.tp);
+    });
+}
+
+#[test]
+fn a_member_without_anything_new_is_named_and_then_compared() {
+    on_pools(|rank, pool, _| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let short = options().deadline(std::time::Duration::from_secs(2));
+        let scope = pool.scope(&[&rank.world]).options(short);
+        let extra = (rank.rank == 0).then(|| pool.allocate(2 * MIB).expect("there is room"));
+        let mut results = scope.finish();
+        let result = results.remove(0);
+        if rank.rank == 0 {
+            let Err(CommitError::Refused { refusal: Refusal::SyncTimeout { missing, .. }, .. }) = &result
+            else {
+                panic!("{result:?}");
+            };
+            assert_eq!(missing[0].rank, 1);
+        } else {
+            assert_eq!(result.expect("it has nothing new").new_segments, 0);
+        }
+        rank.world.barrier(soon()).expect("both come");
+        // The refusal of the skipped commit stands; then all requests are compared.
+        let mut catch_up = extra;
+        let mut refusals = Vec::new();
+        let report = loop {
+            match pool.commit(&rank.world, options()) {
+                Ok(report) => break report,
+                Err(CommitError::Refused { refusal, .. }) => refusals.push(refusal),
+                Err(error) => panic!("{error}"),
+            }
+            if refusals.last().is_some_and(|last| matches!(last, Refusal::SegmentCountMismatch { .. })) {
+                catch_up.get_or_insert_with(|| pool.allocate(2 * MIB).expect("there is room"));
+            }
+        };
+        assert_eq!(report.segments, 2);
+        assert!(matches!(refusals.last(), Some(Refusal::SegmentCountMismatch { .. })), "{refusals:?}");
+        rank.sum(&catch_up.expect("both have it now"), &rank.world);
+    });
+}
+
+#[test]
+fn a_lack_of_memory_in_a_scope_is_told_to_all_at_once() {
+    on_pools(|rank, pool, _| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let taken = (rank.rank == 1).then(|| {
+            let (free, _) = rank.context.memory_info().expect("the device is well");
+            DeviceMemory::new(&rank.context, free - MIB as usize).expect("there is as much")
+        });
+        let scope = pool.scope(&[&rank.world]).options(options());
+        let block = pool.allocate(2 * MIB);
+        assert_eq!(block.is_err(), rank.rank == 1);
+        let result = scope.finish().remove(0);
+        let Err(CommitError::Refused { refusal: Refusal::SegmentCountMismatch { .. }, .. }) = result else {
+            panic!("{result:?}");
+        };
+        drop(taken);
+        let scope = pool.scope(&[&rank.world]).options(options());
+        let block = block.unwrap_or_else(|_| pool.allocate(2 * MIB).expect("there is room"));
+        assert_eq!(scope.finish().remove(0).expect("the ranks agree again").new_windows, 1);
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_routed_allocator_gets_memory_of_the_pool_on_this_thread_until_the_end() {
+    on_ranks(2, |rank| {
+        let pool = Arc::new(rank.pool());
+        let events = Arc::new(DriverEvents::new(&rank.context));
+        let stream = events.register(&rank.stream);
+        let allocator =
+            Allocator::new(Arc::new(DriverSource::new(&rank.context)), events.clone(), Settings::default());
+        let source = Arc::new(PoolSource::new(pool.clone()));
+        let settings =
+            PoolSettings { name: "symmetric".into(), source: Some(source), ..PoolSettings::default() };
+        let routed = allocator.pool(settings).expect("the settings fit");
+        let scope = pool.scope(&[&rank.tp, &rank.world]).options(options()).route(&routed);
+        let inside = allocator.allocate(MIB, stream).expect("there is room");
+        let of_thread = std::thread::scope(|threads| {
+            let allocate = || allocator.allocate(MIB, stream).map(|block| block.pool());
+            threads.spawn(allocate).join().expect("no panic").expect("there is room")
+        });
+        assert_ne!(of_thread, routed.id(), "another thread is not routed");
+        for result in scope.finish() {
+            assert!(result.expect("the ranks agree").new_windows > 0);
+        }
+        assert_eq!(inside.pool(), routed.id());
+        for group in [&rank.tp, &rank.world] {
+            assert!(is_window(&pool, DevicePtr(inside.address()), group));
+        }
+        let outside = allocator.allocate(MIB, stream).expect("there is room");
+        assert_ne!(outside.pool(), routed.id());
+        drop((inside, outside, routed, allocator, events));
+        drop(pool);
+        rank.leave();
+    });
+}
