@@ -48,7 +48,7 @@ pub enum Output<P: Protocol> {
     Act {
         /// The plan.
         plan: P::Plan,
-        /// The deadline of the action, on the clock of [`Agreement::step`].
+        /// The deadline of the action, on the clock of [`Agreement::step`](super::Agreement::step).
         until: Duration,
         /// The key of the verdict. If this key has a value while this member still acts, the verdict no longer depends
         /// on this member's outcome, and the member may stop its action. Possible causes: a final outcome of another

@@ -11,10 +11,11 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 /// A posted record with its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Posted<R> {
-    /// The version of [`COMMON`]. It is the first field, so that [`spoken`] can read it in records of every version.
+    /// The version of [`COMMON`](super::place::COMMON). It is the first field, so that [`spoken`] can read it in records
+    /// of every version.
     pub(super) agreement: u16,
     /// A random number of this run. It makes the records of two processes with the same rank differ, so that the second
-    /// post is answered with [`Answer::Taken`].
+    /// post is answered with [`Answer::Taken`](super::Answer::Taken).
     pub(super) nonce: u64,
     pub(super) generation: u64,
     pub(super) patience: Duration,
@@ -51,7 +52,7 @@ pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
 }
 
 /// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure, or one of
-/// another version of [`COMMON`].
+/// another version of [`COMMON`](super::place::COMMON).
 pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
