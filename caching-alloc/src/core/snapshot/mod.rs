@@ -129,10 +129,4 @@ impl SegmentState {
     pub fn allocated_bytes(&self) -> u64 {
         self.blocks.iter().map(BlockState::allocated_bytes).sum()
     }
-
-    /// Returns the bytes that the owners of the blocks requested.
-    #[must_use]
-    pub fn requested_bytes(&self) -> u64 {
-        self.blocks.iter().map(|block| block.requested).sum()
-    }
 }
