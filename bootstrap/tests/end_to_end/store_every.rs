@@ -44,6 +44,9 @@ fn a_timeout_names_the_missing_keys_and_the_store_goes_on() {
     }
 }
 
+/// The number of additions of each thread of the next test.
+const ADDED: usize = 500;
+
 #[test]
 fn changes_of_many_threads_are_all_counted_and_each_element_goes_to_one() {
     let (_folder, stores) = stores();
@@ -53,7 +56,7 @@ fn changes_of_many_threads_are_all_counted_and_each_element_goes_to_one() {
                 .map(|taker| {
                     let store = &handles[taker % 2];
                     scope.spawn(move || {
-                        (0..25).for_each(|_| assert!(store.add("n", 1).unwrap() > 0));
+                        (0..ADDED).for_each(|_| assert!(store.add("n", 1).unwrap() > 0));
                         (0..25).map(|_| store.queue_pop("q", soon()).unwrap()).collect::<Vec<_>>()
                     })
                 })
@@ -65,7 +68,7 @@ fn changes_of_many_threads_are_all_counted_and_each_element_goes_to_one() {
         });
         assert_eq!(taken, (0..200u8).map(|i| vec![i]).collect::<Vec<_>>());
         assert_eq!(handles[0].queue_len("q").unwrap(), 0);
-        assert_eq!(handles[1].get("n", Deadline::now()).unwrap(), b"200");
+        assert_eq!(handles[1].get("n", Deadline::now()).unwrap(), (8 * ADDED).to_string().as_bytes());
     }
 }
 
