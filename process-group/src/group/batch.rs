@@ -62,7 +62,7 @@ impl<'a> Batch<'a> {
         let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation.name(), &group.name, bytes);
         let _calling = group.messages.are_on_path().then(|| group.calling(operation));
-        let mut blank = group.outstanding.blank(&group.marks, &group.counter)?;
+        let mut blank = group.outstanding.blank(&group.marks, &group.counter, |_| ())?;
         blank.start(stream)?;
         let is_batch = tasks.chunk_by(are_one).count() > 1;
         let mut entry = LogEntry::new(site, is_batch.then_some(operation));

@@ -180,7 +180,7 @@ impl GroupParts {
         let Self { name, rank, ranks, members, numbers, root, job, path, shared_settings, .. } = self;
         let Self { recorder, progress_rpc, watch, health, messages, followers, .. } = self;
         let context = communicator.context();
-        let outstanding = Arc::new(Outstanding::default());
+        let outstanding = Arc::new(Outstanding::new(recorder.ring()));
         let look: Weak<Outstanding> = Arc::downgrade(&outstanding);
         let monitor = WorkMonitor::new(
             id.to_string(),

@@ -108,15 +108,17 @@ impl ProcessGroup {
         let channel =
             if message { self.channel(task, stream)? } else { self.channel_of_all(operation, stream)? };
         let _range = profile::range(operation.name(), &self.name, task.bytes());
-        let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
-        blank.start(stream)?;
-        let (mut entry, tasks) = (LogEntry::new(site, None), slice::from_ref(&task));
-        self.counter.log.begin(&mut entry, &Call::of(tasks, self.size()));
-        // SAFETY: the caller upholds the contract of the task's operation.
-        let launched = unsafe { channel.communicator.launch(&channel.task(task), stream) };
+        let (mut entry, tasks, log) = (LogEntry::new(site, None), slice::from_ref(&task), &self.counter.log);
+        let call = Call::of(tasks, self.size());
+        let begin = |ring: &mut _| log.begin_in(ring, &mut entry, &call);
+        let mut blank = self.outstanding.blank(&self.marks, &self.counter, begin)?;
+        let launched = blank.start(stream).and_then(|()| {
+            // SAFETY: the caller upholds the contract of the task's operation.
+            Ok(unsafe { channel.communicator.launch(&channel.task(task), stream) }?)
+        });
         if let Err(error) = launched {
-            self.counter.log.refuse(entry);
-            return Err(error.into());
+            log.refuse(entry);
+            return Err(error);
         }
         self.commit(blank, entry, operation.name(), is_collective(operation, tasks), tasks, stream)
     }
@@ -167,7 +169,7 @@ impl ProcessGroup {
         // The stream is checked before the call is counted. A call that is counted and then fails would make this
         // rank's count differ from the other members'.
         self.communicator.check_stream("track_graph_launch", stream).map_err(|error| *error)?;
-        let blank = self.outstanding.blank(&self.marks, &self.counter)?;
+        let blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
         let entry = LogEntry::new(Location::caller(), None);
         let marked = self.commit(blank, entry, "graph", true, &[], stream);
         marked.map_err(|error| health.reason(*error))

@@ -19,7 +19,7 @@ use super::{
     call::Call,
     clock::ticks,
     recorder::{Counts, GroupEntry, Recorder},
-    ring::{Position, Span},
+    ring::{Position, RingState, Span},
 };
 use crate::{
     comm::{Primitive, Task},
@@ -151,9 +151,10 @@ impl Log {
         call.peer.map(|peer| peer as usize).filter(|peer| *peer < size).map(|peer| direction + peer)
     }
 
-    /// Assigns a number to a call that is about to be launched, and records the call.
+    /// Assigns a number to a call that is about to be launched, and records the call in `ring`, the locked ring of
+    /// this log's recorder.
     #[inline(always)]
-    pub(crate) fn begin(&self, entry: &mut LogEntry, call: &Call) {
+    pub(crate) fn begin_in(&self, ring: &mut RingState, entry: &mut LogEntry, call: &Call) {
         let message = call.operation.is_message();
         let counts = !call.operation.is_one_sided();
         let counted = Counted {
@@ -161,7 +162,7 @@ impl Log {
             message: counts && message && !entry.counted.message,
         };
         let pair = self.pair(call);
-        let position = || Position {
+        let position = Position {
             group: self.group,
             collective: add(&self.counts.collectives, counted.collective),
             messages: add(&self.counts.messages, counted.message),
@@ -169,12 +170,17 @@ impl Log {
             message,
             batched: entry.end.is_some(),
         };
-        let record = self.recorder.ring.write(call, position, entry.span, entry.site, ticks());
+        let record = ring.write(call, position, entry.span, entry.site, ticks());
         entry.counted.collective |= counted.collective;
         entry.counted.message |= counted.message;
         entry.span = entry.span.with(record);
         entry.fold = call.fold(entry.fold);
         entry.last = Last { record, counted, pair };
+    }
+
+    /// Does [`begin_in`](Self::begin_in) under the ring's lock.
+    pub(crate) fn begin(&self, entry: &mut LogEntry, call: &Call) {
+        self.begin_in(&mut self.recorder.ring.state(), entry, call);
     }
 
     /// Removes the last recorded call, which was refused and not launched. The entry must not be committed afterwards.
@@ -215,7 +221,8 @@ impl Log {
         if !collective && !message {
             return entry.span;
         }
-        let position = || Position {
+        let mut ring = self.recorder.ring.state();
+        let position = Position {
             group: self.group,
             collective: self.counts.collectives.load(Ordering::Relaxed),
             messages: self.counts.messages.load(Ordering::Relaxed),
@@ -223,7 +230,7 @@ impl Log {
             message: !collective,
             batched: true,
         };
-        entry.span.with(self.recorder.ring.write(&Call::end(end), position, entry.span, entry.site, ticks()))
+        entry.span.with(ring.write(&Call::end(end), position, entry.span, entry.site, ticks()))
     }
 
     /// Counts a call that may contain messages, and returns its number. Calls that consist of one-sided tasks are not

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `call` | the recorded data of a call |
 //! | `clock` | time stamps |
-//! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation |
+//! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation; further data of its groups behind the same lock |
 //! | `recorder` | a rank's ring, and the groups that write to it |
 //! | `log` | a group's calls: numbers, hash and records, in one `begin` and `commit` |
 //! | `dump` | the recorder's contents as data |
@@ -41,4 +41,4 @@ pub(crate) use clock::ticks;
 pub(crate) use log::{Exchanged, Log, LogEntry};
 pub(crate) use progress_rpc::{ProgressRpc, ask};
 pub(crate) use recorder::{GroupEntry, Look, Recorder};
-pub(crate) use ring::Span;
+pub(crate) use ring::{Guarded, Locked, Ring, RingState, Span};

@@ -38,7 +38,7 @@ pub(crate) struct GroupEntry {
 
 /// Records the calls of one rank, in its first group and in the groups split from that group.
 pub(crate) struct Recorder {
-    pub(super) ring: Ring,
+    pub(super) ring: Arc<Ring>,
     pub(super) clock: Clock,
     groups: Mutex<Groups>,
     /// This process's rank in the job.
@@ -77,7 +77,7 @@ impl Recorder {
 
     pub(crate) fn new(rank: usize, name: Arc<str>, library: String, folder: Option<PathBuf>) -> Arc<Self> {
         Arc::new(Self {
-            ring: Ring::new(Self::SLOTS),
+            ring: Arc::new(Ring::new(Self::SLOTS)),
             clock: Clock::begin(),
             groups: Mutex::default(),
             rank,
@@ -92,6 +92,10 @@ impl Recorder {
     /// Returns the signal that wakes this rank's heartbeat thread, which notifies the other ranks.
     pub(crate) fn signal(&self) -> &Arc<WatchSignal> {
         &self.signal
+    }
+
+    pub(crate) fn ring(&self) -> &Arc<Ring> {
+        &self.ring
     }
 
     pub(super) fn groups(&self) -> MutexGuard<'_, Groups> {

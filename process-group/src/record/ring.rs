@@ -1,9 +1,15 @@
 //! The last calls of a rank, behind one lock.
 //!
 //! The lock is never held during a driver call. A thread that has released the lock for a driver call finds its records
-//! again by their numbers, because the number of a launched record is never reused.
+//! again by their numbers, because the number of a launched record is never reused. The same lock guards further data
+//! of the rank's groups, as [`Guarded`] values, so that a call takes one lock for all.
 
-use std::{panic::Location, sync::PoisonError};
+use std::{
+    cell::UnsafeCell,
+    ops::{Deref, DerefMut},
+    panic::Location,
+    sync::{Arc, PoisonError},
+};
 
 use super::call::Call;
 use crate::sync::{Mutex, MutexGuard};
@@ -64,57 +70,29 @@ pub(super) struct Record {
 }
 
 /// Ring buffer of the last calls. The oldest record is overwritten first.
-pub(super) struct Ring {
-    state: Mutex<State>,
+pub(crate) struct Ring {
+    state: Mutex<RingState>,
 }
 
-struct State {
+pub(crate) struct RingState {
     slots: Box<[Option<Record>]>,
     /// The number of the next record.
     next: u64,
 }
 
 impl Ring {
-    pub(super) fn new(slots: usize) -> Self {
+    pub(crate) fn new(slots: usize) -> Self {
         Self {
-            state: Mutex::new(State { slots: vec![None; slots.max(1).next_power_of_two()].into(), next: 0 }),
+            state: Mutex::new(RingState {
+                slots: vec![None; slots.max(1).next_power_of_two()].into(),
+                next: 0,
+            }),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Writes a record, and returns its number. `work` is the span of the earlier records of the same work. `position`
-    /// is called under the lock.
     #[inline(always)]
-    pub(super) fn write(
-        &self,
-        call: &Call,
-        position: impl FnOnce() -> Position,
-        work: Span,
-        site: &'static Location<'static>,
-        created: u64,
-    ) -> u64 {
-        let mut state = self.state();
-        let number = state.next;
-        state.next += 1;
-        let work = work.with(number).first;
-        let (captured, started, completed, elapsed) = (false, 0, 0, 0);
-        let (call, position, slot) = (*call, position(), state.slot(number));
-        *slot = Some(Record {
-            number,
-            work,
-            call,
-            position,
-            captured,
-            created,
-            started,
-            completed,
-            elapsed,
-            site,
-        });
-        number
+    pub(super) fn state(&self) -> MutexGuard<'_, RingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes the record of a call that was not launched. If no later record exists, the number of the removed record
@@ -169,7 +147,36 @@ impl Ring {
     }
 }
 
-impl State {
+impl RingState {
+    /// Writes a record, and returns its number. `work` is the span of the earlier records of the same work.
+    #[inline(always)]
+    pub(super) fn write(
+        &mut self,
+        call: &Call,
+        position: Position,
+        work: Span,
+        site: &'static Location<'static>,
+        created: u64,
+    ) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let work = work.with(number).first;
+        let (call, captured, started, completed, elapsed) = (*call, false, 0, 0, 0);
+        *self.slot(number) = Some(Record {
+            number,
+            work,
+            call,
+            position,
+            captured,
+            created,
+            started,
+            completed,
+            elapsed,
+            site,
+        });
+        number
+    }
+
     fn slot(&mut self, record: u64) -> &mut Option<Record> {
         let last = self.slots.len() - 1;
         &mut self.slots[record as usize & last]
@@ -183,6 +190,55 @@ impl State {
             let record = self.slot(number).as_mut();
             record.filter(|record| (record.number, record.work) == (number, span.first)).map(&mut change);
         }
+    }
+}
+
+/// A value that the lock of a ring guards.
+pub(crate) struct Guarded<T> {
+    ring: Arc<Ring>,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: only the thread that holds the ring's lock accesses the value.
+unsafe impl<T: Send> Sync for Guarded<T> {}
+
+impl<T> Guarded<T> {
+    pub(crate) fn new(ring: &Arc<Ring>, value: T) -> Self {
+        Self { ring: ring.clone(), value: UnsafeCell::new(value) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lock(&self) -> Locked<'_, T> {
+        Locked { ring: self.ring.state(), value: &self.value }
+    }
+}
+
+/// Access to a [`Guarded`] value and to its ring, while the ring's lock is held.
+pub(crate) struct Locked<'a, T> {
+    ring: MutexGuard<'a, RingState>,
+    value: &'a UnsafeCell<T>,
+}
+
+impl<T> Locked<'_, T> {
+    #[inline(always)]
+    pub(crate) fn parts(&mut self) -> (&mut RingState, &mut T) {
+        // SAFETY: `ring` is the guard of the lock that guards the value, and `self` is borrowed exclusively.
+        (&mut self.ring, unsafe { &mut *self.value.get() })
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `ring` is the guard of the lock that guards the value, and `self` is borrowed.
+        unsafe { &*self.value.get() }
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.parts().1
     }
 }
 
@@ -239,7 +295,8 @@ mod tests {
                 match step {
                     Step::Write => {
                         let number = model.len() as u64;
-                        prop_assert_eq!(ring.write(&call, || position(number), Span::default(), Location::caller(), 1), number);
+                        let written = ring.state().write(&call, position(number), Span::default(), Location::caller(), 1);
+                        prop_assert_eq!(written, number);
                         model.push((number, false));
                         lost = lost.max(model.len().saturating_sub(8));
                     }
@@ -262,7 +319,8 @@ mod tests {
 
     /// Writes the first record of a work.
     fn write(ring: &Ring, number: u64) -> Span {
-        let record = ring.write(&call(number), || position(number), Span::default(), Location::caller(), 1);
+        let record =
+            ring.state().write(&call(number), position(number), Span::default(), Location::caller(), 1);
         Span::default().with(record)
     }
 
@@ -292,7 +350,8 @@ mod tests {
         let ring = Ring::new(8);
         let batch = write(&ring, 1);
         let other = write(&ring, 2);
-        let batch = batch.with(ring.write(&call(3), || position(3), batch, Location::caller(), 1));
+        let last = ring.state().write(&call(3), position(3), batch, Location::caller(), 1);
+        let batch = batch.with(last);
         ring.completed(batch, || 7, || 0);
         assert_eq!(completed(&ring), [(1, 7), (2, 0), (3, 7)]);
         ring.completed(other, || 9, || 0);

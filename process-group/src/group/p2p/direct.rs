@@ -119,7 +119,7 @@ impl ProcessGroup {
         let operation = task.call;
         let _range = profile::range(operation.name(), &self.name, task.bytes());
         let _calling = self.calling(operation);
-        let mut blank = self.outstanding.blank(&self.marks, &self.counter)?;
+        let mut blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
         blank.start(stream)?;
         let mut entry = LogEntry::new(site, None);
         // SAFETY: the caller upholds the contracts of the tasks' operations.

@@ -10,10 +10,7 @@
 //! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
 //! The last work of a stream stays even if it is complete.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     super::{
@@ -26,8 +23,7 @@ use super::{
 };
 use crate::{
     BoxedResult,
-    record::{Look, ticks},
-    sync::{Mutex, MutexGuard},
+    record::{Guarded, Locked, Look, Ring, RingState, ticks},
 };
 
 /// The interval in which a work's event was recorded: after `begun` and before `recorded`, both in logical
@@ -68,7 +64,7 @@ pub(in crate::group) trait Tracked: Clone {
 
 /// For each stream of a group: the works that are not known to be complete, and the last work.
 pub(in crate::group) struct Outstanding<W: Tracked = Work> {
-    state: Mutex<State<W>>,
+    state: Guarded<State<W>>,
 }
 
 struct State<W: Tracked> {
@@ -86,12 +82,6 @@ struct StreamWorks<W: Tracked> {
     works: VecDeque<W>,
 }
 
-impl<W: Tracked> Default for Outstanding<W> {
-    fn default() -> Self {
-        Self { state: Mutex::new(State { clock: 0, streams: Vec::new(), blanks: Vec::new() }) }
-    }
-}
-
 impl<W: Tracked> Outstanding<W> {
     /// The oldest works of a stream are checked, with one query, each time the number of the stream's works
     /// reaches a multiple of this. At most this many works are removed at a time. A query costs as much as
@@ -102,17 +92,40 @@ impl<W: Tracked> Outstanding<W> {
     /// Maximum number of blanks that are kept.
     const BLANKS: usize = 1024;
 
-    fn state(&self) -> MutexGuard<'_, State<W>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Makes an empty collection, which the lock of `ring` guards.
+    pub(in crate::group) fn new(ring: &Arc<Ring>) -> Self {
+        let state = State { clock: 0, streams: Vec::new(), blanks: Vec::new() };
+        Self { state: Guarded::new(ring, state) }
     }
 
-    /// Begins a work. Returns the logical time, and a blank for the work if one is kept. The work's event
-    /// must be recorded after this call.
     #[inline(always)]
-    fn begin(&self) -> (u64, Option<W::Blank>) {
-        let mut state = self.state();
+    fn state(&self) -> Locked<'_, State<W>> {
+        self.state.lock()
+    }
+
+    /// Begins a work, and calls `log` under the same lock. Returns the logical time, and a blank for the work,
+    /// from `make` if none is kept. The work's event must be recorded after this call.
+    #[inline(always)]
+    fn begin<E>(
+        &self,
+        make: impl FnOnce() -> Result<W::Blank, E>,
+        log: impl FnOnce(&mut RingState),
+    ) -> Result<(u64, W::Blank), E> {
+        let mut lock = self.state();
+        let blank = match lock.blanks.pop() {
+            Some(blank) => blank,
+            None => {
+                // `make` may call the driver.
+                drop(lock);
+                let blank = make()?;
+                lock = self.state();
+                blank
+            }
+        };
+        let (ring, state) = lock.parts();
         state.clock += 1;
-        (state.clock, state.blanks.pop())
+        log(ring);
+        Ok((state.clock, blank))
     }
 
     /// Adds a work whose event is already recorded, and returns the work.
@@ -326,18 +339,16 @@ impl Tracked for Work {
 }
 
 impl Outstanding {
-    /// Returns a blank for the next operation. The operation's event must be recorded after this call.
+    /// Returns a blank for the next operation, and calls `log` under the same lock. The operation's event must
+    /// be recorded after this call.
     #[inline(always)]
     pub(in crate::group) fn blank(
         &self,
         marks: &Arc<Marks>,
         counter: &Arc<Counter>,
+        log: impl FnOnce(&mut RingState),
     ) -> BoxedResult<Blank, GroupError> {
-        let (begun, kept) = self.begin();
-        let mut blank = match kept {
-            Some(blank) => blank,
-            None => Blank::new(marks, counter)?,
-        };
+        let (begun, mut blank) = self.begin(|| Blank::new(marks, counter), log)?;
         blank.begun = begun;
         Ok(blank)
     }

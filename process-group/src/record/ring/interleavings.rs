@@ -25,7 +25,7 @@ fn write(ring: &Ring, value: u64) -> u64 {
         message: false,
         batched: false,
     };
-    ring.write(&call, || position, Span::default(), Location::caller(), value)
+    ring.state().write(&call, position, Span::default(), Location::caller(), value)
 }
 
 /// Returns the value of each record in the ring. Checks that all fields of a record are from the same call,

@@ -1,11 +1,14 @@
 //! Model checks: threads launch works on one stream, while other threads query their completion.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use super::{Interval, Outstanding, Tracked};
-use crate::sync::{
-    atomic::{AtomicUsize, Ordering},
-    model::{check, thread},
+use crate::{
+    record::Ring,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        model::{check, thread},
+    },
 };
 
 /// A stream: the number of recorded events, and the number of events that it has passed.
@@ -60,11 +63,12 @@ struct Group {
 impl Group {
     fn new() -> Self {
         let stream = Stream { recorded: AtomicUsize::new(0), passed: AtomicUsize::new(0) };
-        Self { stream: Arc::new(stream), outstanding: Arc::default() }
+        let outstanding = Outstanding::new(&Arc::new(Ring::new(1)));
+        Self { stream: Arc::new(stream), outstanding: Arc::new(outstanding) }
     }
 
     fn launch(&self) {
-        let (begun, _) = self.outstanding.begin();
+        let Ok((begun, ())) = self.outstanding.begin(|| Ok::<_, Infallible>(()), |_| ());
         let place = self.stream.recorded.fetch_add(1, Ordering::Relaxed);
         let interval = Interval { begun, recorded: 0 };
         self.outstanding.put(FakeWork { stream: self.stream.clone(), place, interval });
