@@ -66,7 +66,7 @@ pub(crate) fn note_captured(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::{DataType, Place, Primitive, ReduceOp, Task};
+    use crate::comm::{DataType, Op, Place, Primitive, ReduceOp};
 
     const SEND: DevicePtr = DevicePtr(0x1000);
     const RECEIVE: DevicePtr = DevicePtr(0x9000);
@@ -92,15 +92,15 @@ mod tests {
             (Primitive::WaitSignals, [0, 0], [0, 0]),
         ] {
             for (rank, [send, receive]) in [(1, named), (2, other)] {
-                let task = Task::new(primitive, SEND, RECEIVE, 10, DataType::F32).with(rank);
+                let op = Op::new(primitive, SEND, RECEIVE, 10, DataType::F32).with(rank);
                 let mut wanted = vec![(SEND, send), (RECEIVE, receive)];
                 wanted.retain(|(_, bytes)| *bytes > 0);
-                assert_eq!(task.memory(&place).collect::<Vec<_>>(), wanted, "{primitive:?} of rank {rank}");
+                assert_eq!(op.memory(&place).collect::<Vec<_>>(), wanted, "{primitive:?} of rank {rank}");
             }
         }
         // An in-place buffer is named once, and the factor too.
-        let task = Task::new(Primitive::AllReduce, SEND, SEND, 10, DataType::F64);
-        let task = task.reduced_by(ReduceOp::PreMulSumAt(FACTOR));
-        assert_eq!(task.memory(&place).collect::<Vec<_>>(), [(SEND, 80), (FACTOR, 8)]);
+        let op = Op::new(Primitive::AllReduce, SEND, SEND, 10, DataType::F64);
+        let op = op.reduced_by(ReduceOp::PreMulSumAt(FACTOR));
+        assert_eq!(op.memory(&place).collect::<Vec<_>>(), [(SEND, 80), (FACTOR, 8)]);
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use nccl_sys::{Feature, NCCL_REVOKE_DEFAULT, NCCL_SHRINK_ABORT, NCCL_SHRINK_DEFAULT, ncclComm, ncclComm_t};
 
 use super::{
-    Communicator, Config, Result,
+    ArgumentError, Communicator, Config, Result,
     call::{call, unwritten},
     call_guard::Kind,
     communicator::settings,
@@ -19,6 +19,7 @@ use super::{
     open_group,
     service::Service,
     shared::{MemberSetup, Serving, Shared},
+    types::Place,
 };
 use crate::store::Deadline;
 
@@ -51,7 +52,7 @@ impl Communicator {
         let raw = settings(CALL, self.nccl(), config)?;
         self.shared.refuse_adopted(CALL)?;
         self.nccl().api().require(Feature::SHRINK)?;
-        let mut list = self.place().excluded(CALL, excluded)?;
+        let mut list = check_excluded(self.place(), CALL, excluded)?;
         let count = list.len() as c_int;
         let (kind, flags) = match mode {
             ShrinkMode::Orderly => (Kind::Child, NCCL_SHRINK_DEFAULT),
@@ -165,4 +166,28 @@ fn place(parent: &Shared, child: ncclComm_t) -> Result<(usize, usize)> {
         call!(&parent.nccl, parent.name(), ncclCommCount(child, &mut size))?;
     }
     Ok((rank as usize, size as usize))
+}
+
+/// Checks the list of ranks to exclude. Returns the ranks in ascending order, as NCCL requires.
+pub(crate) fn check_excluded(
+    place: &Place,
+    call: &'static str,
+    excluded: &[usize],
+) -> Result<Vec<i32>, ArgumentError> {
+    let mut sorted = excluded.to_vec();
+    sorted.sort_unstable();
+    let problem = if excluded.is_empty() {
+        "that is nobody"
+    } else if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+        "a rank is named twice"
+    } else if sorted.last().is_some_and(|last| *last >= place.size) {
+        "not all of them are its ranks"
+    } else if excluded.contains(&place.rank) {
+        "this rank is among them"
+    } else {
+        // Every rank is below the communicator's size, which NCCL holds in an `i32`.
+        return Ok(sorted.into_iter().map(|rank| rank as i32).collect());
+    };
+    let (rank, size, excluded) = (place.rank, place.size, excluded.to_vec());
+    Err(ArgumentError::Excluded { call, rank, size, excluded, problem })
 }

@@ -12,15 +12,15 @@ use cuda_driver::Context;
 use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
-    AbortHandle, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
+    AbortHandle, ArgumentError, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
     call::{call, unwritten},
     call_guard::Kind,
-    check::{ArgumentError, Place},
     children::child,
     making::{self, Making, Origin},
     open_group, reaper,
     service::Service,
     shared::{MemberSetup, Serving, Shared},
+    types::Place,
 };
 use crate::store::Deadline;
 
@@ -90,8 +90,9 @@ impl Communicator {
     /// communicator can be aborted.
     pub(crate) fn prepare(setup: &MemberSetup<'_>, size: usize, config: &Config) -> Result<Self> {
         let raw = settings(INIT, setup.nccl, config)?;
-        let place = Place { rank: setup.rank, size, release: setup.nccl.release() };
-        place.member(INIT, "rank", setup.rank)?;
+        if setup.rank >= size {
+            return Err(ArgumentError::NoSuchRank { call: INIT, role: "rank", rank: setup.rank, size }.into());
+        }
         let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
         let shared = Shared::new(setup, size, &config, raw, Arc::default());
         let service = Service::start(shared.name())?;

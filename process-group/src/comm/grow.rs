@@ -5,10 +5,9 @@ use std::{ffi::c_int, fmt, ptr, sync::Arc};
 use nccl_sys::{Feature, ncclUniqueId};
 
 use super::{
-    CommError, Communicator, Result, UniqueId,
+    ArgumentError, CommError, Communicator, Result, UniqueId,
     call::{call, unwritten},
     call_guard::Kind,
-    check::ArgumentError,
     making::{Begun, Origin},
     open_group,
     shared::{Serving, Shared},

@@ -7,12 +7,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
-//! | `check` | argument checks before a launch, without the other ranks |
+//! | `op`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; what each operation is; operations of several calls; errors of arguments |
 //! | `communicator`, `shared`, `service` | creation and splitting; the thread that runs calls that may block |
 //! | `children`, `grow`, `making` | shrinking and revoking; growing; how each communicator was made |
 //! | `adopt` | communicators that another library made and will destroy |
 //! | `call_guard` | decides which threads may call NCCL with a communicator, and when |
-//! | `collective`, `one_sided`, `task`, `group`, `open_group` | operations and NCCL groups |
+//! | `collective`, `one_sided`, `group`, `open_group` | operations and NCCL groups |
 //! | `window`, `register`, `registry`, `registry_calls` | windows and registered memory |
 //! | `memory`, `suspend` | the memory that NCCL holds for a communicator |
 //! | `ending`, `abort`, `reaper` | destruction; abort; background abort of dropped communicators |
@@ -29,12 +29,13 @@
 
 mod abort;
 mod adopt;
+mod argument;
 pub(crate) mod call;
 mod call_guard;
-mod check;
 mod children;
 mod collective;
 mod communicator;
+mod composed;
 mod config;
 mod ending;
 mod error;
@@ -44,7 +45,9 @@ mod making;
 mod memory;
 mod nccl;
 mod one_sided;
+mod op;
 mod open_group;
+mod primitive;
 mod reaper;
 mod register;
 #[cfg_attr(not(feature = "registration"), expect(dead_code, reason = "what comes and goes with segments"))]
@@ -57,7 +60,6 @@ mod registry_calls;
 mod service;
 mod shared;
 mod suspend;
-mod task;
 mod turn;
 mod types;
 mod unique_id;
@@ -65,9 +67,8 @@ mod window;
 
 pub use abort::AbortHandle;
 pub(crate) use abort::PATIENCE;
-pub use check::ArgumentError;
-#[cfg(test)]
-pub(crate) use check::Place;
+pub use argument::{ArgumentError, ListBuffer};
+pub(crate) use children::check_excluded;
 pub use communicator::Communicator;
 pub(crate) use communicator::settings;
 pub use config::{Config, ConfigBuilder, CtaPolicy, GraphUsage};
@@ -76,7 +77,9 @@ pub use group::Group;
 pub use making::{Making, Origin, ShrinkMode};
 pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
+pub(crate) use op::{Given, Op};
 pub(crate) use open_group::refuse_inside as refuse_inside_group;
+pub(crate) use primitive::Primitive;
 pub(crate) use reaper::Beside;
 pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};
@@ -87,8 +90,9 @@ pub(crate) use service::{Force, Listener};
 pub(crate) use shared::MemberSetup;
 #[cfg(feature = "registration")]
 pub(crate) use shared::Shared;
-pub(crate) use task::{Primitive, Task};
 pub(crate) use turn::Turn;
+#[cfg(test)]
+pub(crate) use types::Place;
 pub use types::{DataType, ReduceOp};
 pub use unique_id::UniqueId;
 pub use window::{

@@ -5,7 +5,7 @@
 //! address at the same offset in this rank's own window. NCCL does not check that a put ends inside the window, nor
 //! that the rank passed to a wait exists. This crate checks both.
 
-use std::sync::atomic::Ordering;
+use std::{ptr, sync::atomic::Ordering};
 
 use cuda_driver::{DevicePtr, Stream, StreamFlags, graph::CaptureStatus, sys};
 use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
@@ -13,7 +13,8 @@ use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
 use super::{
     ArgumentError, CommError, Communicator, DataType, Result,
     call::call,
-    task::{Primitive, Task},
+    op::{Launch, Op},
+    primitive::Primitive,
 };
 use crate::store::Deadline;
 
@@ -22,7 +23,7 @@ const DRIVER: sys::Version = sys::Version::new(12, 5, 0);
 
 /// The signal index, the context and the flags of every one-sided call. NCCL's functions accept no other value.
 /// Releases with more signals or contexts have other functions for them.
-pub(super) const ONLY: i32 = 0;
+const ONLY: i32 = 0;
 
 /// One-sided operations, from NCCL 2.29 and with a driver of CUDA 12.5. These operations occupy no thread block of
 /// the device: on one host, copy engines do the work. Tested on the embedded device of gpu-sim, and on two H200 with
@@ -106,9 +107,9 @@ impl Communicator {
         peer: usize,
         stream: &Stream,
     ) -> Result<()> {
-        let task = Task::new(Primitive::PutSignal, local, place, count, dtype).with(peer);
+        let op = Op::new(Primitive::PutSignal, local, place, count, dtype).with(peer);
         // SAFETY: the caller's contract.
-        unsafe { self.submit(&task, stream) }
+        unsafe { self.submit(&op, stream) }
     }
 
     /// Raises `peer`'s count of this rank's signals by one, after all earlier puts from this rank to `peer`.
@@ -118,7 +119,7 @@ impl Communicator {
     #[doc(alias = "ncclSignal")]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<()> {
         // SAFETY: a signal accesses no memory of the program.
-        unsafe { self.submit(&Task::signals(Primitive::Signal, 1, peer), stream) }
+        unsafe { self.submit(&Op::signals(Primitive::Signal, 1, peer), stream) }
     }
 
     /// Makes `stream` wait for `count` signals from `peer` beyond those that earlier waits consumed. A captured wait
@@ -129,48 +130,81 @@ impl Communicator {
     #[doc(alias = "ncclWaitSignal")]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<()> {
         // SAFETY: a wait accesses no memory of the program.
-        unsafe { self.submit(&Task::signals(Primitive::WaitSignals, count, peer), stream) }
+        unsafe { self.submit(&Op::signals(Primitive::WaitSignals, count, peer), stream) }
     }
 
-    /// Checks the parts of a one-sided task that depend on the communicator's state.
-    pub(super) fn check_one_sided(&self, task: Task, stream: &Stream) -> Result<()> {
+    /// Checks the parts of a one-sided op that depend on the communicator's state.
+    pub(super) fn check_one_sided(&self, op: Op, stream: &Stream) -> Result<()> {
         let shared = self.shared();
-        let call = task.call.name();
+        let call = op.call.name();
         if !shared.one_sided.load(Ordering::Acquire) {
             return Err(ArgumentError::NotPrepared { call }.into());
         }
-        if task.primitive == Primitive::PutSignal && task.count > 0 {
-            self.window(call, "send", task.send, &task)?;
+        if op.primitive == Primitive::PutSignal && op.count > 0 {
+            self.window(call, "send", op.send, &op)?;
         }
-        self.window_of(task)?;
+        self.window_of(op)?;
         if !shared.nccl.has(Feature::CAPTURED_ONE_SIDED) && stream.capture_status()? != CaptureStatus::None {
             shared.nccl.api().require(Feature::CAPTURED_ONE_SIDED)?;
         }
         Ok(())
     }
 
-    /// Returns the window that a put writes into, and the byte offset in that window. `None` for a task that writes
+    /// Returns the window that a put writes into, and the byte offset in that window. `None` for an op that writes
     /// no data.
     #[inline(always)]
-    pub(super) fn window_of(&self, task: Task) -> Result<Option<(ncclWindow_t, usize)>> {
-        match task.primitive {
-            Primitive::PutSignal if task.count > 0 => {
-                self.window(task.call.name(), "receive", task.receive, &task).map(Some)
+    pub(super) fn window_of(&self, op: Op) -> Result<Option<(ncclWindow_t, usize)>> {
+        match op.primitive {
+            Primitive::PutSignal if op.count > 0 => {
+                self.window(op.call.name(), "receive", op.receive, &op).map(Some)
             }
             _ => Ok(None),
         }
     }
 
-    /// Returns the window that contains a buffer of a task, and the byte offset of the buffer in that window.
+    /// Returns the window that contains a buffer of an op, and the byte offset of the buffer in that window.
     fn window(
         &self,
         call: &'static str,
         buffer: &'static str,
         ptr: DevicePtr,
-        task: &Task,
+        op: &Op,
     ) -> Result<(ncclWindow_t, usize)> {
-        let (address, bytes) = (ptr.0, task.count * task.dtype.size());
+        let (address, bytes) = (ptr.0, op.count * op.dtype.size());
         let window = self.shared().windows().handle(address, bytes);
         window.ok_or_else(|| ArgumentError::OutsideWindows { call, buffer, address, bytes }.into())
+    }
+}
+
+impl Launch<'_> {
+    /// Launches a one-sided operation.
+    ///
+    /// # Safety
+    /// As for [`enqueue`](Self::enqueue).
+    pub(super) unsafe fn one_sided(&self, op: &Op) -> Result<()> {
+        let Self { nccl, name, comm, stream, .. } = *self;
+        let Op { primitive, count, rank, .. } = *op;
+        let (peer, flags) = (rank as i32, ONLY.cast_unsigned());
+        // SAFETY: the caller upholds this function's contract. `Op::check` has checked the rank.
+        unsafe {
+            match primitive {
+                Primitive::PutSignal if count > 0 => {
+                    let (window, at) = self.window.unwrap_or((ptr::null_mut(), 0));
+                    let (send, dtype) = (op.send.0 as *const _, op.dtype.moved(self.place.release));
+                    call!(
+                        nccl,
+                        name,
+                        ncclPutSignal(send, count, dtype, peer, window, at, ONLY, ONLY, flags, comm, stream)
+                    )
+                }
+                Primitive::WaitSignals => {
+                    let mut awaited =
+                        ncclWaitSignalDesc_t { opCnt: count as i32, peer, sigIdx: ONLY, ctx: ONLY };
+                    call!(nccl, name, ncclWaitSignal(1, &mut awaited, comm, stream))
+                }
+                // A put without elements is launched as a signal.
+                _ => call!(nccl, name, ncclSignal(peer, ONLY, ONLY, flags, comm, stream)),
+            }
+        }
     }
 }

@@ -17,10 +17,10 @@ use super::{
     CommError, Config, Nccl, Result,
     call::{self, call},
     call_guard::{CallGuard, Kind},
-    check::Place,
     making::Making,
     registry::Registry,
     service::{Listener, Service, Ticket, Unkept},
+    types::Place,
     window::table::Windows,
 };
 use crate::store::Deadline;

@@ -241,6 +241,14 @@ impl fmt::Display for ReduceOp {
     }
 }
 
+/// Rank, size and NCCL release of a communicator, for argument checks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) release: Version,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

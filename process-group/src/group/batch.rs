@@ -6,7 +6,7 @@ use cuda_driver::Stream;
 
 use super::{ProcessGroup, Result, Work, preflight::is_collective};
 use crate::{
-    comm::{Group, Task},
+    comm::{Group, Op},
     operation::Operation,
     profile,
     record::{Call, LogEntry, are_one},
@@ -18,7 +18,7 @@ use crate::{
 pub struct Batch<'a> {
     pub(super) group: &'a ProcessGroup,
     stream: &'a Stream,
-    tasks: RefCell<Vec<Task>>,
+    ops: RefCell<Vec<Op>>,
     /// The user's call site.
     site: &'static Location<'static>,
 }
@@ -26,48 +26,48 @@ pub struct Batch<'a> {
 impl<'a> Batch<'a> {
     #[track_caller]
     pub(super) fn new(group: &'a ProcessGroup, stream: &'a Stream) -> Self {
-        Self { group, stream, tasks: RefCell::default(), site: Location::caller() }
+        Self { group, stream, ops: RefCell::default(), site: Location::caller() }
     }
 
-    /// Launches the queued tasks as `operation`.
+    /// Launches the queued ops as `operation`.
     pub(super) fn launch(&self, operation: Operation) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
         let health = &group.counter.health;
         health.check()?;
-        let tasks = self.tasks.borrow();
-        health.explain(match &tasks[..] {
-            // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked
-            // the task's arguments there.
-            [task] if !group.messages.are_on_path() => unsafe {
-                Ok(group.launch_task(*task, operation, false, stream, site)?)
+        let ops = self.ops.borrow();
+        health.explain(match &ops[..] {
+            // SAFETY: the caller of the method that queued the op upheld that method's contract. `check_op` checked
+            // the op's arguments there.
+            [op] if !group.messages.are_on_path() => unsafe {
+                Ok(group.launch_op(*op, operation, false, stream, site)?)
             },
-            tasks => self.launch_all(tasks, operation),
+            ops => self.launch_all(ops, operation),
         })
     }
 
-    fn launch_all(&self, tasks: &[Task], operation: Operation) -> Result<Work> {
+    fn launch_all(&self, ops: &[Op], operation: Operation) -> Result<Work> {
         let Self { group, stream, site, .. } = *self;
-        group.examine(tasks, operation, site)?;
+        group.examine(ops, operation, site)?;
         let parted;
         let (on_path, on_nccl) = match group.messages.are_on_path() {
             true => {
-                parted = group.part(tasks)?;
+                parted = group.part(ops)?;
                 (&*parted.0, &*parted.1)
             }
-            false => (&[][..], tasks),
+            false => (&[][..], ops),
         };
         if !on_nccl.is_empty() {
             group.connected(operation.name(), stream)?;
         }
-        let bytes = tasks.iter().map(Task::bytes).fold(0, u64::saturating_add);
+        let bytes = ops.iter().map(Op::bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation.name(), &group.name, bytes);
         let _calling = group.messages.are_on_path().then(|| group.calling(operation));
         let mut blank = group.outstanding.blank(&group.marks, &group.counter, |_| ())?;
         blank.start(stream)?;
-        let is_batch = tasks.chunk_by(are_one).count() > 1;
+        let is_batch = ops.chunk_by(are_one).count() > 1;
         let mut entry = LogEntry::new(site, is_batch.then_some(operation));
-        // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked the
-        // task's arguments there.
+        // SAFETY: the caller of the method that queued the op upheld that method's contract. `check_op` checked the
+        // op's arguments there.
         unsafe { group.launch_on_path(on_path, stream, &mut entry) }?;
         if !on_nccl.is_empty() {
             self.launch_on_nccl(on_nccl, &mut entry).map_err(|error| match on_path {
@@ -75,42 +75,42 @@ impl<'a> Batch<'a> {
                 _ => group.part_launched(operation, error),
             })?;
         }
-        let collective = is_collective(operation, tasks);
-        Ok(group.commit(blank, entry, operation.name(), collective, tasks, stream)?)
+        let collective = is_collective(operation, ops);
+        Ok(group.commit(blank, entry, operation.name(), collective, ops, stream)?)
     }
 
-    /// Launches `tasks` on the group's communicator, in one NCCL group.
-    fn launch_on_nccl(&self, tasks: &[Task], entry: &mut LogEntry) -> Result<()> {
+    /// Launches `ops` on the group's communicator, in one NCCL group.
+    fn launch_on_nccl(&self, ops: &[Op], entry: &mut LogEntry) -> Result<()> {
         let Self { group, stream, .. } = *self;
         let log = &group.counter.log;
-        // SAFETY: the caller of the method that queued the task upheld that method's contract. `check_task` checked the
-        // task's arguments there.
-        let launch = |task: &Task| unsafe { group.communicator.launch(task, stream) };
+        // SAFETY: the caller of the method that queued the op upheld that method's contract. `check_op` checked the
+        // op's arguments there.
+        let launch = |op: &Op| unsafe { group.communicator.launch(op, stream) };
         let together = Group::begin(group.nccl())?;
-        let queued = tasks.chunk_by(are_one).try_for_each(|tasks| {
-            log.begin(entry, &Call::of(tasks, group.size()));
-            tasks.iter().try_for_each(launch).inspect_err(|_| log.refuse(*entry))
+        let queued = ops.chunk_by(are_one).try_for_each(|ops| {
+            log.begin(entry, &Call::of(ops, group.size()));
+            ops.iter().try_for_each(launch).inspect_err(|_| log.refuse(*entry))
         });
         let launched = together.finish();
         queued?;
         Ok(launched?)
     }
 
-    /// Returns true if `operation` with the queued tasks is a call that all members make.
+    /// Returns true if `operation` with the queued ops is a call that all members make.
     pub(super) fn is_collective(&self, operation: Operation) -> bool {
-        is_collective(operation, &self.tasks.borrow())
+        is_collective(operation, &self.ops.borrow())
     }
 
-    pub(super) fn queue(&self, mut task: Task) -> Result<()> {
-        self.group.check_task(&mut task, self.stream)?;
-        self.tasks.borrow_mut().push(task);
+    pub(super) fn queue(&self, mut op: Op) -> Result<()> {
+        self.group.check_op(&mut op, self.stream)?;
+        self.ops.borrow_mut().push(op);
         Ok(())
     }
 
-    /// Queues all tasks of one operation, or none if the check of one task fails.
-    pub(super) fn queue_all(&self, mut parts: Vec<Task>) -> Result<()> {
-        parts.iter_mut().try_for_each(|task| self.group.check_task(task, self.stream))?;
-        self.tasks.borrow_mut().extend(parts);
+    /// Queues all ops of one operation, or none if the check of one op fails.
+    pub(super) fn queue_all(&self, mut parts: Vec<Op>) -> Result<()> {
+        parts.iter_mut().try_for_each(|op| self.group.check_op(op, self.stream))?;
+        self.ops.borrow_mut().extend(parts);
         Ok(())
     }
 }

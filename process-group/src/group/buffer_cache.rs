@@ -19,7 +19,7 @@ use nccl_sys::Version;
 use super::{BufferError, GroupError, places::Places, registered::Registered, report::RegistrationStatus};
 use crate::{
     BoxedResult, cold_err,
-    comm::{Communicator, Nccl, Primitive, Task},
+    comm::{Communicator, Nccl, Op, Primitive},
     memory::{self, Place, PlanNames, WindowOffset},
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
@@ -179,31 +179,31 @@ impl BufferCache {
         self.counts[primitive as usize][status as usize].load(Ordering::Relaxed)
     }
 
-    /// Checks the buffers of `task`, whose other arguments were checked before. Records in `task.places` the
+    /// Checks the buffers of `op`, whose other arguments were checked before. Records in `op.places` the
     /// positions of the buffers that NCCL requires at the same position on all ranks.
     #[inline(always)]
     pub(super) fn look(
         &self,
         group: &str,
         communicator: &Communicator,
-        task: &mut Task,
+        op: &mut Op,
         stream: &Stream,
     ) -> BoxedResult<(), GroupError> {
         if !self.looks {
-            self.places.note(communicator, task);
+            self.places.note(communicator, op);
             return Ok(());
         }
-        let [first, second] = task.buffers(communicator.place());
+        let [first, second] = op.buffers(communicator.place());
         let mut places = [WindowOffset::default(); 2];
         if let Some(buffer) = first {
             // For an in-place operation, one look-up serves both buffers.
-            places = [self.look_at(group, communicator, task, buffer, stream)?; 2];
+            places = [self.look_at(group, communicator, op, buffer, stream)?; 2];
         }
         if let Some(buffer) = second {
-            places[1] = self.look_at(group, communicator, task, buffer, stream)?;
+            places[1] = self.look_at(group, communicator, op, buffer, stream)?;
         }
-        let [sends, receives] = task.primitive.symmetric();
-        task.places = [places[0].only(sends), places[1].only(receives)];
+        let [sends, receives] = op.primitive.symmetric();
+        op.places = [places[0].only(sends), places[1].only(receives)];
         Ok(())
     }
 
@@ -213,7 +213,7 @@ impl BufferCache {
         &self,
         group: &str,
         communicator: &Communicator,
-        task: &Task,
+        op: &Op,
         (side, address, bytes): (&'static str, u64, u64),
         stream: &Stream,
     ) -> BoxedResult<WindowOffset, GroupError> {
@@ -223,16 +223,16 @@ impl BufferCache {
         let (status, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
             None => {
-                self.find(communicator, address, bytes).map_err(|source| wrong(group, task, side, source))?
+                self.find(communicator, address, bytes).map_err(|source| wrong(group, op, side, source))?
             }
         };
         if status == RegistrationStatus::Remappable && self.captures_whole {
-            self.in_one(address, bytes, stream).map_err(|source| wrong(group, task, side, source))?;
+            self.in_one(address, bytes, stream).map_err(|source| wrong(group, op, side, source))?;
         }
         if status == RegistrationStatus::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
-            self.remember(task.primitive, address, bytes);
+            self.remember(op.primitive, address, bytes);
         }
-        let count = &self.counts[task.primitive as usize][status as usize];
+        let count = &self.counts[op.primitive as usize][status as usize];
         // A load and a store are cheaper than `fetch_add`. If two threads count at once, one count may be
         // lost.
         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -314,8 +314,8 @@ impl BufferCache {
 
 /// Returns the error for a buffer that cannot be used.
 #[cold]
-fn wrong(group: &str, task: &Task, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
-    let (operation, group) = (task.call.name(), group.to_owned());
+fn wrong(group: &str, op: &Op, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
+    let (operation, group) = (op.call.name(), group.to_owned());
     cold_err(move || GroupError::Buffer { operation, group, buffer, source: *source })
 }
 

@@ -4,23 +4,7 @@ use std::time::Duration;
 
 use bootstrap::{Ranges, wire::wire_struct};
 
-/// The sender and the receiver of a message have made different calls. The ranks are ranks of the group in
-/// [`PathError::Differ`], and ranks of the job in [`GroupError::MessagesDiffer`](super::GroupError::MessagesDiffer).
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("message {number} of rank {from} to rank {to}: {sent} were sent, but {received} received")]
-pub struct MessageDifference {
-    /// The sender's rank.
-    pub from: usize,
-    /// The receiver's rank.
-    pub to: usize,
-    /// The number of the message among those from the sender to the receiver, beginning with 1.
-    pub number: u64,
-    /// The data sent: the number of elements and their type.
-    pub sent: String,
-    /// The data that the receiver's call would receive: the number of elements and their type.
-    pub received: String,
-}
-wire_struct!(MessageDifference { from, to, number, sent, received });
+use crate::watch::MessageDifference;
 
 /// An error of a [`Path`](super::path::Path), the transport that carries messages in place of NCCL.
 #[derive(Debug, thiserror::Error)]
@@ -135,16 +119,4 @@ pub enum TorchError {
         /// The maximum number of ranks that share one unique id.
         limit: usize,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_difference_names_both_values() {
-        let (sent, received) = ("3 f32".to_owned(), "4 f32".to_owned());
-        let text = MessageDifference { from: 5, to: 6, number: 2, sent, received }.to_string();
-        assert_eq!(text, "message 2 of rank 5 to rank 6: 3 f32 were sent, but 4 f32 received");
-    }
 }

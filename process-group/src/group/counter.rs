@@ -12,7 +12,7 @@ use std::{
 use cuda_driver::Device;
 
 use super::{GroupId, health::GroupHealth};
-use crate::record::{Exchanged, Log};
+use crate::record::{Exchanged, Log, Recorder};
 
 /// The part of a group that its [`Work`](super::Work) values share, including the log of the group's calls.
 #[derive(Debug)]
@@ -20,6 +20,7 @@ pub(super) struct Counter {
     pub(super) id: GroupId,
     pub(super) name: Arc<str>,
     pub(super) log: Log,
+    pub(super) recorder: Arc<Recorder>,
     pub(super) health: Arc<GroupHealth>,
     /// The time limit of waits for work.
     pub(super) timeout: Duration,
@@ -79,12 +80,12 @@ impl Counter {
     pub(super) fn new(
         id: GroupId,
         name: Arc<str>,
-        log: Log,
+        (log, recorder): (Log, Arc<Recorder>),
         (health, timeout): (Arc<GroupHealth>, Duration),
         ranks: Arc<[usize]>,
         device: &Device,
     ) -> Arc<Self> {
-        let counter = Arc::new(Self { id, name, log, health, timeout, ranks, device: key(device) });
+        let counter = Arc::new(Self { id, name, log, recorder, health, timeout, ranks, device: key(device) });
         let mut counters = counters();
         counters.retain(|counter| counter.strong_count() > 0);
         counters.push(Arc::downgrade(&counter));

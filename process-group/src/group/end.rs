@@ -8,7 +8,7 @@ use bootstrap::{
 };
 
 use super::{
-    Result,
+    GroupError, Result,
     health::{End, GroupHealth},
     settings::EndCallback,
 };
@@ -72,7 +72,7 @@ impl GroupHealth {
     pub(super) fn report_end(&self) {
         let Some(End::Trouble(trouble)) = self.end.get() else { return };
         let Some(callback) = self.on_end().take() else { return };
-        let (error, call) = (trouble.error(&self.name), callback.clone());
+        let (error, call) = (GroupError::of_trouble(trouble.clone(), &self.name), callback.clone());
         if runtime::spawn("group-end", move || call(error)).is_err() {
             *self.on_end() = Some(callback);
         }

@@ -5,15 +5,14 @@ use std::{io, time::Duration};
 use bootstrap::{Ranges, agreement::Failure};
 
 use super::{
-    BufferError, Disagreement, MessageDifference, Misplaced, NotRegistered, PathError, ShrinkError,
-    SplitError, TorchError,
+    BufferError, Disagreement, Misplaced, NotRegistered, PathError, ShrinkError, SplitError, TorchError,
 };
 use crate::{
-    comm::{ArgumentError, CommError, DataType},
+    comm::{ArgumentError, CommError},
     peers::{Loss, PeerError},
     record::{DumpError, Progress},
     store::StoreError,
-    watch::Divergence,
+    watch::{Divergence, MessageDifference, Trouble},
 };
 
 /// The result of the calls of this module.
@@ -154,58 +153,13 @@ pub enum GroupError {
         source: NotRegistered,
     },
 
-    /// The lengths or types of an operation's send and receive buffers do not match.
-    #[error(
-        "{operation} in {group} of {size} ranks: send has {send} elements of {send_type}, receive {receive} of \
-         {receive_type}; {rule}"
-    )]
-    Lengths {
-        /// The operation.
-        operation: &'static str,
+    /// The arguments of an operation do not fit together. Nothing was launched.
+    #[error("{group}: {source}")]
+    Argument {
         /// The group's name.
         group: String,
-        /// The number of ranks in the group.
-        size: usize,
-        /// The number of elements to send.
-        send: usize,
-        /// The type of the elements to send.
-        send_type: DataType,
-        /// The number of elements to receive.
-        receive: usize,
-        /// The type of the elements to receive.
-        receive_type: DataType,
-        /// The rule that the lengths must satisfy.
-        rule: &'static str,
-    },
-
-    /// The length of a list of buffers is not the number of members.
-    #[error(
-        "{operation} in {group}: {found} {list} buffers were given; {size} are needed, one for every member"
-    )]
-    ListLength {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-        /// `send` or `receive`.
-        list: &'static str,
-        /// The number of buffers given.
-        found: usize,
-        /// The number of ranks in the group.
-        size: usize,
-    },
-
-    /// The root gave no buffer for an argument that only the root needs.
-    #[error("{operation} in {group}: rank {root} is the root and needs a {buffer} buffer, but gave none")]
-    RootBuffer {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-        /// `send` or `receive`.
-        buffer: &'static str,
-        /// The root's rank.
-        root: usize,
+        /// The problem with the arguments.
+        source: ArgumentError,
     },
 
     /// The sum of the sizes to split a buffer into is not the length of the buffer.
@@ -469,6 +423,32 @@ pub enum GroupError {
     Driver(Box<cuda_driver::Error>),
 }
 
+impl GroupError {
+    /// Returns the error for callers of `group`, which `trouble` has ended.
+    #[cold]
+    pub(super) fn of_trouble(trouble: Trouble, group: &str) -> Self {
+        let group = group.to_owned();
+        match trouble {
+            Trouble::Lost { rank, loss } => Self::Lost { group, rank, loss },
+            Trouble::Left { rank, how, .. } => Self::Left { group, rank, how },
+            Trouble::Failed { rank, reason, .. } => Self::MemberFailed { group, rank, reason },
+            Trouble::Overdue { rank, operation, sequence, waited, progress, .. } => {
+                Self::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }
+            }
+            Trouble::Diverged { divergence, .. } => {
+                Self::CollectiveDiverged { group, divergence: Box::new(divergence) }
+            }
+            Trouble::MessagesDiffer { difference, .. } => {
+                Self::MessagesDiffer { group, difference: Box::new(difference) }
+            }
+            Trouble::Suspect { ranks: [rank, other], number, .. } => {
+                let reason = format!("its calls up to collective {number} differ from those of rank {other}");
+                Self::MemberFailed { group, rank, reason }
+            }
+        }
+    }
+}
+
 impl From<cuda_driver::Error> for GroupError {
     fn from(error: cuda_driver::Error) -> Self {
         Self::Driver(Box::new(error))
@@ -500,12 +480,6 @@ impl From<cuda_driver::Error> for Box<GroupError> {
     #[cold]
     fn from(error: cuda_driver::Error) -> Self {
         Self::new(error.into())
-    }
-}
-
-impl From<ArgumentError> for GroupError {
-    fn from(error: ArgumentError) -> Self {
-        Self::Comm(error.into())
     }
 }
 

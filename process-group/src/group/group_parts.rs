@@ -25,7 +25,7 @@ use super::{
 use crate::{
     comm::{self, Communicator, Config, Nccl},
     memory::PlanNames,
-    record::{GroupEntry, Log, ProgressRpc, Recorder},
+    record::{GroupEntry, ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Store, StoreError},
     watch::{Watch, Watchdog},
 };
@@ -66,7 +66,7 @@ impl ProcessGroup {
         let rank = places.iter().position(|place| *place == self.rank).unwrap_or_default();
         let members: Arc<[_]> = places.iter().map(|place| self.members[*place].clone()).collect();
         let ranks: Arc<[usize]> = members.iter().map(|member| member.rank).collect();
-        let (recorder, watch) = (self.counter.log.recorder().clone(), self.watch.clone());
+        let (recorder, watch) = (self.counter.recorder.clone(), self.watch.clone());
         let health =
             GroupHealth::begin(&name, &ranks, rank, &recorder, shared_settings.heartbeat, watch.signal());
         watch.add(&health);
@@ -200,7 +200,7 @@ impl GroupParts {
             look,
             plans: plans.clone(),
         };
-        let log = Log::new(&recorder, entry, rank, monitor.rolling());
+        let log = recorder.log(entry, rank, monitor.rolling());
         let guard = Watchdog::add(&health).map_err(|source| GroupError::Thread {
             group: name.to_string(),
             thread: "watchdog",
@@ -209,7 +209,14 @@ impl GroupParts {
         // Reports earlier notifications about this group to its health: a faster member may have left already.
         watch.recall(&health);
         let membership = Membership::new(&health);
-        let counter = Counter::new(id, name.clone(), log, (health, timeout), ranks.clone(), context.device());
+        let counter = Counter::new(
+            id,
+            name.clone(),
+            (log, recorder),
+            (health, timeout),
+            ranks.clone(),
+            context.device(),
+        );
         let marks = Marks::new(context, shared_settings.own.times());
         let buffer_cache = BufferCache::new(context, communicator.nccl(), shared_settings.own.looks(), plans);
         Ok(ProcessGroup {

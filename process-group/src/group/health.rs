@@ -421,7 +421,7 @@ impl GroupHealth {
     #[cold]
     pub(super) fn error(&self, end: &End) -> GroupError {
         match end {
-            End::Trouble(trouble) => trouble.error(&self.name),
+            End::Trouble(trouble) => GroupError::of_trouble(trouble.clone(), &self.name),
             End::Force(force) => {
                 let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
                 CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()

@@ -1,7 +1,7 @@
 //! Launches operations: checks them, logs them, enqueues them on the caller's stream, records an event after them, and
 //! counts them.
 //!
-//! Most calls launch one task, through [`ProcessGroup::alone`]. `alone` and its callees are inlined into each
+//! Most calls launch one op, through [`ProcessGroup::alone`]. `alone` and its callees are inlined into each
 //! operation's method. Between two calls NCCL and the driver run many thousand instructions, which evict this code from
 //! the processor's caches and branch predictors. The cost of a call is therefore dominated by the memory that the call
 //! touches. Straight-line code in which the operation is a constant touches the least memory. Code for rare cases is
@@ -9,52 +9,155 @@
 
 use std::{panic::Location, slice};
 
-use cuda_driver::Stream;
+use cuda_driver::{DevicePtr, Stream};
 
-use super::{Batch, GroupError, ProcessGroup, Result, Work, preflight::is_collective, validate, work::Blank};
+use super::{Batch, Buffer, GroupError, ProcessGroup, Result, Work, preflight::is_collective, work::Blank};
 use crate::{
     BoxedResult,
-    comm::{Task, refuse_inside_group},
+    comm::{ArgumentError, CommError, Given, Op, Primitive, ReduceOp, refuse_inside_group},
     graph_memory,
     operation::Operation,
     profile,
     record::{Call, LogEntry},
 };
 
+/// The address of a buffer that this rank does not have.
+const NONE: DevicePtr = DevicePtr(0);
+
+/// Makes the [`Op`] of each operation of a group in which this rank is `rank` of `size`.
+pub(super) struct Ops {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+}
+
+impl Ops {
+    #[inline(always)]
+    pub(super) fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Op {
+        on_buffers(Primitive::AllReduce, send, receive, send.elements).reduced_by(op)
+    }
+
+    #[inline(always)]
+    pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> Op {
+        on_buffers(Primitive::Broadcast, buffer, buffer, buffer.elements).with(root)
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp, root: usize) -> Op {
+        on_buffers(Primitive::Reduce, send, receive, send.elements).reduced_by(op).with(root)
+    }
+
+    #[inline(always)]
+    pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> Op {
+        on_buffers(Primitive::AllGather, send, receive, send.elements)
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce_scatter(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Op {
+        on_buffers(Primitive::ReduceScatter, send, receive, receive.elements).reduced_by(op)
+    }
+
+    #[inline(always)]
+    pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> Op {
+        on_buffers(Primitive::AllToAll, send, receive, send.elements / self.size)
+    }
+
+    #[inline(always)]
+    pub(super) fn gather(&self, send: Buffer, receive: Option<Buffer>, root: usize) -> Op {
+        let all = receive.unwrap_or(Buffer { ptr: NONE, ..send });
+        let elements = receive.map(|receive| receive.elements);
+        Op::new(Primitive::Gather, send.ptr, all.ptr, send.elements, send.dtype)
+            .with(root)
+            .given(send.into(), Given { elements, dtype: all.dtype })
+    }
+
+    #[inline(always)]
+    pub(super) fn scatter(&self, send: Option<Buffer>, receive: Buffer, root: usize) -> Op {
+        let all = send.unwrap_or(Buffer { ptr: NONE, ..receive });
+        let elements = send.map(|send| send.elements);
+        Op::new(Primitive::Scatter, all.ptr, receive.ptr, receive.elements, receive.dtype)
+            .with(root)
+            .given(Given { elements, dtype: all.dtype }, receive.into())
+    }
+
+    #[inline(always)]
+    pub(super) fn send(&self, buffer: Buffer, peer: usize) -> Op {
+        message(Operation::Send, buffer, true, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> Op {
+        message(Operation::Recv, buffer, false, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Op {
+        Op::new(Primitive::PutSignal, local.ptr, place, local.elements, local.dtype).with(peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn signal(&self, peer: usize) -> Op {
+        Op::signals(Primitive::Signal, 1, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn wait_signals(&self, peer: usize, count: usize) -> Op {
+        Op::signals(Primitive::WaitSignals, count, peer)
+    }
+}
+
+#[inline(always)]
+pub(super) fn on_buffers(primitive: Primitive, send: Buffer, receive: Buffer, count: usize) -> Op {
+    Op::new(primitive, send.ptr, receive.ptr, count, send.dtype).given(send.into(), receive.into())
+}
+
+/// Returns one message to or from `peer`, as a part of the operation `call`. `out` is true for a send.
+#[inline(always)]
+pub(super) fn message(call: Operation, buffer: Buffer, out: bool, peer: usize) -> Op {
+    let primitive = if out { Primitive::Send } else { Primitive::Recv };
+    Op::new(primitive, buffer.ptr, buffer.ptr, buffer.elements, buffer.dtype).with(peer).within(call)
+}
+
+impl From<Buffer> for Given {
+    #[inline(always)]
+    fn from(buffer: Buffer) -> Self {
+        Self { elements: Some(buffer.elements), dtype: buffer.dtype }
+    }
+}
+
 impl ProcessGroup {
-    /// Checks and launches an operation that is one task, called at `site`.
+    #[inline(always)]
+    pub(super) fn ops(&self) -> Ops {
+        Ops { rank: self.rank, size: self.size() }
+    }
+
+    /// Checks and launches an operation that is one op, called at `site`.
     ///
     /// # Safety
     /// As for the operation's public method.
     #[inline(always)]
     pub(super) unsafe fn alone(
         &self,
-        operation: Operation,
-        task: BoxedResult<Task, GroupError>,
+        mut op: Op,
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> Result<Work> {
-        let name = operation.name();
+        let operation = op.call;
         // Inside an open NCCL group, the operation would be launched after the event that marks its
         // completion.
-        refuse_inside_group(name)?;
-        let mut task = match task {
-            Ok(task) => task,
-            Err(error) => return Err(self.wrong(operation, error)),
-        };
-        if let Err(error) = self.check_task(&mut task, stream) {
+        refuse_inside_group(operation.name())?;
+        if let Err(error) = self.check_op(&mut op, stream) {
             return Err(self.wrong(operation, error));
         }
         let health = &self.counter.health;
         health.check()?;
         // False for one-sided operations, because these use the windows of the group's communicator.
-        let is_message = task.primitive.is_message();
-        // SAFETY: the caller upholds the operation's contract. `check_task` has checked the task.
-        let launched = unsafe { self.launch_task(task, operation, is_message, stream, site) };
+        let is_message = op.primitive.is_message();
+        // SAFETY: the caller upholds the operation's contract. `check_op` has checked the op.
+        let launched = unsafe { self.launch_op(op, operation, is_message, stream, site) };
         launched.map_err(|error| health.reason(*error))
     }
 
-    /// Launches the tasks that `queue` adds to a batch, together and as one `operation`.
+    /// Launches the ops that `queue` adds to a batch, together and as one `operation`.
     #[track_caller]
     pub(super) fn together(
         &self,
@@ -69,12 +172,26 @@ impl ProcessGroup {
         batch.launch(operation)
     }
 
-    /// Checks the task's arguments and buffers, as far as this rank can without the others. Records the window
-    /// positions of the buffers in the task.
+    /// Checks the op's arguments and buffers, as far as this rank can without the others. Records the window
+    /// positions of the buffers in the op.
     #[inline(always)]
-    pub(super) fn check_task(&self, task: &mut Task, stream: &Stream) -> BoxedResult<(), GroupError> {
-        self.communicator.check_task(task, stream, true)?;
-        self.buffer_cache.look(&self.name, &self.communicator, task, stream)
+    pub(super) fn check_op(&self, op: &mut Op, stream: &Stream) -> BoxedResult<(), GroupError> {
+        self.communicator.check_op(op, stream, true).map_err(|error| self.refused_by_check(*error))?;
+        self.buffer_cache.look(&self.name, &self.communicator, op, stream)
+    }
+
+    #[cold]
+    fn refused_by_check(&self, error: CommError) -> Box<GroupError> {
+        Box::new(match error {
+            CommError::Argument(source) => self.argument(source),
+            other => other.into(),
+        })
+    }
+
+    /// Returns the group's error for an argument that was refused.
+    #[cold]
+    pub(super) fn argument(&self, source: ArgumentError) -> GroupError {
+        GroupError::Argument { group: self.name.to_string(), source }
     }
 
     /// In checked mode, notifies the other members of an error in this rank's call. Returns the error.
@@ -84,57 +201,59 @@ impl ProcessGroup {
         *error
     }
 
-    /// Launches a checked task as `operation`. `message` is true for a message outside a batch. The group's policy for
+    /// Launches a checked op as `operation`. `message` is true for a message outside a batch. The group's policy for
     /// messages then selects the communicator.
     ///
     /// # Safety
-    /// As for the task's operation.
+    /// As for the op's operation.
     #[inline(always)]
-    pub(super) unsafe fn launch_task(
+    pub(super) unsafe fn launch_op(
         &self,
-        task: Task,
+        op: Op,
         operation: Operation,
         message: bool,
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> BoxedResult<Work, GroupError> {
-        if task.primitive.is_message() && task.rank == self.rank || self.shared_settings.checked {
-            self.examine(&[task], operation, site)?;
+        if op.primitive.is_message() && op.rank == self.rank || self.shared_settings.checked {
+            self.examine(&[op], operation, site)?;
         }
-        if message && self.messages.are_on_path() && self.takes_path(&task)? {
-            // SAFETY: the caller upholds the contract of the task's operation.
-            return unsafe { self.message_on_path(task, stream, site) };
+        if message && self.messages.are_on_path() && self.takes_path(&op)? {
+            // SAFETY: the caller upholds the contract of the op's operation.
+            return unsafe { self.message_on_path(op, stream, site) };
         }
         let channel =
-            if message { self.channel(task, stream)? } else { self.channel_of_all(operation, stream)? };
-        let _range = profile::range(operation.name(), &self.name, task.bytes());
-        let (mut entry, tasks, log) = (LogEntry::new(site, None), slice::from_ref(&task), &self.counter.log);
-        let call = Call::of(tasks, self.size());
+            if message { self.channel(op, stream)? } else { self.channel_of_all(operation, stream)? };
+        let _range = profile::range(operation.name(), &self.name, op.bytes());
+        let (mut entry, ops, log) = (LogEntry::new(site, None), slice::from_ref(&op), &self.counter.log);
+        let call = Call::of(ops, self.size());
         let begin = |ring: &mut _| log.begin_in(ring, &mut entry, &call);
         let mut blank = self.outstanding.blank(&self.marks, &self.counter, begin)?;
         let launched = blank.start(stream).and_then(|()| {
-            // SAFETY: the caller upholds the contract of the task's operation.
-            Ok(unsafe { channel.communicator.launch(&channel.task(task), stream) }?)
+            // SAFETY: the caller upholds the contract of the op's operation.
+            Ok(unsafe { channel.communicator.launch(&channel.op(op), stream) }?)
         });
         if let Err(error) = launched {
             log.refuse(entry);
             return Err(error);
         }
-        self.commit(blank, entry, operation.name(), is_collective(operation, tasks), tasks, stream)
+        self.commit(blank, entry, operation.name(), is_collective(operation, ops), ops, stream)
     }
 
-    /// Checks all tasks of a launch together: messages to this rank itself, and in checked mode the other members'
+    /// Checks all ops of a launch together: messages to this rank itself, and in checked mode the other members'
     /// calls.
     #[cold]
     pub(super) fn examine(
         &self,
-        tasks: &[Task],
+        ops: &[Op],
         operation: Operation,
         site: &'static Location<'static>,
     ) -> Result<()> {
-        validate::to_oneself(self, tasks)
-            .inspect_err(|error| self.refused(is_collective(operation, tasks), error))?;
-        if self.shared_settings.checked { self.compare(tasks, site) } else { Ok(()) }
+        self.ops()
+            .to_oneself(ops)
+            .map_err(|source| self.argument(source))
+            .inspect_err(|error| self.refused(is_collective(operation, ops), error))?;
+        if self.shared_settings.checked { self.compare(ops, site) } else { Ok(()) }
     }
 
     /// Records an event on `stream` after a launch of a graph that captured operations of the group. The group cannot
@@ -175,7 +294,7 @@ impl ProcessGroup {
         marked.map_err(|error| health.reason(*error))
     }
 
-    /// Commits the enqueued `tasks` to the log, and records an event after them on `stream`. `collective` is true if
+    /// Commits the enqueued `ops` to the log, and records an event after them on `stream`. `collective` is true if
     /// all members make the call.
     #[inline(always)]
     pub(super) fn commit(
@@ -184,17 +303,17 @@ impl ProcessGroup {
         entry: LogEntry,
         operation: &'static str,
         collective: bool,
-        tasks: &[Task],
+        ops: &[Op],
         stream: &Stream,
     ) -> BoxedResult<Work, GroupError> {
         let log = &self.counter.log;
-        let (sequence, span) = log.commit(entry, collective, tasks);
+        let (sequence, span) = log.commit(entry, collective, ops);
         let work = blank.done(operation, sequence, stream, span)?;
         // Captured work does not run on the stream yet. It must not replace enqueued work as the stream's latest work.
         if work.is_captured() {
-            log.captured(span, tasks);
+            log.captured(span, ops);
             let place = self.communicator.place();
-            graph_memory::note_captured(stream, tasks.iter().flat_map(|task| task.memory(place)))?;
+            graph_memory::note_captured(stream, ops.iter().flat_map(|op| op.memory(place)))?;
             return Ok(work);
         }
         Ok(self.outstanding.put(work))

@@ -1,11 +1,174 @@
-//! Overlap checks for operations with lists of buffers.
+//! Operations with lists of buffers, which consist of several ops, and the checks of these lists.
 
-use super::Buffer;
-use crate::comm::ArgumentError;
+use super::{
+    Buffer,
+    launch::{Ops, message, on_buffers},
+};
+use crate::{
+    comm::{ArgumentError, ListBuffer, Op, Primitive, ReduceOp},
+    operation::Operation,
+};
+
+impl Ops {
+    pub(super) fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Result<Vec<Op>, ArgumentError> {
+        const CALL: Operation = Operation::AllGatherList;
+        let own = self.own(CALL, "receive", receive)?;
+        self.one_type(CALL, send, receive)?;
+        apart(CALL.name(), parts(&[send], receive, Some((0, own))))?;
+        Ok(receive
+            .iter()
+            .enumerate()
+            .map(|(root, receive)| {
+                on_buffers(Primitive::Broadcast, send, *receive, receive.elements).with(root).within(CALL)
+            })
+            .collect())
+    }
+
+    pub(super) fn reduce_scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        op: ReduceOp,
+    ) -> Result<Vec<Op>, ArgumentError> {
+        const CALL: Operation = Operation::ReduceScatterList;
+        let own = self.own(CALL, "send", send)?;
+        self.one_type(CALL, receive, send)?;
+        apart(CALL.name(), parts(send, &[receive], Some((own, 0))))?;
+        Ok(send
+            .iter()
+            .enumerate()
+            .map(|(root, send)| {
+                on_buffers(Primitive::Reduce, *send, receive, send.elements)
+                    .reduced_by(op)
+                    .with(root)
+                    .within(CALL)
+            })
+            .collect())
+    }
+
+    pub(super) fn all_to_all_list(
+        &self,
+        send: &[Buffer],
+        receive: &[Buffer],
+    ) -> Result<Vec<Op>, ArgumentError> {
+        const CALL: Operation = Operation::AllToAllList;
+        let own = self.own(CALL, "send", send)?;
+        self.own(CALL, "receive", receive)?;
+        self.one_type(CALL, send[own], send)?;
+        self.one_type(CALL, send[own], receive)?;
+        apart(CALL.name(), parts(send, receive, Some((own, own))))?;
+        let in_place = |peer: usize| peer == own && send[own] == receive[own];
+        let pair =
+            |peer: usize| [message(CALL, send[peer], true, peer), message(CALL, receive[peer], false, peer)];
+        Ok((0..send.len()).filter(|peer| !in_place(*peer)).flat_map(pair).collect())
+    }
+
+    pub(super) fn gather_list(
+        &self,
+        send: Buffer,
+        receive: &[Buffer],
+        root: usize,
+    ) -> Result<Vec<Op>, ArgumentError> {
+        const CALL: Operation = Operation::GatherList;
+        let own = self.rank;
+        if own != root {
+            return Ok(vec![message(CALL, send, true, root)]);
+        }
+        self.own(CALL, "receive", receive)?;
+        self.one_type(CALL, send, receive)?;
+        apart(CALL.name(), parts(&[send], receive, Some((0, own))))?;
+        let to_root = (send != receive[own]).then_some(message(CALL, send, true, own));
+        let from = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, false, peer);
+        let wanted = |(peer, _): &(usize, &Buffer)| *peer != own || to_root.is_some();
+        Ok(to_root.into_iter().chain(receive.iter().enumerate().filter(wanted).map(from)).collect())
+    }
+
+    pub(super) fn scatter_list(
+        &self,
+        send: &[Buffer],
+        receive: Buffer,
+        root: usize,
+    ) -> Result<Vec<Op>, ArgumentError> {
+        const CALL: Operation = Operation::ScatterList;
+        let own = self.rank;
+        if own != root {
+            return Ok(vec![message(CALL, receive, false, root)]);
+        }
+        self.own(CALL, "send", send)?;
+        self.one_type(CALL, receive, send)?;
+        apart(CALL.name(), parts(send, &[receive], Some((own, 0))))?;
+        let from_root = (receive != send[own]).then_some(message(CALL, receive, false, own));
+        let to = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, true, peer);
+        let wanted = |(peer, _): &(usize, &Buffer)| *peer != own || from_root.is_some();
+        Ok(send.iter().enumerate().filter(wanted).map(to).chain(from_root).collect())
+    }
+
+    /// Checks that `buffers` has one buffer for every member. Returns the index of this rank's buffer.
+    fn own(
+        &self,
+        operation: Operation,
+        list: &'static str,
+        buffers: &[Buffer],
+    ) -> Result<usize, ArgumentError> {
+        let (found, size) = (buffers.len(), self.size);
+        if found == size {
+            return Ok(self.rank);
+        }
+        Err(ArgumentError::ListLength { call: operation.name(), list, found, size })
+    }
+
+    /// Checks that all `buffers` have the type of `like`.
+    fn one_type(&self, operation: Operation, like: Buffer, buffers: &[Buffer]) -> Result<(), ArgumentError> {
+        const RULE: &str = "all buffers must hold elements of one type";
+        match buffers.iter().find(|buffer| buffer.dtype != like.dtype) {
+            None => Ok(()),
+            Some(other) => Err(self.lengths(operation, like, *other, RULE)),
+        }
+    }
+
+    /// Fails if `ops` contains a message from this rank to itself without a counterpart, or with one of another
+    /// length or type.
+    pub(super) fn to_oneself(&self, ops: &[Op]) -> Result<(), ArgumentError> {
+        let own = |primitive| ops.iter().filter(move |op| op.primitive == primitive && op.rank == self.rank);
+        let (mut sent, mut received) = (own(Primitive::Send), own(Primitive::Recv));
+        loop {
+            match (sent.next(), received.next()) {
+                (None, None) => return Ok(()),
+                (Some(from), Some(to)) if (from.count, from.dtype) == (to.count, to.dtype) => {}
+                (Some(from), Some(to)) => {
+                    let buffer = |op: &Op| Buffer::new(op.send, op.count, op.dtype);
+                    let rule = "a message to oneself is received as it is sent";
+                    return Err(self.lengths(from.call, buffer(from), buffer(to), rule));
+                }
+                (Some(half), None) | (None, Some(half)) => {
+                    return Err(ArgumentError::ToOneself { call: half.call.name(), rank: self.rank });
+                }
+            }
+        }
+    }
+
+    fn lengths(
+        &self,
+        operation: Operation,
+        send: Buffer,
+        receive: Buffer,
+        rule: &'static str,
+    ) -> ArgumentError {
+        ArgumentError::Lengths {
+            call: operation.name(),
+            size: self.size,
+            send: send.elements,
+            send_type: send.dtype,
+            receive: receive.elements,
+            receive_type: receive.dtype,
+            rule,
+        }
+    }
+}
 
 /// A buffer of an operation with lists of buffers: the list, the index in the list, and the address range.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part {
+struct Part {
     list: &'static str,
     place: usize,
     start: u64,
@@ -18,15 +181,16 @@ impl Part {
         self.start.saturating_add(self.bytes as u64)
     }
 
-    fn name(&self) -> String {
-        format!("{} buffer {}", self.list, self.place)
+    fn described(&self) -> Box<ListBuffer> {
+        let Self { list, place, start, bytes, .. } = *self;
+        Box::new(ListBuffer { list, index: place, address: start, bytes })
     }
 }
 
 /// Returns the non-empty buffers of an operation that reads `send` and writes `receive`. `in_place` is this
 /// rank's own share, as its indices in `send` and `receive`. If both are the same buffer, only the receive
 /// buffer is returned.
-pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize, usize)>) -> Vec<Part> {
+fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize, usize)>) -> Vec<Part> {
     let part = |list, written| {
         move |(place, buffer): (usize, &Buffer)| Part {
             list,
@@ -42,7 +206,7 @@ pub(super) fn parts(send: &[Buffer], receive: &[Buffer], in_place: Option<(usize
 }
 
 /// Fails if two buffers overlap and at least one of the two is written.
-pub(super) fn apart(call: &'static str, mut parts: Vec<Part>) -> Result<(), ArgumentError> {
+fn apart(call: &'static str, mut parts: Vec<Part>) -> Result<(), ArgumentError> {
     parts.sort_unstable_by_key(|part| part.start);
     // The buffer with the highest end so far, in order of start addresses: of all buffers, and of the written
     // ones.
@@ -52,12 +216,8 @@ pub(super) fn apart(call: &'static str, mut parts: Vec<Part>) -> Result<(), Argu
         if let Some(former) = former.filter(|former| former.end() > part.start) {
             return Err(ArgumentError::ListOverlap {
                 call,
-                first: former.name(),
-                first_address: former.start,
-                first_bytes: former.bytes,
-                second: part.name(),
-                second_address: part.start,
-                second_bytes: part.bytes,
+                first: former.described(),
+                second: part.described(),
             });
         }
         let later = |former: Option<Part>| former.filter(|former| former.end() >= part.end()).or(Some(part));

@@ -19,7 +19,7 @@
 //! | `startup` | the time that building a group took |
 //! | `typed` | operations on typed slices |
 //! | `buffer`, `raw`, `one_sided`, `batch` | operations on raw addresses |
-//! | `validate`, `list`, `launch` | conversion of an operation to NCCL tasks, and their launch |
+//! | `launch`, `list` | the `Op`s of each operation, and their launch |
 //! | `work` | waiting for operations |
 //! | `connect`, `connection`, `form` | making communicators, on all of their ranks or on none |
 //! | [`p2p`] | selecting the communicators for messages |
@@ -82,7 +82,6 @@ mod startup;
 mod suspend;
 mod torch;
 mod typed;
-mod validate;
 mod work;
 mod work_checks;
 mod work_monitor;
@@ -90,7 +89,7 @@ mod work_monitor;
 pub use batch::Batch;
 pub use buffer::Buffer;
 pub use builder::Builder;
-pub use causes::{MessageDifference, Misplaced, PathError, ShrinkError, TorchError};
+pub use causes::{Misplaced, PathError, ShrinkError, TorchError};
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
@@ -112,8 +111,9 @@ pub use work::{Work, WorkFuture};
 
 pub use crate::{
     memory::{BufferError, Unregistrable},
-    watch::{Divergence, DivergentCall},
+    watch::{Divergence, DivergentCall, MessageDifference},
 };
 
 pub(crate) use health::GroupHealth;
+pub(crate) use settings::CHECK_INTERVAL;
 pub(crate) use work_monitor::WorkMonitor;

@@ -6,7 +6,7 @@ use std::panic::Location;
 use cuda_driver::{DevicePtr, Stream};
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
-use crate::{comm::CommError, operation::Operation, profile, store::Deadline};
+use crate::{comm::CommError, profile, store::Deadline};
 
 /// One-sided operations: a member writes into another member's window, and the other member only waits for a
 /// signal. Require NCCL 2.29 and a driver of CUDA 12.5 or newer. [`sequence`](Self::sequence) does not count
@@ -66,14 +66,7 @@ impl ProcessGroup {
         stream: &Stream,
     ) -> Result<Work> {
         // SAFETY: the caller upholds this function's contract.
-        unsafe {
-            self.alone(
-                Operation::PutSignal,
-                self.validate().put_signal(local, place, peer),
-                stream,
-                Location::caller(),
-            )
-        }
+        unsafe { self.alone(self.ops().put_signal(local, place, peer), stream, Location::caller()) }
     }
 
     /// Raises member `peer`'s count of signals from this rank, after all earlier puts to that member.
@@ -83,7 +76,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn signal(&self, peer: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: a signal accesses no memory of the program.
-        unsafe { self.alone(Operation::Signal, self.validate().signal(peer), stream, Location::caller()) }
+        unsafe { self.alone(self.ops().signal(peer), stream, Location::caller()) }
     }
 
     /// Makes `stream` wait for `count` more signals from member `peer`, in addition to those already waited
@@ -94,14 +87,7 @@ impl ProcessGroup {
     #[track_caller]
     pub fn wait_signals(&self, peer: usize, count: usize, stream: &Stream) -> Result<Work> {
         // SAFETY: a wait for signals accesses no memory of the program.
-        unsafe {
-            self.alone(
-                Operation::WaitSignals,
-                self.validate().wait_signals(peer, count),
-                stream,
-                Location::caller(),
-            )
-        }
+        unsafe { self.alone(self.ops().wait_signals(peer, count), stream, Location::caller()) }
     }
 }
 
@@ -117,7 +103,7 @@ impl Batch<'_> {
     /// # Safety
     /// See [`ProcessGroup::put_signal`].
     pub unsafe fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Result<()> {
-        self.queue(self.group.validate().put_signal(local, place, peer)?)
+        self.queue(self.group.ops().put_signal(local, place, peer))
     }
 
     /// Queues [`ProcessGroup::signal`].
@@ -125,7 +111,7 @@ impl Batch<'_> {
     /// # Errors
     /// See [`ProcessGroup::signal`].
     pub fn signal(&self, peer: usize) -> Result<()> {
-        self.queue(self.group.validate().signal(peer)?)
+        self.queue(self.group.ops().signal(peer))
     }
 
     /// Queues [`ProcessGroup::wait_signals`].
@@ -133,6 +119,6 @@ impl Batch<'_> {
     /// # Errors
     /// See [`ProcessGroup::wait_signals`].
     pub fn wait_signals(&self, peer: usize, count: usize) -> Result<()> {
-        self.queue(self.group.validate().wait_signals(peer, count)?)
+        self.queue(self.group.ops().wait_signals(peer, count))
     }
 }

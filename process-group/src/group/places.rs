@@ -13,7 +13,7 @@ use std::sync::{
 use bootstrap::hash::fnv64;
 
 use crate::{
-    comm::{Communicator, Task},
+    comm::{Communicator, Op},
     memory::{self, PlanKey, PlanNames, WindowOffset},
 };
 
@@ -121,20 +121,20 @@ impl Places {
         self.known().iter().find_map(of_plan).filter(inside)
     }
 
-    /// Sets the window offsets in a task. Used when buffers are not checked, because then no other code looks
+    /// Sets the window offsets in an op. Used when buffers are not checked, because then no other code looks
     /// the buffers up.
-    pub(super) fn note(&self, communicator: &Communicator, task: &mut Task) {
+    pub(super) fn note(&self, communicator: &Communicator, op: &mut Op) {
         if self.are_none() {
             return;
         }
         let mut places = [WindowOffset::default(); 2];
-        for (buffer, address, bytes) in task.symmetric_buffers(communicator.place()) {
+        for (buffer, address, bytes) in op.symmetric_buffers(communicator.place()) {
             let window = self.window(address).filter(|it| address.saturating_add(bytes) <= it.segment.end);
             let place =
                 window.filter(|_| bytes > 0).map_or(WindowOffset::default(), |window| window.place(address));
             places[usize::from(buffer == "receive")] = place;
         }
-        task.places = places;
+        op.places = places;
     }
 }
 

@@ -16,7 +16,7 @@ use bootstrap::{
 
 use super::{GroupError, Misplaced, ProcessGroup, Result};
 use crate::{
-    comm::{Primitive, ReduceOp, Task},
+    comm::{Op, Primitive, ReduceOp},
     messages,
     operation::Operation,
 };
@@ -81,20 +81,20 @@ impl PlainProtocol for Comparison {
 
 /// Returns true if all members make this call. A batch is collective if it contains a collective.
 #[inline(always)]
-pub(super) fn is_collective(operation: Operation, tasks: &[Task]) -> bool {
+pub(super) fn is_collective(operation: Operation, ops: &[Op]) -> bool {
     match operation {
-        Operation::Batch => tasks.iter().any(|task| !task.is_message() && !task.primitive.is_one_sided()),
+        Operation::Batch => ops.iter().any(|op| !op.is_message() && !op.primitive.is_one_sided()),
         operation => !operation.is_message(),
     }
 }
 
 impl Card {
-    /// Describes `tasks` for the comparison. With `peer`, the card contains only the messages with that rank. Without
+    /// Describes `ops` for the comparison. With `peer`, the card contains only the messages with that rank. Without
     /// `peer`, it contains only the collectives.
-    fn of(tasks: &[Task], peer: Option<usize>) -> Self {
+    fn of(ops: &[Op], peer: Option<usize>) -> Self {
         let mut card = Self::default();
-        for task in tasks.iter().filter(|task| task.is_message() == peer.is_some()) {
-            let Task { primitive, call, count, dtype, op, rank, .. } = *task;
+        for op in ops.iter().filter(|op| op.is_message() == peer.is_some()) {
+            let Op { primitive, call, count, dtype, reduction, rank, .. } = *op;
             if let Primitive::Send | Primitive::Recv = primitive {
                 if peer.is_none_or(|peer| peer == rank) {
                     let (to, from) = card.messages.entry(rank).or_default();
@@ -110,11 +110,11 @@ impl Card {
                 continue;
             }
             let mut words = format!("{call} of {count} {dtype}");
-            match op {
+            match reduction {
                 _ if !primitive.reduces() => {}
                 // Each member may have its own factor, so the factor is not compared.
                 ReduceOp::PreMulSum(_) | ReduceOp::PreMulSumAt(_) => words += " by premul_sum",
-                op => words += &format!(" by {op}"),
+                reduction => words += &format!(" by {reduction}"),
             }
             if let Some(role) = primitive.role() {
                 words += &format!(" with {role} {rank}");
@@ -146,21 +146,21 @@ impl Card {
     }
 }
 
-/// Returns the positions of those buffers in `tasks` that need the same window offset on every rank, each with a
+/// Returns the positions of those buffers in `ops` that need the same window offset on every rank, each with a
 /// description of its call.
-fn places(group: &ProcessGroup, tasks: &[Task]) -> Vec<(String, String)> {
+fn places(group: &ProcessGroup, ops: &[Op]) -> Vec<(String, String)> {
     let known = &group.buffer_cache.places;
     if known.are_none() {
         return Vec::new();
     }
-    let of = |task: &Task| {
-        let call = task.call;
-        task.symmetric_buffers(group.communicator.place()).map(move |(buffer, address, bytes)| {
+    let of = |op: &Op| {
+        let call = op.call;
+        op.symmetric_buffers(group.communicator.place()).map(move |(buffer, address, bytes)| {
             let found = known.locate(address, bytes).unwrap_or_else(|| "in no symmetric memory".to_owned());
             (format!("the {buffer} buffer of {call}"), found)
         })
     };
-    tasks.iter().flat_map(of).collect()
+    ops.iter().flat_map(of).collect()
 }
 
 /// Returns the index of the first value that differs from the majority, and the index of the first value that belongs
@@ -204,29 +204,29 @@ fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
 }
 
 impl ProcessGroup {
-    /// Compares the tasks that this rank is about to launch: collectives with those of all members, messages with those
+    /// Compares the ops that this rank is about to launch: collectives with those of all members, messages with those
     /// of the peer.
     ///
     /// # Errors
     /// [`GroupError::CallsDiffer`] or [`GroupError::SymmetricOffsetMismatch`], the same on all members of the
     /// comparison. [`GroupError::Absent`] with the members that did not come. [`GroupError::NotAgreed`] if the absent
     /// members wait for this member in another call. The error that ended the group.
-    pub(super) fn compare(&self, tasks: &[Task], site: &'static Location<'static>) -> Result<()> {
+    pub(super) fn compare(&self, ops: &[Op], site: &'static Location<'static>) -> Result<()> {
         let site = format!("{}:{}", site.file(), site.line());
         // One-sided operations have no matching call on the other rank.
-        let tasks: Vec<_> = tasks.iter().filter(|task| !task.primitive.is_one_sided()).copied().collect();
-        if tasks.iter().any(|task| !task.is_message()) {
-            let card = Card { places: places(self, &tasks), site: site.clone(), ..Card::of(&tasks, None) };
+        let ops: Vec<_> = ops.iter().filter(|op| !op.primitive.is_one_sided()).copied().collect();
+        if ops.iter().any(|op| !op.is_message()) {
+            let card = Card { places: places(self, &ops), site: site.clone(), ..Card::of(&ops, None) };
             self.meet("all", &self.ranks, card)?;
         }
         // Peers are met in ascending order, which excludes circular waits: in a circle, each rank would wait for a rank
         // lower than the one that waits for it.
-        let messages = tasks.iter().filter(|task| task.is_message() && task.rank != self.rank);
-        let peers: BTreeSet<usize> = messages.map(|task| task.rank).collect();
+        let messages = ops.iter().filter(|op| op.is_message() && op.rank != self.rank);
+        let peers: BTreeSet<usize> = messages.map(|op| op.rank).collect();
         for peer in peers {
             let pair = [self.rank.min(peer), self.rank.max(peer)];
             let name = format!("{}-{}", pair[0], pair[1]);
-            let card = Card { site: site.clone(), ..Card::of(&tasks, Some(peer)) };
+            let card = Card { site: site.clone(), ..Card::of(&ops, Some(peer)) };
             self.meet(&name, &pair.map(|place| self.ranks[place]), card)?;
         }
         Ok(())
@@ -266,8 +266,8 @@ mod tests {
     use cuda_driver::DevicePtr;
     use proptest::prelude::*;
 
-    fn task(primitive: Primitive, count: usize, rank: usize) -> Task {
-        Task::new(primitive, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
+    fn op(primitive: Primitive, count: usize, rank: usize) -> Op {
+        Op::new(primitive, DevicePtr(8), DevicePtr(8), count, DataType::F32).with(rank)
     }
 
     #[test]
@@ -296,10 +296,10 @@ mod tests {
         }
     }
 
-    /// Returns the tasks of one rank in an all-to-all with these counts.
-    fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Task> {
+    /// Returns the ops of one rank in an all-to-all with these counts.
+    fn all_to_all(counts: &[Vec<usize>], own: usize) -> Vec<Op> {
         let pair = |peer: usize| {
-            let message = |primitive, count| task(primitive, count, peer).within(Operation::AllToAllList);
+            let message = |primitive, count| op(primitive, count, peer).within(Operation::AllToAllList);
             [message(Primitive::Send, counts[own][peer]), message(Primitive::Recv, counts[peer][own])]
         };
         (0..counts.len()).flat_map(pair).collect()
@@ -336,8 +336,8 @@ mod tests {
         fn the_odd_call_is_named(size in 3usize..7, odd in any::<prop::sample::Index>(), count in 1usize..9, root in 0usize..3) {
             let odd = odd.index(size);
             let call = |rank: usize| match rank == odd {
-                true => task(Primitive::Broadcast, count, root + 1),
-                false => task(Primitive::Broadcast, count, root),
+                true => op(Primitive::Broadcast, count, root + 1),
+                false => op(Primitive::Broadcast, count, root),
             };
             let cards: Vec<_> = (0..size).map(|rank| at(rank, Card::of(&[call(rank)], None))).collect();
             let ((rank, call), (other, other_call)) = calls(Comparison::conclude(&cards).unwrap_err());
@@ -365,9 +365,9 @@ mod tests {
 
     #[test]
     fn messages_are_compared_by_the_two() {
-        let sends = at(2, Card::of(&[task(Primitive::Send, 3, 5), task(Primitive::Send, 9, 7)], Some(5)));
-        let fits = at(5, Card::of(&[task(Primitive::Recv, 3, 2)], Some(2)));
-        let other = at(5, Card::of(&[task(Primitive::Recv, 4, 2)], Some(2)));
+        let sends = at(2, Card::of(&[op(Primitive::Send, 3, 5), op(Primitive::Send, 9, 7)], Some(5)));
+        let fits = at(5, Card::of(&[op(Primitive::Recv, 3, 2)], Some(2)));
+        let other = at(5, Card::of(&[op(Primitive::Recv, 4, 2)], Some(2)));
         assert_eq!(Comparison::conclude(&[sends.clone(), fits]), Ok(()));
         let ((rank, sent), (peer, received)) = calls(Comparison::conclude(&[sends, other]).unwrap_err());
         assert_eq!(

@@ -324,7 +324,7 @@ impl ProcessGroup {
     /// first group.
     #[must_use]
     pub fn dump(&self) -> Dump {
-        self.counter.log.recorder().dump()
+        self.counter.recorder.dump()
     }
 
     /// Returns a handle that aborts the group's communicator from any thread, even while another thread is
@@ -393,7 +393,7 @@ impl ProcessGroup {
     /// Those of [`Communicator::abort`].
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("abort", &self.name, 0);
-        let _ = self.counter.log.recorder().last_words();
+        let _ = self.counter.recorder.last_words();
         Ok(self.counter.health.abort_all(deadline)?)
     }
 

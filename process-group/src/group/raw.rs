@@ -58,19 +58,17 @@ impl ProcessGroup {
 }
 
 /// Defines each operation as a method of [`Raw`] and as a method of [`Batch`]. A `single` operation becomes
-/// one task, a `list` operation several.
+/// one op, a `list` operation several.
 macro_rules! operations {
     ($($(#[$about:meta])* $kind:ident $method:ident($($argument:ident: $type:ty),*) => $operation:ident;)*) => {
         impl Raw<'_> {$(
             $(#[$about])*
             ///
             /// # Errors
-            /// Lengths, types and ranks are checked before anything is enqueued:
-            /// [`GroupError::Lengths`](super::GroupError::Lengths),
-            /// [`GroupError::ListLength`](super::GroupError::ListLength) and
-            /// [`GroupError::RootBuffer`](super::GroupError::RootBuffer).
-            /// [`GroupError::Comm`](super::GroupError::Comm) if the communicator refuses an argument, or with
-            /// NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued, but
+            /// Lengths, types, ranks and addresses are checked before anything is enqueued:
+            /// [`GroupError::Argument`](super::GroupError::Argument),
+            /// [`GroupError::Buffer`](super::GroupError::Buffer).
+            /// [`GroupError::Comm`](super::GroupError::Comm) with NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued, but
             /// the event after it could not be recorded.
             ///
             /// # Safety
@@ -95,8 +93,7 @@ macro_rules! operations {
             /// of the stated length, nothing else writes memory that the operation reads, and nothing else
             /// accesses memory that the operation writes.
             pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
-                let parts = self.group.validate().$method($($argument),*)?;
-                queue!($kind self, parts)
+                queue!($kind self, self.group.ops().$method($($argument),*))
             }
         )*}
     };
@@ -105,7 +102,7 @@ macro_rules! operations {
 macro_rules! launch {
     (single $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller of the method of `Raw` upholds the method's contract.
-        unsafe { $group.alone($operation, $group.validate().$method($($argument),*), $stream, Location::caller()) }
+        unsafe { $group.alone($group.ops().$method($($argument),*), $stream, Location::caller()) }
     };
     (list $group:expr, $operation:expr, $stream:expr, $method:ident($($argument:expr),*)) => {
         // SAFETY: the caller of the method of `Raw` upholds the method's contract.
@@ -114,11 +111,11 @@ macro_rules! launch {
 }
 
 macro_rules! queue {
-    (single $batch:expr, $task:expr) => {
-        $batch.queue($task)
+    (single $batch:expr, $op:expr) => {
+        $batch.queue($op)
     };
-    (list $batch:expr, $tasks:expr) => {
-        $batch.queue_all($tasks)
+    (list $batch:expr, $ops:expr) => {
+        $batch.queue_all($ops.map_err(|source| $batch.group.argument(source))?)
     };
 }
 

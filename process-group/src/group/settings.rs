@@ -3,10 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::GroupError;
-use crate::{
-    comm::{self, Config, Nccl},
-    watch::Watchdog,
-};
+use crate::comm::{self, Config, Nccl};
+
+/// Pause between two checks of groups whose settings give none.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Called when a group ends by itself; see [`GroupSettings::on_end`].
 pub(super) type EndCallback = Arc<dyn Fn(GroupError) + Send + Sync>;
@@ -162,7 +162,7 @@ impl GroupSettings {
     pub(super) fn pause(&self) -> Duration {
         /// Overdue work is found at most 1/16 of the work timeout after its deadline.
         const SHARE: u32 = 16;
-        self.check_interval.unwrap_or(Watchdog::PAUSE).min(self.work_limit() / SHARE)
+        self.check_interval.unwrap_or(CHECK_INTERVAL).min(self.work_limit() / SHARE)
     }
 
     /// Returns true if operations are timed.
@@ -203,7 +203,7 @@ mod tests {
         let world = GroupSettings::new().timeout(second(60)).timing(true);
         assert_eq!(
             (world.time_limit(), world.work_limit(), world.pause()),
-            (second(60), second(60), Watchdog::PAUSE)
+            (second(60), second(60), CHECK_INTERVAL)
         );
         // Without a work timeout, the limit of work is the group's timeout.
         let short = GroupSettings::new().timeout(second(1)).timing(false).or(&world);

@@ -15,7 +15,7 @@ use super::{
     meeting::{Meeting, different_lists, follow_up, id},
 };
 use crate::{
-    comm::{self, CommError, ShrinkMode},
+    comm::{self, CommError, ShrinkMode, check_excluded},
     messages, profile,
     store::Deadline,
 };
@@ -81,7 +81,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`CommError::Argument`] for an invalid list, before this rank meets the other survivors.
+    /// - [`GroupError::Argument`] for an invalid list, before this rank meets the other survivors.
     /// - [`GroupError::Shrink`] if two survivors passed different lists, and [`GroupError::Absent`] with the survivors
     ///   that did not come. Every survivor that came gets the same error. Nothing has changed, and all may try again. A
     ///   member that comes after others have made a group without it also gets [`GroupError::Shrink`].
@@ -183,7 +183,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         const CALL: &str = "shrink";
         settings.check(CALL, self.nccl())?;
-        self.communicator.place().excluded(CALL, excluded)?;
+        check_excluded(self.communicator.place(), CALL, excluded).map_err(|source| self.argument(source))?;
         if mode == ShrinkMode::AfterFailure {
             return Ok(());
         }

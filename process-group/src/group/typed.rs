@@ -2,13 +2,10 @@
 
 use std::panic::Location;
 
-use cuda_driver::{DeviceView, DeviceViewMut, Element, graph::BoundMemory};
+use cuda_driver::{DeviceView, DeviceViewMut, Element, Stream, graph::BoundMemory};
 
 use super::{Buffer, ProcessGroup, Result, Work};
-use crate::{
-    comm::{ArgumentError, DataType, ReduceOp},
-    operation::Operation,
-};
+use crate::comm::{ArgumentError, DataType, Op, ReduceOp};
 
 /// An element type that NCCL supports. `half::f16` and `half::bf16` need the feature `half` of
 /// `lockstep-process-group`.
@@ -60,10 +57,10 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
 ///
 /// # Errors
 /// As for the operation of the same name in [`Raw`](super::Raw). [`GroupError::Driver`](super::GroupError::Driver) if
-/// the operation cannot be [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupError::Comm`]
+/// the operation cannot be [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupError::Argument`]
 /// with [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], because nothing checks the address of its factor.
 ///
-/// [`GroupError::Comm`]: super::GroupError::Comm
+/// [`GroupError::Argument`]: super::GroupError::Argument
 impl ProcessGroup {
     /// Reduces the `values` of all members, and writes the result to every member's `values`.
     ///
@@ -76,21 +73,10 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result<Work> {
         let values = values.into();
-        let (values, op) = (values.as_view(), checked(op)?);
-        let stream = values.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: the elements are memory of a slice that is borrowed exclusively. `enqueue_using` orders the
-            // operation with other uses of this memory, and keeps the memory until the operation is done.
-            unsafe {
-                self.alone(
-                    Operation::AllReduce,
-                    self.validate().all_reduce(buffer(values), buffer(values), op),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let values = values.as_view();
+        let op = self.ops().all_reduce(buffer(values), buffer(values), self.checked(op)?);
+        // SAFETY: `values` is of a slice that is borrowed exclusively.
+        unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 
     /// Copies the root's `values` to the `values` of every member.
@@ -105,19 +91,9 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let values = values.into();
         let values = values.as_view();
-        let stream = values.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: as in `all_reduce`.
-            unsafe {
-                self.alone(
-                    Operation::Broadcast,
-                    self.validate().broadcast(buffer(values), root),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let op = self.ops().broadcast(buffer(values), root);
+        // SAFETY: as in `all_reduce`.
+        unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 
     /// Reduces the `values` of all members into the root's `values`. The other members' `values` stay as they are.
@@ -132,20 +108,10 @@ impl ProcessGroup {
         root: usize,
     ) -> Result<Work> {
         let values = values.into();
-        let (values, op) = (values.as_view(), checked(op)?);
-        let stream = values.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: as in `all_reduce`.
-            unsafe {
-                self.alone(
-                    Operation::Reduce,
-                    self.validate().reduce(buffer(values), buffer(values), op, root),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let values = values.as_view();
+        let op = self.ops().reduce(buffer(values), buffer(values), self.checked(op)?, root);
+        // SAFETY: as in `all_reduce`.
+        unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 
     /// Concatenates the `send` of all members, in the order of ranks, into every member's `receive`, which holds as
@@ -162,19 +128,9 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
-        let stream = receive.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(send), memory(receive)], || {
-            // SAFETY: as in `all_reduce` for `receive`. `send` is a borrowed slice that the operation only reads.
-            unsafe {
-                self.alone(
-                    Operation::AllGather,
-                    self.validate().all_gather(buffer(send), buffer(receive)),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let op = self.ops().all_gather(buffer(send), buffer(receive));
+        // SAFETY: `receive` is of a slice that is borrowed exclusively. The operation only reads `send`.
+        unsafe { self.on_slices(&[memory(send), memory(receive)], op, receive.stream()) }
     }
 
     /// Reduces the `send` of all members, which holds one share for every member, and writes share `i` of the result to
@@ -190,21 +146,11 @@ impl ProcessGroup {
         receive: impl Into<DeviceViewMut<'b, T>>,
         op: ReduceOp,
     ) -> Result<Work> {
-        let (send, receive, op) = (send.into(), receive.into(), checked(op)?);
+        let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
-        let stream = receive.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(send), memory(receive)], || {
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                self.alone(
-                    Operation::ReduceScatter,
-                    self.validate().reduce_scatter(buffer(send), buffer(receive), op),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let op = self.ops().reduce_scatter(buffer(send), buffer(receive), self.checked(op)?);
+        // SAFETY: as in `all_gather`.
+        unsafe { self.on_slices(&[memory(send), memory(receive)], op, receive.stream()) }
     }
 
     /// Copies share `j` of every member's `send` to member `j`, whose `receive` holds these shares in the order of
@@ -221,19 +167,9 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
-        let stream = receive.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(send), memory(receive)], || {
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                self.alone(
-                    Operation::AllToAll,
-                    self.validate().all_to_all(buffer(send), buffer(receive)),
-                    stream,
-                    site,
-                )
-            }
-        })
+        let op = self.ops().all_to_all(buffer(send), buffer(receive));
+        // SAFETY: as in `all_gather`.
+        unsafe { self.on_slices(&[memory(send), memory(receive)], op, receive.stream()) }
     }
 
     /// Concatenates the `send` of all members, in the order of ranks, into the root's `receive`, which holds as many
@@ -250,20 +186,10 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let send = send.into();
         let receive = receive.as_ref().map(DeviceViewMut::as_view);
-        let stream = receive.unwrap_or(send).stream();
-        let site = Location::caller();
+        let op = self.ops().gather(buffer(send), receive.map(buffer), root);
         let used: Vec<_> = [Some(send), receive].into_iter().flatten().map(memory).collect();
-        stream.enqueue_using(&used, || {
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                self.alone(
-                    Operation::Gather,
-                    self.validate().gather(buffer(send), receive.map(buffer), root),
-                    stream,
-                    site,
-                )
-            }
-        })
+        // SAFETY: as in `all_gather`.
+        unsafe { self.on_slices(&used, op, receive.unwrap_or(send).stream()) }
     }
 
     /// Copies share `i` of the root's `send` to member `i`'s `receive`. `send` holds as many elements as `receive` for
@@ -280,20 +206,10 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let receive = receive.into();
         let receive = receive.as_view();
-        let stream = receive.stream();
-        let site = Location::caller();
+        let op = self.ops().scatter(send.map(buffer), buffer(receive), root);
         let used: Vec<_> = [send, Some(receive)].into_iter().flatten().map(memory).collect();
-        stream.enqueue_using(&used, || {
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                self.alone(
-                    Operation::Scatter,
-                    self.validate().scatter(send.map(buffer), buffer(receive), root),
-                    stream,
-                    site,
-                )
-            }
-        })
+        // SAFETY: as in `all_gather`.
+        unsafe { self.on_slices(&used, op, receive.stream()) }
     }
 
     /// Sends `values` to member `peer`, which must receive as many elements.
@@ -303,12 +219,9 @@ impl ProcessGroup {
     #[track_caller]
     pub fn send<'a, T: Scalar>(&self, values: impl Into<DeviceView<'a, T>>, peer: usize) -> Result<Work> {
         let values = values.into();
-        let stream = values.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: as in `all_gather`.
-            unsafe { self.alone(Operation::Send, self.validate().send(buffer(values), peer), stream, site) }
-        })
+        let op = self.ops().send(buffer(values), peer);
+        // SAFETY: as in `all_gather`.
+        unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 
     /// Receives into `values` from member `peer`.
@@ -319,19 +232,32 @@ impl ProcessGroup {
     pub fn recv<'a, T: Scalar>(&self, values: impl Into<DeviceViewMut<'a, T>>, peer: usize) -> Result<Work> {
         let values = values.into();
         let values = values.as_view();
-        let stream = values.stream();
-        let site = Location::caller();
-        stream.enqueue_using(&[memory(values)], || {
-            // SAFETY: as in `all_reduce`.
-            unsafe { self.alone(Operation::Recv, self.validate().recv(buffer(values), peer), stream, site) }
-        })
+        let op = self.ops().recv(buffer(values), peer);
+        // SAFETY: as in `all_reduce`.
+        unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 }
 
-/// Refuses [`ReduceOp::PreMulSumAt`], which reads its factor from an address that nothing checks.
-fn checked(op: ReduceOp) -> Result<ReduceOp> {
-    match op {
-        ReduceOp::PreMulSumAt(_) => Err(ArgumentError::RawFactor.into()),
-        op => Ok(op),
+impl ProcessGroup {
+    /// Refuses [`ReduceOp::PreMulSumAt`], which reads its factor from an address that nothing checks.
+    fn checked(&self, op: ReduceOp) -> Result<ReduceOp> {
+        match op {
+            ReduceOp::PreMulSumAt(_) => Err(self.argument(ArgumentError::RawFactor)),
+            op => Ok(op),
+        }
+    }
+
+    /// Launches `op` on slices in `memory`.
+    ///
+    /// # Safety
+    /// The buffers of `op` are elements of borrowed slices in `memory`. The slices that the operation writes are
+    /// borrowed exclusively.
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn on_slices(&self, memory: &[BoundMemory], op: Op, stream: &Stream) -> Result<Work> {
+        let site = Location::caller();
+        // SAFETY: the caller's contract. `enqueue_using` orders the operation with other uses of the memory, and keeps
+        // the memory until the operation is done.
+        stream.enqueue_using(memory, || unsafe { self.alone(op, stream, site) })
     }
 }

@@ -1,7 +1,9 @@
 //! The recorded data of a call.
 
+use std::panic::Location;
+
 use crate::{
-    comm::{Primitive, ReduceOp, Task},
+    comm::{Op, Primitive, ReduceOp},
     memory::WindowOffset,
     operation::Operation,
     watch::Fold,
@@ -31,26 +33,81 @@ pub(crate) struct Call {
     pub(super) places: [WindowOffset; 2],
 }
 
-/// Returns true if two consecutive tasks belong to one record: both are messages that implement the same
+/// Returns true if two consecutive ops belong to one record: both are messages that implement the same
 /// collective. Members may have different numbers of such messages.
-pub(crate) fn are_one(former: &Task, next: &Task) -> bool {
+pub(crate) fn are_one(former: &Op, next: &Op) -> bool {
     is_of_list(former) && former.call == next.call
 }
 
-/// Returns true if the task is one of the messages that implement a collective.
+/// Returns true if the op is one of the messages that implement a collective.
 #[inline(always)]
-fn is_of_list(task: &Task) -> bool {
-    task.primitive.is_message() && task.call.is_list_of_messages()
+fn is_of_list(op: &Op) -> bool {
+    op.primitive.is_message() && op.call.is_list_of_messages()
+}
+
+/// The range of record numbers that contains the records of one work: `count` numbers, starting at `first`, which is
+/// the work's first record. The range may also contain records of works that other threads launch at the same time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) first: u64,
+    pub(crate) count: u64,
+}
+
+impl Span {
+    /// Returns this span extended up to `record`.
+    pub(crate) fn with(self, record: u64) -> Self {
+        match self.count {
+            0 => Self { first: record, count: 1 },
+            _ => Self { first: self.first, count: record + 1 - self.first },
+        }
+    }
+}
+
+/// A call's numbers in its group.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Position {
+    /// The group's number in the recorder.
+    pub(super) group: u32,
+    /// Number of collectives called in the group so far, including this call.
+    pub(super) collective: u64,
+    /// Number of messages that this rank has called in the group so far, including this call.
+    pub(super) messages: u64,
+    /// For a message: its number among the messages in the same direction with the same peer. 0 for other calls.
+    pub(super) pair: u64,
+    /// True for a message or a one-sided call, and for the end of a batch that contains no collectives.
+    pub(super) message: bool,
+    /// True if the call is part of a batch.
+    pub(super) batched: bool,
+}
+
+/// The recorded data of a call.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Record {
+    pub(super) number: u64,
+    /// Number of the first record of the same work.
+    pub(super) work: u64,
+    pub(super) call: Call,
+    pub(super) position: Position,
+    pub(super) captured: bool,
+    /// Time of the call, in [ticks](super::clock::ticks).
+    pub(super) created: u64,
+    /// Time at which the operation was first seen to have started, in ticks. 0 until then, and always 0 without timing.
+    pub(super) started: u64,
+    /// Time at which the operation was first seen to be complete, in ticks. 0 until then.
+    pub(super) completed: u64,
+    /// Time that the operation took on the device, in ns. 0 if that was not measured.
+    pub(super) elapsed: u64,
+    pub(super) site: &'static Location<'static>,
 }
 
 impl Call {
-    /// Makes the record of one task, or of several tasks that [`are_one`] combines, in a group of `size`
+    /// Makes the record of one op, or of several ops that [`are_one`] combines, in a group of `size`
     /// members.
     #[inline(always)]
-    pub(crate) fn of(tasks: &[Task], size: usize) -> Self {
-        match tasks {
-            [task] if !is_of_list(task) => Self::of_primitive(*task, size),
-            _ => Self::of_list(tasks),
+    pub(crate) fn of(ops: &[Op], size: usize) -> Self {
+        match ops {
+            [op] if !is_of_list(op) => Self::of_primitive(*op, size),
+            _ => Self::of_list(ops),
         }
     }
 
@@ -80,16 +137,15 @@ impl Call {
     }
 
     #[inline(never)]
-    fn of_list(tasks: &[Task]) -> Self {
+    fn of_list(ops: &[Op]) -> Self {
         let sum = |primitive| {
-            let counts =
-                tasks.iter().filter(|task| task.primitive == primitive).map(|task| task.count as u64);
+            let counts = ops.iter().filter(|op| op.primitive == primitive).map(|op| op.count as u64);
             counts.fold(0, u64::saturating_add)
         };
-        let first = tasks.first();
+        let first = ops.first();
         Self {
-            operation: first.map_or(Operation::Batch, |task| task.call),
-            dtype: first.map_or(0, |task| task.dtype as u8),
+            operation: first.map_or(Operation::Batch, |op| op.call),
+            dtype: first.map_or(0, |op| op.dtype as u8),
             reduction: 0,
             peer: None,
             send: sum(Primitive::Send),
@@ -99,17 +155,17 @@ impl Call {
         }
     }
 
-    /// Makes the record of a task that is not one of the messages of a collective.
+    /// Makes the record of an op that is not one of the messages of a collective.
     #[inline(always)]
-    fn of_primitive(task: Task, size: usize) -> Self {
-        let Task { primitive, count, dtype, op, rank, places, .. } = task;
+    fn of_primitive(op: Op, size: usize) -> Self {
+        let Op { primitive, count, dtype, reduction, rank, places, .. } = op;
         let [send, receive] = match primitive {
             Primitive::PutSignal => [1, 0],
             Primitive::WaitSignals => [0, 1],
             _ => primitive.shares(size, true),
         }
         .map(|shares| (count as u64).saturating_mul(shares as u64));
-        let reduction = match op {
+        let reduction = match reduction {
             _ if !primitive.reduces() => 0,
             ReduceOp::Sum => 1,
             ReduceOp::Prod => 2,
@@ -143,8 +199,8 @@ mod tests {
     fn a_plan_is_compared_by_its_identity_and_not_by_its_number_here() {
         let fold = |digest, number, offset| {
             let place = WindowOffset::new(PlanKey { digest, number }, 3, offset);
-            let task = Task::new(Primitive::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
-            Call::of(&[Task { places: [place; 2], ..task }], 2).fold(Fold::default())
+            let op = Op::new(Primitive::AllReduce, DevicePtr(0), DevicePtr(0), 8, DataType::F32);
+            Call::of(&[Op { places: [place; 2], ..op }], 2).fold(Fold::default())
         };
         let here = fold(7, 0, 64);
         assert!([1, 126, 127, 1000].into_iter().all(|number| fold(7, number, 64) == here));

@@ -1,34 +1,37 @@
 //! The log of one group's calls: numbers the calls, updates the hash that members compare, and writes records to the
-//! ring.
+//! ring, which holds the last calls of all groups of a rank.
 //!
 //! [`begin`](Log::begin) assigns a number to a call and writes the call's record, both under the ring's lock, before
 //! the call is launched. [`commit`](Log::commit) adds the launched calls to the hash and counts them.
 //! [`refuse`](Log::refuse) removes a call that was not launched.
+//!
+//! The ring's lock is never held during a driver call. A thread that has released the lock for a driver call finds its
+//! records again by their numbers, because the number of a launched record is never reused. The same lock guards further
+//! data of the rank's groups, as [`Guarded`](super::Guarded) values, so that a call takes one lock for all.
 
 use std::{
     collections::BTreeMap,
     panic::Location,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use super::{
     Operation,
-    call::Call,
+    call::{Call, Position, Record, Span},
     clock::ticks,
-    recorder::{Counts, GroupEntry, Recorder},
-    ring::{Position, RingState, Span},
 };
 use crate::{
-    comm::{Primitive, Task},
+    comm::{Op, Primitive},
+    sync::{Mutex, MutexGuard},
     watch::{Fold, Rolling},
 };
 
 /// The log of one group's calls on this rank.
 pub(crate) struct Log {
-    recorder: Arc<Recorder>,
+    ring: Arc<Ring>,
     group: u32,
     /// This process's rank in the group.
     rank: usize,
@@ -42,6 +45,13 @@ pub(crate) struct Log {
     /// only this counter.
     launched: AtomicU64,
     others: Mutex<Others>,
+}
+
+/// Numbers of calls that this rank has recorded in a group. Changed only under the ring's lock.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) collectives: AtomicU64,
+    pub(super) messages: AtomicU64,
 }
 
 /// Numbers of launched calls that not all members make.
@@ -119,23 +129,18 @@ fn subtract(counter: &AtomicU64) {
 }
 
 impl Log {
-    /// Makes the log of a group in which this rank is `rank`.
-    pub(crate) fn new(
-        recorder: &Arc<Recorder>,
-        group: GroupEntry,
-        rank: usize,
+    /// Makes the log of a group in which this rank is `rank` of `size`. `group` is the group's number in the recorder
+    /// that `ring` and `counts` belong to.
+    pub(super) fn new(
+        ring: &Arc<Ring>,
+        (group, counts): (u32, Arc<Counts>),
+        (rank, size): (usize, usize),
         rolling: &Arc<Rolling>,
     ) -> Self {
-        let counts = Arc::new(Counts::default());
-        let pairs = (0..2 * group.ranks.len()).map(|_| AtomicU64::new(0)).collect();
-        let group = recorder.add(group, counts.clone());
-        let (recorder, rolling) = (recorder.clone(), rolling.clone());
-        let (launched, others) = (AtomicU64::new(0), Mutex::default());
-        Self { recorder, group, rank, counts, pairs, rolling, launched, others }
-    }
-
-    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
-        &self.recorder
+        let pairs = (0..2 * size).map(|_| AtomicU64::new(0)).collect();
+        let (ring, rolling) = (ring.clone(), rolling.clone());
+        let (launched, others) = (AtomicU64::new(0), Mutex::new(Others::default()));
+        Self { ring, group, rank, counts, pairs, rolling, launched, others }
     }
 
     /// Returns the index in `pairs` of the counter for a message's peer and direction. `None` for other calls.
@@ -180,14 +185,14 @@ impl Log {
 
     /// Does [`begin_in`](Self::begin_in) under the ring's lock.
     pub(crate) fn begin(&self, entry: &mut LogEntry, call: &Call) {
-        self.begin_in(&mut self.recorder.ring.state(), entry, call);
+        self.begin_in(&mut self.ring.state(), entry, call);
     }
 
     /// Removes the last recorded call, which was refused and not launched. The entry must not be committed afterwards.
     #[cold]
     pub(crate) fn refuse(&self, entry: LogEntry) {
         let Last { record, counted, pair } = entry.last;
-        self.recorder.ring.retract(record, || {
+        self.ring.retract(record, || {
             pair.into_iter().for_each(|pair| subtract(&self.pairs[pair]));
             if counted.collective {
                 subtract(&self.counts.collectives);
@@ -198,19 +203,19 @@ impl Log {
         });
     }
 
-    /// Adds the launched calls of `entry` to the hash, and counts them as one call that consists of `tasks`.
+    /// Adds the launched calls of `entry` to the hash, and counts them as one call that consists of `ops`.
     /// `collective` is true if all members make this call. Returns the call's number in the group and the span of its
     /// records.
     #[inline(always)]
-    pub(crate) fn commit(&self, entry: LogEntry, collective: bool, tasks: &[Task]) -> (u64, Span) {
+    pub(crate) fn commit(&self, entry: LogEntry, collective: bool, ops: &[Op]) -> (u64, Span) {
         self.rolling.step(entry.fold);
         let span = match entry.end {
             Some(end) => self.end(&entry, end),
             None => entry.span,
         };
-        let sequence = match collective && !tasks.iter().any(Task::is_message) {
+        let sequence = match collective && !ops.iter().any(Op::is_message) {
             true => self.launched.fetch_add(1, Ordering::AcqRel) + 1,
-            false => self.count_messages(collective, tasks),
+            false => self.count_messages(collective, ops),
         };
         (sequence, span)
     }
@@ -221,7 +226,7 @@ impl Log {
         if !collective && !message {
             return entry.span;
         }
-        let mut ring = self.recorder.ring.state();
+        let mut ring = self.ring.state();
         let position = Position {
             group: self.group,
             collective: self.counts.collectives.load(Ordering::Relaxed),
@@ -233,18 +238,18 @@ impl Log {
         entry.span.with(ring.write(&Call::end(end), position, entry.span, entry.site, ticks()))
     }
 
-    /// Counts a call that may contain messages, and returns its number. Calls that consist of one-sided tasks are not
+    /// Counts a call that may contain messages, and returns its number. Calls that consist of one-sided ops are not
     /// counted.
     #[inline(never)]
-    fn count_messages(&self, collective: bool, tasks: &[Task]) -> u64 {
-        if !tasks.is_empty() && tasks.iter().all(|task| task.primitive.is_one_sided()) {
+    fn count_messages(&self, collective: bool, ops: &[Op]) -> u64 {
+        if !ops.is_empty() && ops.iter().all(|op| op.primitive.is_one_sided()) {
             return self.launched();
         }
         let mut others = self.others();
         others.calls += u64::from(!collective);
-        for task in self.exchanged(tasks) {
-            let with = others.messages.entry(task.rank).or_default();
-            match task.primitive {
+        for op in self.exchanged(ops) {
+            let with = others.messages.entry(op.rank).or_default();
+            match op.primitive {
                 Primitive::Send => with.sent += 1,
                 _ => with.received += 1,
             }
@@ -253,10 +258,10 @@ impl Log {
         self.launched.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Returns the tasks that have a matching call on another rank.
-    fn exchanged<'a>(&self, tasks: &'a [Task]) -> impl Iterator<Item = &'a Task> + use<'a> {
+    /// Returns the ops that have a matching call on another rank.
+    fn exchanged<'a>(&self, ops: &'a [Op]) -> impl Iterator<Item = &'a Op> + use<'a> {
         let rank = self.rank;
-        tasks.iter().filter(move |task| task.is_message() && task.rank != rank)
+        ops.iter().filter(move |op| op.is_message() && op.rank != rank)
     }
 
     fn others(&self) -> MutexGuard<'_, Others> {
@@ -274,17 +279,17 @@ impl Log {
         (self.launched(), others.clone())
     }
 
-    /// Marks the calls of `span`, which consist of `tasks`, as captured by a graph.
+    /// Marks the calls of `span`, which consist of `ops`, as captured by a graph.
     #[cold]
-    pub(crate) fn captured(&self, span: Span, tasks: &[Task]) {
-        self.recorder.ring.captured(span);
+    pub(crate) fn captured(&self, span: Span, ops: &[Op]) {
+        self.ring.captured(span);
         let mut others = self.others();
-        self.exchanged(tasks).for_each(|task| others.messages.entry(task.rank).or_default().captured = true);
+        self.exchanged(ops).for_each(|op| others.messages.entry(op.rank).or_default().captured = true);
     }
 
     /// Records that the calls of `span` were seen to have started.
     pub(crate) fn started(&self, span: Span) {
-        self.recorder.ring.started(span, ticks);
+        self.ring.started(span, ticks);
     }
 
     /// Records that the calls of `span` were seen to be complete. `now` returns the time, which is recorded for calls
@@ -298,6 +303,136 @@ impl Log {
     ) {
         // At least 1, because 0 stands for "not measured".
         let elapsed = || elapsed().map_or(0, |us| ((us * 1e3) as u64).max(1));
-        self.recorder.ring.completed(span, now, elapsed);
+        self.ring.completed(span, now, elapsed);
     }
 }
+
+/// Ring buffer of the last calls. The oldest record is overwritten first.
+pub(crate) struct Ring {
+    state: Mutex<RingState>,
+}
+
+pub(crate) struct RingState {
+    slots: Box<[Option<Record>]>,
+    /// The number of the next record.
+    next: u64,
+}
+
+impl Ring {
+    pub(crate) fn new(slots: usize) -> Self {
+        Self {
+            state: Mutex::new(RingState {
+                slots: vec![None; slots.max(1).next_power_of_two()].into(),
+                next: 0,
+            }),
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self) -> MutexGuard<'_, RingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Removes the record of a call that was not launched. If no later record exists, the number of the removed record
+    /// is reused. `undo` is called under the lock.
+    pub(super) fn retract(&self, record: u64, undo: impl FnOnce()) {
+        let mut state = self.state();
+        undo();
+        state.slot(record).take_if(|found| found.number == record);
+        if state.next == record + 1 {
+            state.next = record;
+        }
+    }
+
+    /// Marks the records of `span` as captured by a graph.
+    pub(super) fn captured(&self, span: Span) {
+        self.state().each(span, |record| record.captured = true);
+    }
+
+    /// Records that the operations of `span` were seen to have started. Records that have no start time yet get the
+    /// time `now`.
+    pub(super) fn started(&self, span: Span, now: impl Fn() -> u64) {
+        self.state().each(span, |record| {
+            if record.started == 0 {
+                record.started = now();
+            }
+        });
+    }
+
+    /// Records that the operations of `span` were seen to be complete. Records that have no completion time yet get the
+    /// time `now` and the duration `elapsed`, which is that of the whole span.
+    pub(super) fn completed(&self, span: Span, now: impl FnOnce() -> u64, elapsed: impl FnOnce() -> u64) {
+        let mut is_open = false;
+        self.state().each(span, |record| is_open |= record.completed == 0);
+        if !is_open {
+            return;
+        }
+        // `now` and `elapsed` may call the driver, so they run without the lock. Calls that overwrite some of the
+        // records meanwhile have other numbers, so `each` skips their records.
+        let (now, elapsed) = (now(), elapsed());
+        self.state().each(span, |record| {
+            if record.completed == 0 {
+                (record.completed, record.elapsed) = (now, elapsed);
+            }
+        });
+    }
+
+    /// Returns the records, oldest first.
+    pub(super) fn read(&self) -> Vec<Record> {
+        let mut records: Vec<_> = self.state().slots.iter().flatten().copied().collect();
+        records.sort_unstable_by_key(|record| record.number);
+        records
+    }
+}
+
+impl RingState {
+    /// Writes a record, and returns its number. `work` is the span of the earlier records of the same work.
+    #[inline(always)]
+    pub(super) fn write(
+        &mut self,
+        call: &Call,
+        position: Position,
+        work: Span,
+        site: &'static Location<'static>,
+        created: u64,
+    ) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let work = work.with(number).first;
+        let (call, captured, started, completed, elapsed) = (*call, false, 0, 0, 0);
+        *self.slot(number) = Some(Record {
+            number,
+            work,
+            call,
+            position,
+            captured,
+            created,
+            started,
+            completed,
+            elapsed,
+            site,
+        });
+        number
+    }
+
+    fn slot(&mut self, record: u64) -> &mut Option<Record> {
+        let last = self.slots.len() - 1;
+        &mut self.slots[record as usize & last]
+    }
+
+    /// Calls `change` with each record of the work `span` that is still in the ring.
+    fn each(&mut self, span: Span, mut change: impl FnMut(&mut Record)) {
+        let end = span.first + span.count;
+        let oldest = end.saturating_sub(self.slots.len() as u64);
+        for number in span.first.max(oldest)..end {
+            let record = self.slot(number).as_mut();
+            record.filter(|record| (record.number, record.work) == (number, span.first)).map(&mut change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod interleavings;
+
+#[cfg(test)]
+mod tests;

@@ -9,9 +9,9 @@
 //! |---|---|
 //! | `call` | the recorded data of a call |
 //! | `clock` | time stamps |
-//! | `ring` | the last calls of a rank: bounded, behind one lock, written without an allocation; further data of its groups behind the same lock |
+//! | `log` | a group's calls: numbers, hash and records, in one `begin` and `commit`; the ring of a rank's last calls, behind one lock |
+//! | `guarded` | further data of a rank's groups behind the same lock |
 //! | `recorder` | a rank's ring, and the groups that write to it |
-//! | `log` | a group's calls: numbers, hash and records, in one `begin` and `commit` |
 //! | `dump` | the recorder's contents as data |
 //! | `document` | the dump as JSON, and as files for PyTorch's analyser (features `json` and `pickle`) |
 //! | `progress` | the progress of every member |
@@ -26,19 +26,19 @@ mod clock;
 #[cfg(any(feature = "json", feature = "pickle"))]
 mod document;
 mod dump;
+mod guarded;
 mod log;
 mod progress;
 mod progress_rpc;
 mod recorder;
-mod ring;
 
 pub use crate::operation::Operation;
 pub use dump::{Dump, DumpError, DumpedGroup, Entry};
 pub use progress::{LastCall, MemberProgress, Progress};
 
-pub(crate) use call::{Call, are_one};
+pub(crate) use call::{Call, Span, are_one};
 pub(crate) use clock::ticks;
-pub(crate) use log::{Exchanged, Log, LogEntry};
+pub(crate) use guarded::{Guarded, Locked};
+pub(crate) use log::{Exchanged, Log, LogEntry, Ring, RingState};
 pub(crate) use progress_rpc::{ProgressRpc, ask};
 pub(crate) use recorder::{GroupEntry, Look, Recorder};
-pub(crate) use ring::{Guarded, Locked, Ring, RingState, Span};

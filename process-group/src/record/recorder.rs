@@ -2,21 +2,23 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    fmt,
     path::PathBuf,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering},
     time::{Duration, Instant},
 };
 
 use super::{
     Dump, DumpError, DumpedGroup, Entry,
-    call::{Call, REDUCTIONS},
+    call::{Call, REDUCTIONS, Record},
     clock::{Clock, Scale},
-    ring::{Record, Ring},
+    log::{Counts, Log, Ring},
 };
-use crate::{comm::DataType, memory::PlanNames, watch::WatchSignal};
+use crate::{
+    comm::DataType,
+    memory::PlanNames,
+    watch::{Rolling, WatchSignal},
+};
 
 /// Queries which operations of a group are complete, and reports those to the flight recorder.
 pub(crate) trait Look: Send + Sync {
@@ -60,11 +62,10 @@ pub(super) struct Groups {
     next: u32,
 }
 
-/// Numbers of calls that this rank has recorded in a group. Changed only under the ring's lock.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) collectives: AtomicU64,
-    pub(super) messages: AtomicU64,
+impl fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recorder").field("rank", &self.rank).finish_non_exhaustive()
+    }
 }
 
 impl Recorder {
@@ -109,9 +110,17 @@ impl Recorder {
         groups.iter().for_each(|group| group.look());
     }
 
+    /// Adds a group in which this rank is `rank`, and returns the group's log. `rolling` is the hash that members
+    /// compare.
+    pub(crate) fn log(&self, group: GroupEntry, rank: usize, rolling: &Arc<Rolling>) -> Log {
+        let (counts, size) = (Arc::new(Counts::default()), group.ranks.len());
+        let number = self.add(group, counts.clone());
+        Log::new(&self.ring, (number, counts), (rank, size), rolling)
+    }
+
     /// Adds a group, and returns the group's number. If there are many groups, first removes the dropped
     /// groups that have no calls in the ring.
-    pub(super) fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
+    fn add(&self, group: GroupEntry, counts: Arc<Counts>) -> u32 {
         let mut groups = self.groups();
         if groups.known.len() >= Self::GROUPS {
             let remembered: HashSet<_> =

@@ -29,7 +29,7 @@ mod trouble;
 mod wake;
 mod watchdog;
 
-pub use evidence::{Divergence, DivergentCall};
+pub use evidence::{Divergence, DivergentCall, MessageDifference};
 
 pub(crate) use evidence::CallHistory;
 pub(crate) use heartbeat::Watch;

@@ -4,13 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bootstrap::wire::{Unsent, wire_enum};
 
-use super::evidence::Divergence;
-use crate::{
-    group::{GroupError, MessageDifference},
-    messages::message,
-    peers::Loss,
-    record::Progress,
-};
+use super::evidence::{Divergence, MessageDifference};
+use crate::{messages::message, peers::Loss, record::Progress};
 
 /// An event that ends a group, or, for `Suspect`, makes its members compare their calls. Ranks are ranks in
 /// the job. Groups are identified by their ids.
@@ -76,30 +71,6 @@ impl Trouble {
             // One of two ranks has caused the trouble, but it is not known which.
             Self::Suspect { .. } | Self::MessagesDiffer { .. } => None,
             Self::Diverged { divergence, .. } => divergence.ranks.first().copied(),
-        }
-    }
-
-    /// Returns the error for callers of a group that this trouble ends. `group` is the group's name.
-    #[cold]
-    pub(crate) fn error(&self, group: &str) -> GroupError {
-        let group = group.to_owned();
-        match self.clone() {
-            Self::Lost { rank, loss } => GroupError::Lost { group, rank, loss },
-            Self::Left { rank, how, .. } => GroupError::Left { group, rank, how },
-            Self::Failed { rank, reason, .. } => GroupError::MemberFailed { group, rank, reason },
-            Self::Overdue { rank, operation, sequence, waited, progress, .. } => {
-                GroupError::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }
-            }
-            Self::Diverged { divergence, .. } => {
-                GroupError::CollectiveDiverged { group, divergence: Box::new(divergence) }
-            }
-            Self::MessagesDiffer { difference, .. } => {
-                GroupError::MessagesDiffer { group, difference: Box::new(difference) }
-            }
-            Self::Suspect { ranks: [rank, other], number, .. } => {
-                let reason = format!("its calls up to collective {number} differ from those of rank {other}");
-                GroupError::MemberFailed { group, rank, reason }
-            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use bootstrap::runtime::{self, Event, Instant};
 
-use crate::group::{GroupHealth, WorkMonitor};
+use crate::group::{CHECK_INTERVAL, GroupHealth, WorkMonitor};
 
 /// The watchdog's state: the groups of this process.
 pub(crate) struct Watchdog {
@@ -27,8 +27,6 @@ static WATCHDOG: Watchdog =
 impl Watchdog {
     /// Minimum pause between two checks, even if a group's settings ask for a shorter one.
     const SHORTEST: Duration = Duration::from_millis(1);
-    /// Pause between two checks of groups whose settings give none.
-    pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
     fn lock(&self) -> MutexGuard<'_, Vec<Weak<GroupHealth>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
@@ -67,10 +65,10 @@ impl Watchdog {
             let now = Instant::now();
             let look = |health: Arc<GroupHealth>| {
                 health.look(now);
-                health.monitor().map_or(Self::PAUSE, WorkMonitor::pause)
+                health.monitor().map_or(CHECK_INTERVAL, WorkMonitor::pause)
             };
             let pauses = watched.iter().filter_map(Weak::upgrade).map(look);
-            let pause = pauses.min().unwrap_or(Self::PAUSE).max(Self::SHORTEST);
+            let pause = pauses.min().unwrap_or(CHECK_INTERVAL).max(Self::SHORTEST);
             // A new group ends this pause, because its own pause may be shorter.
             drop(self.changed.wait_unlocked(&self.groups, self.lock(), pause));
         }

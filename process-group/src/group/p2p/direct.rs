@@ -10,7 +10,7 @@ use cuda_driver::Stream;
 use super::{Plan, messages::Installed};
 use crate::{
     BoxedResult,
-    comm::{Primitive, Task},
+    comm::{Op, Primitive},
     error_text,
     group::{
         Buffer, GroupError, ProcessGroup, Result, Work,
@@ -74,33 +74,33 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns true if `task`, whose arguments were checked before, is a message that goes on the group's
+    /// Returns true if `op`, whose arguments were checked before, is a message that goes on the group's
     /// path.
     ///
     /// # Errors
     /// [`GroupError::NoPath`] if the group's path is not installed.
-    pub(in crate::group) fn takes_path(&self, task: &Task) -> Result<bool> {
-        // Messages that implement a collective have the collective's name in `task.call`. They stay with
+    pub(in crate::group) fn takes_path(&self, op: &Op) -> Result<bool> {
+        // Messages that implement a collective have the collective's name in `op.call`. They stay with
         // NCCL.
-        if self.messages.plan != Plan::Path || !task.is_message() {
+        if self.messages.plan != Plan::Path || !op.is_message() {
             return Ok(false);
         }
-        let (from, to) = match task.primitive {
-            Primitive::Send => (self.rank, task.rank),
-            Primitive::Recv => (task.rank, self.rank),
+        let (from, to) = match op.primitive {
+            Primitive::Send => (self.rank, op.rank),
+            Primitive::Recv => (op.rank, self.rank),
             _ => return Ok(false),
         };
-        Ok(self.path(task.call.name())?.plan(path::Operation::Message { from, to }).is_ok())
+        Ok(self.path(op.call.name())?.plan(path::Operation::Message { from, to }).is_ok())
     }
 
-    /// Separates the tasks that go on the group's path (returned first) from those that go to NCCL.
+    /// Separates the ops that go on the group's path (returned first) from those that go to NCCL.
     ///
     /// # Errors
     /// [`GroupError::NoPath`] if the group's path is not installed.
-    pub(in crate::group) fn part(&self, tasks: &[Task]) -> Result<(Vec<Task>, Vec<Task>)> {
+    pub(in crate::group) fn part(&self, ops: &[Op]) -> Result<(Vec<Op>, Vec<Op>)> {
         let (mut on_path, mut on_nccl) = (Vec::new(), Vec::new());
-        for task in tasks {
-            if self.takes_path(task)? { on_path.push(*task) } else { on_nccl.push(*task) }
+        for op in ops {
+            if self.takes_path(op)? { on_path.push(*op) } else { on_nccl.push(*op) }
         }
         Ok((on_path, on_nccl))
     }
@@ -108,23 +108,23 @@ impl ProcessGroup {
     /// Launches one message, which is not in a batch, on the group's path.
     ///
     /// # Safety
-    /// The caller upholds the contract of the task's operation.
+    /// The caller upholds the contract of the op's operation.
     #[inline(never)]
     pub(in crate::group) unsafe fn message_on_path(
         &self,
-        task: Task,
+        op: Op,
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> BoxedResult<Work, GroupError> {
-        let operation = task.call;
-        let _range = profile::range(operation.name(), &self.name, task.bytes());
+        let operation = op.call;
+        let _range = profile::range(operation.name(), &self.name, op.bytes());
         let _calling = self.calling(operation);
         let mut blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
         blank.start(stream)?;
         let mut entry = LogEntry::new(site, None);
-        // SAFETY: the caller upholds the contracts of the tasks' operations.
-        unsafe { self.launch_on_path(&[task], stream, &mut entry) }?;
-        self.commit(blank, entry, operation.name(), false, &[task], stream)
+        // SAFETY: the caller upholds the contracts of the ops' operations.
+        unsafe { self.launch_on_path(&[op], stream, &mut entry) }?;
+        self.commit(blank, entry, operation.name(), false, &[op], stream)
     }
 
     /// Marks a call that may block in the driver as running, until the returned value is dropped.
@@ -135,41 +135,41 @@ impl ProcessGroup {
             .map(|monitor| monitor.calls().begin(operation.name(), self.sequence() + 1))
     }
 
-    /// Launches `tasks`, which are messages, together on the group's path, and records them in the log.
+    /// Launches `ops`, which are messages, together on the group's path, and records them in the log.
     ///
     /// # Safety
-    /// The caller upholds the contracts of the tasks' operations.
+    /// The caller upholds the contracts of the ops' operations.
     pub(in crate::group) unsafe fn launch_on_path(
         &self,
-        tasks: &[Task],
+        ops: &[Op],
         stream: &Stream,
         entry: &mut LogEntry,
     ) -> Result<()> {
-        let Some((first, others)) = tasks.split_first() else { return Ok(()) };
+        let Some((first, others)) = ops.split_first() else { return Ok(()) };
         // A path that was given up accepts no more messages. This check reports the reason why it was given
         // up.
         self.counter.health.check_work()?;
         if !self.messages.used.load(std::sync::atomic::Ordering::Relaxed) {
             self.first_message();
         }
-        let messages: Vec<_> = tasks.iter().map(message).collect();
+        let messages: Vec<_> = ops.iter().map(message).collect();
         let log = &self.counter.log;
-        let call = |task: &Task| Call::of(&[*task], self.size()).on_path();
+        let call = |op: &Op| Call::of(&[*op], self.size()).on_path();
         let path = self.path(first.call.name())?;
         log.begin(entry, &call(first));
-        // SAFETY: the caller upholds the contracts of the tasks' operations.
+        // SAFETY: the caller upholds the contracts of the ops' operations.
         if let Err(error) = unsafe { path.launch(&messages, stream, self.timeout()) } {
             let error = self.off_path(first.call, error);
             log.refuse(*entry);
             return Err(error);
         }
         // The other messages were launched together with the first.
-        others.iter().for_each(|task| log.begin(entry, &call(task)));
+        others.iter().for_each(|op| log.begin(entry, &call(op)));
         Ok(())
     }
 
     /// Ends the group after a batch of which only the messages on the path were launched, because other
-    /// members may wait for the tasks that were not launched. Returns `error`.
+    /// members may wait for the ops that were not launched. Returns `error`.
     #[cold]
     pub(in crate::group) fn part_launched(&self, operation: Operation, error: GroupError) -> GroupError {
         let health = &self.counter.health;
@@ -226,10 +226,10 @@ impl ProcessGroup {
     }
 }
 
-fn message(task: &Task) -> Message {
-    let (way, ptr) = match task.primitive {
-        Primitive::Send => (Way::Send, task.send),
-        _ => (Way::Receive, task.receive),
+fn message(op: &Op) -> Message {
+    let (way, ptr) = match op.primitive {
+        Primitive::Send => (Way::Send, op.send),
+        _ => (Way::Receive, op.receive),
     };
-    Message { way, peer: task.rank, buffer: Buffer::new(ptr, task.count, task.dtype) }
+    Message { way, peer: op.rank, buffer: Buffer::new(ptr, op.count, op.dtype) }
 }

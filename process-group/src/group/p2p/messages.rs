@@ -6,7 +6,7 @@ use cuda_driver::Stream;
 
 use super::{Explanation, P2pPolicy, policy::Plan};
 use crate::{
-    comm::{Communicator, Config, Task, Turn},
+    comm::{Communicator, Config, Op, Turn},
     group::{GroupSettings, health::GroupHealth, path::Path, registered::Registered},
 };
 
@@ -56,10 +56,10 @@ pub(in crate::group) struct Channel<'a> {
 }
 
 impl Channel<'_> {
-    /// Returns the task with the peer's rank in the group replaced by the peer's rank in this communicator.
+    /// Returns the op with the peer's rank in the group replaced by the peer's rank in this communicator.
     #[inline(always)]
-    pub(in crate::group) fn task(&self, task: Task) -> Task {
-        task.with(self.peer.unwrap_or(task.rank))
+    pub(in crate::group) fn op(&self, op: Op) -> Op {
+        op.with(self.peer.unwrap_or(op.rank))
     }
 }
 

@@ -100,7 +100,7 @@ use super::{
 };
 use crate::{
     BoxedResult,
-    comm::{Communicator, Config, MemberSetup, Primitive, Task},
+    comm::{Communicator, Config, MemberSetup, Op, Primitive},
     operation::Operation,
     store::Deadline,
 };
@@ -118,7 +118,7 @@ impl ProcessGroup {
     }
 
     /// Returns the communicator for a message that is not in a batch. Makes the communicator if it does not exist.
-    pub(super) fn channel(&self, message: Task, stream: &Stream) -> BoxedResult<Channel<'_>, GroupError> {
+    pub(super) fn channel(&self, message: Op, stream: &Stream) -> BoxedResult<Channel<'_>, GroupError> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }

@@ -14,7 +14,7 @@ use std::{
 
 use bootstrap::runtime;
 
-use super::{Work, mark::StreamKey};
+use super::{Work, events::StreamKey};
 use crate::group::{GroupError, Result};
 
 /// Minimum and maximum pause between two checks. The minimum is used after an owner was dropped. The pause then doubles

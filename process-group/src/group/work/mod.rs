@@ -2,14 +2,14 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mark` | the data of an operation, and the events before and after it, which are reused |
-//! | `outstanding` | the works that are not known to be complete, by stream |
+//! | `outstanding` | the works that are not known to be complete, by stream; the data of each, which is reused |
+//! | `events` | a group's pool of events |
 //! | `keep` | keeps the owners of buffers until operations are complete |
 //! | `future` | waiting in asynchronous programs |
 
+mod events;
 mod future;
 mod keep;
-mod mark;
 mod outstanding;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -18,10 +18,13 @@ use bootstrap::runtime;
 use cuda_driver::{Stream, graph::RelaxedCapture};
 
 pub use self::future::WorkFuture;
-use self::mark::{Lease, Mark, StreamKey};
 pub(super) use self::{
-    mark::{Blank, Marks},
-    outstanding::Outstanding,
+    events::Marks,
+    outstanding::{Blank, Outstanding},
+};
+use self::{
+    events::{Lease, StreamKey},
+    outstanding::Mark,
 };
 use super::{GroupError, Result};
 use crate::{profile, record::ticks, store::Deadline};
@@ -144,7 +147,7 @@ impl Work {
 
     /// Reports an error to the flight recorder and the profilers, and returns the error.
     fn trouble(&self, error: GroupError) -> GroupError {
-        self.mark.counter.log.recorder().trouble();
+        self.mark.counter.recorder.trouble();
         profile::trouble(self.mark.operation, &self.mark.counter.name, &error);
         error
     }

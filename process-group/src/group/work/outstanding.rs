@@ -7,23 +7,40 @@
 //! order of the intervals. Works with overlapping intervals are queried one by one. The number of intervals
 //! that overlap at any time is at most the number of threads that launch at that time.
 //!
+//! A [`Mark`] holds the data of a work, and the CUDA events before and after its operation.
+//! An event is recorded right after every operation, although most callers drop the [`Work`] at once.
+//! Recording the event later, on demand or with a later call, would have these problems:
+//! - The event would come after other work that was enqueued in between. A stream that waits for the
+//!   operation would also wait for that other work, which may itself wait for the waiting stream. The
+//!   watchdog could not distinguish a late operation from a long-running kernel of the program.
+//! - The program may have destroyed the stream before the event is recorded.
+//! - At launch, it is not known whether a later call on the stream will follow soon.
+//!
+//! A mark is reused once nothing else refers to it, because making events costs more than recording them. All
+//! data of an operation is in one mark, so that a [`Work`] counts references to one object instead of five.
+//!
 //! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
 //! The last work of a stream stays even if it is complete.
 
 use std::{collections::VecDeque, sync::Arc};
 
+use cuda_driver::{
+    Stream,
+    graph::{CaptureStatus, RelaxedCapture},
+};
+
 use super::{
     super::{
-        GroupError,
+        GroupError, Result,
         counter::Counter,
         work_monitor::{OldestWork, OpenWork},
     },
-    Blank, Marks, Work,
-    mark::StreamKey,
+    Work,
+    events::{Lease, Marks, StreamKey},
 };
 use crate::{
     BoxedResult,
-    record::{Guarded, Locked, Look, Ring, RingState, ticks},
+    record::{Guarded, Locked, Look, Ring, RingState, Span, ticks},
 };
 
 /// The interval in which a work's event was recorded: after `begun` and before `recorded`, both in logical
@@ -306,6 +323,98 @@ fn find_done<W: Tracked>(works: &[W]) -> Vec<bool> {
     is_done
 }
 
+/// The data and the events of a launched operation.
+pub(super) struct Mark {
+    pub(super) operation: &'static str,
+    pub(super) sequence: u64,
+    pub(super) interval: Interval,
+    pub(super) stream: StreamKey,
+    /// True if the event `done` was recorded in a stream capture. The driver refuses to query such an event,
+    /// and a query during the capture invalidates the capture (measured). The event is therefore never
+    /// queried.
+    pub(super) captured: bool,
+    /// The operation's records in the flight recorder.
+    pub(super) span: Span,
+    /// The event before the operation. `None` if the group does not time operations.
+    pub(super) start: Option<Lease>,
+    /// The event after the operation.
+    pub(super) done: Lease,
+    pub(super) counter: Arc<Counter>,
+}
+
+impl Mark {
+    /// Returns the time between the events before and after the operation, in µs. `None` without timing. The
+    /// stream must have passed both events.
+    pub(super) fn elapsed_us(&self) -> Result<Option<f64>> {
+        let Some(start) = &self.start else { return Ok(None) };
+        let done = self.done.event();
+        let _relaxed = RelaxedCapture::enter(done.context().driver())?;
+        Ok(Some(done.elapsed_us(start.event())?))
+    }
+}
+
+/// The mark of an operation that is not launched yet. Nothing else refers to the mark.
+pub(in crate::group) struct Blank {
+    mark: Arc<Mark>,
+    /// Logical time at which the call began; see [`Interval`].
+    pub(super) begun: u64,
+}
+
+impl Blank {
+    /// Makes a mark for an operation of the group that `counter` belongs to.
+    #[cold]
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> BoxedResult<Self, GroupError> {
+        let mark = Mark {
+            operation: "",
+            sequence: 0,
+            interval: Interval::default(),
+            stream: StreamKey::default(),
+            captured: false,
+            span: Span::default(),
+            start: if marks.timing { Some(marks.lease()?) } else { None },
+            done: marks.lease()?,
+            counter: counter.clone(),
+        };
+        Ok(Self { mark: Arc::new(mark), begun: 0 })
+    }
+
+    /// Returns the mark of a finished work for reuse, if nothing else refers to the mark.
+    pub(super) fn again(work: Work) -> Option<Self> {
+        // The check does not race: if the count is 1, `work` holds the only reference, and there are no weak
+        // references from which another thread could make a second one.
+        (Arc::strong_count(&work.mark) == 1).then_some(Self { mark: work.mark, begun: 0 })
+    }
+
+    /// Records the event before the operation, if the group times operations. Captured operations are not
+    /// timed.
+    #[inline]
+    pub(in crate::group) fn start(&mut self, stream: &Stream) -> BoxedResult<(), GroupError> {
+        match &self.mark.start {
+            None => Ok(()),
+            Some(start) => start.record_timed(stream),
+        }
+    }
+
+    /// Records the event after the launched operation, and returns its work. `sequence` is the operation's
+    /// number in the group, and `span` its records in the flight recorder.
+    #[inline(always)]
+    pub(in crate::group) fn done(
+        mut self,
+        operation: &'static str,
+        sequence: u64,
+        stream: &Stream,
+        span: Span,
+    ) -> BoxedResult<Work, GroupError> {
+        stream.record(self.mark.done.event())?;
+        let captured = stream.capture_status()? != CaptureStatus::None;
+        let Some(mark) = Arc::get_mut(&mut self.mark) else { unreachable!("a blank has one holder") };
+        (mark.operation, mark.sequence, mark.span) = (operation, sequence, span);
+        mark.interval = Interval { begun: self.begun, recorded: 0 };
+        (mark.stream, mark.captured) = (StreamKey::of(stream), captured);
+        Ok(Work { mark: self.mark })
+    }
+}
+
 impl Tracked for Work {
     type Stream = StreamKey;
     type Blank = Blank;
@@ -381,33 +490,4 @@ impl Look for Outstanding {
 mod interleavings;
 
 #[cfg(all(test, not(any(loom, shuttle))))]
-mod tests {
-    use rusty_fork::rusty_fork_test;
-
-    use super::Outstanding;
-    use crate::embedded_machine::{far, hold, machine, soon};
-
-    rusty_fork_test! {
-        #[test]
-        fn streams_that_come_and_go_leave_nothing_and_open_work_stays() {
-            let machine = machine(1);
-            machine.ranks(1, |rank| {
-                let group = rank.world();
-                let held = rank.stream();
-                let open = hold(&held);
-                let late = group.track_graph_launch(&held).unwrap();
-                for _ in 0..5 * Outstanding::<super::Work>::STREAMS {
-                    group.track_graph_launch(&rank.stream()).unwrap().wait_until(far()).unwrap();
-                }
-                let streams = group.outstanding.state().streams.len();
-                assert!(streams <= Outstanding::<super::Work>::STREAMS, "{streams} streams");
-                group.quiesce(soon()).unwrap_err();
-                drop(open);
-                late.wait_until(far()).unwrap();
-                group.quiesce(far()).unwrap();
-                group.destroy(far()).unwrap();
-            });
-            machine.world.finish().unwrap();
-        }
-    }
-}
+mod tests;

@@ -9,7 +9,7 @@ use std::{
 use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
-    comm::{CommError, DataType::F32, ReduceOp},
+    comm::{ArgumentError, CommError, DataType::F32, ReduceOp},
     group::{Buffer, Disagreement, GroupError, GroupId, GroupSettings, Request, SplitError, enqueued_on},
     store::{Store, StoreError},
 };
@@ -122,9 +122,9 @@ rusty_fork_test! {
                         ReduceOp::Sum, &stream),
                 ] {
                     let error = refused.unwrap_err();
-                    assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
+                    assert!(matches!(error, GroupError::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
                 }
-                assert!(matches!(world.raw().broadcast(buffer(1), 2, &stream), Err(GroupError::Comm(CommError::Argument(_)))));
+                assert!(matches!(world.raw().broadcast(buffer(1), 2, &stream), Err(GroupError::Argument { .. })));
             }
             let open = process_group::comm::Group::begin(world.nccl()).unwrap();
             let refused = unsafe { world.raw().all_reduce(buffer(2), buffer(2), ReduceOp::Sum, &stream) };

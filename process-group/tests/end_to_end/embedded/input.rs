@@ -75,7 +75,7 @@ rusty_fork_test! {
                     world.raw().all_to_all_list(&[part(0, 1), ints], &[part(4, 1), part(6, 1)], &stream),
                 ] {
                     let error = refused.unwrap_err();
-                    assert!(matches!(error, GroupError::Lengths { .. }), "{error}");
+                    assert!(matches!(error, GroupError::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
                 }
                 for refused in [
                     world.raw().broadcast(part(0, 1), 2, &stream),
@@ -88,17 +88,17 @@ rusty_fork_test! {
                     let error = refused.unwrap_err();
                     let expected = matches!(
                         error,
-                        GroupError::Comm(CommError::Argument(ArgumentError::NoSuchRank { size: 2, .. }))
+                        GroupError::Argument { source: ArgumentError::NoSuchRank { size: 2, .. }, .. }
                     );
                     assert!(expected, "{error}");
                 }
                 let error = world.raw().all_to_all_list(&[part(0, 1)], &[part(4, 1), part(5, 1)], &stream).unwrap_err();
-                assert!(matches!(error, GroupError::ListLength { list: "send", found: 1, size: 2, .. }), "{error}");
+                assert!(matches!(error, GroupError::Argument { source: ArgumentError::ListLength { list: "send", found: 1, size: 2, .. }, .. }), "{error}");
                 let root = world.rank();
                 let error = world.raw().gather(part(0, 1), None, root, &stream).unwrap_err();
-                assert!(matches!(error, GroupError::RootBuffer { .. }), "{error}");
+                assert!(matches!(error, GroupError::Argument { source: ArgumentError::RootBuffer { .. }, .. }), "{error}");
                 let error = world.raw().send(part(0, 1), root, &stream).unwrap_err();
-                let to_oneself = matches!(error, GroupError::Comm(CommError::Argument(ArgumentError::ToOneself { .. })));
+                let to_oneself = matches!(error, GroupError::Argument { source: ArgumentError::ToOneself { .. }, .. });
                 assert!(to_oneself, "{error}");
             }
             let error = part(0, 8).split(&[3, 4]).unwrap_err();

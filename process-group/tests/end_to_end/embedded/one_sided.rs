@@ -120,7 +120,7 @@ pub(crate) fn windowed(group: &ProcessGroup, segment: &Mapping) {
 
 fn refused(result: Result<process_group::group::Work, GroupError>) -> ArgumentError {
     match result.unwrap_err() {
-        GroupError::Comm(CommError::Argument(error)) => error,
+        GroupError::Argument { source: error, .. } => error,
         other => panic!("{other}"),
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use cuda_driver::{DevicePtr, DeviceSlice, Stream, graph::CaptureMode};
 use process_group::{
     Job,
-    comm::{ArgumentError, CommError, ReduceOp},
+    comm::{ArgumentError, ReduceOp},
     group::{GroupError, Scalar},
 };
 use proptest::prelude::*;
@@ -227,7 +227,7 @@ rusty_fork_test! {
             let job = Job::new(rank.world()).unwrap();
             let mut values = slice(job.stream(), &[1f32; 10]);
             let refused = job.world().all_reduce(&mut values, ReduceOp::PreMulSumAt(DevicePtr(8)));
-            let Err(GroupError::Comm(CommError::Argument(ArgumentError::RawFactor))) = refused else {
+            let Err(GroupError::Argument { source: ArgumentError::RawFactor, .. }) = refused else {
                 panic!("expected RawFactor, found {refused:?}");
             };
             drop(values);
@@ -280,7 +280,7 @@ rusty_fork_test! {
             let job = Job::new(rank.world()).unwrap();
             let (send, mut receive) = (slice(job.stream(), &[1u8; 10]), slice(job.stream(), &[0u8; 9]));
             let refused = job.world().all_gather(&send, &mut receive);
-            assert!(matches!(refused, Err(GroupError::Lengths { send: 10, receive: 9, .. })), "{refused:?}");
+            assert!(matches!(refused, Err(GroupError::Argument { source: ArgumentError::Lengths { send: 10, receive: 9, .. }, .. })), "{refused:?}");
             assert_eq!(job.stream().clone_dtoh(&receive).unwrap(), [0; 9]);
             drop((send, receive));
             job.finish().unwrap();
