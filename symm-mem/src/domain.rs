@@ -13,7 +13,7 @@ use process_group::{
     store::{Store, StoreError},
 };
 
-use crate::agreement::{PoolId, place::generation_key};
+use crate::agreement::{PoolId, meeting_id::generation_key};
 
 /// The ranks that promise to make the same requests of the domain's pools in the same order, and the store that they
 /// use to agree.

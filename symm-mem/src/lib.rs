@@ -63,6 +63,7 @@ pub mod direct;
 mod domain;
 pub mod exchange;
 pub mod kernels;
+mod local_registry;
 mod pool;
 pub mod rendezvous;
 #[cfg(any(test, feature = "simulation"))]

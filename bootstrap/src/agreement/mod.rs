@@ -43,6 +43,8 @@ mod budget;
 mod failure;
 mod interface;
 mod machine;
+#[cfg(any(test, feature = "simulation"))]
+mod memory;
 mod messages;
 mod place;
 mod protocol;
@@ -57,6 +59,8 @@ mod vote;
 pub use failure::{Absentee, Failure, Spoken};
 pub use interface::{Awaited, Conclusion, Ending, Input, Member, Output};
 pub use machine::Agreement;
+#[cfg(any(test, feature = "simulation"))]
+pub use memory::Memory;
 pub use place::{Place, Waiting};
 pub use protocol::{Decision, PlainProtocol, Protocol, Report};
 pub use session::{Failed, leave, run};

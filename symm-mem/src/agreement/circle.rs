@@ -17,9 +17,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     ValuesByRank,
     decide::Decision,
-    machine::Output,
-    place::{MeetingId, place_key},
+    meeting_id::{MeetingId, place_key},
     refusal::{Refusal, Waiting},
+    request::Output,
     wire::Message,
 };
 

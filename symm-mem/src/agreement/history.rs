@@ -2,10 +2,40 @@
 
 use std::fmt;
 
+use caching_alloc::core::symmetric::LogState;
+
 use super::{
     Ranks, ValuesByRank,
     wire::{wire_enum, wire_struct},
 };
+
+/// The state of a log: its number of entries, and the hash over them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct LogPoint {
+    /// The number of entries.
+    pub length: u64,
+    /// The hash over all entries.
+    pub hash: u64,
+}
+wire_struct!(LogPoint { length, hash });
+
+impl From<LogState> for LogPoint {
+    fn from(LogState { length, hash }: LogState) -> Self {
+        Self { length, hash }
+    }
+}
+
+impl fmt::Display for LogPoint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            out,
+            "{} operation{} with hash {:016x}",
+            self.length,
+            if self.length == 1 { "" } else { "s" },
+            self.hash
+        )
+    }
+}
 
 /// The kind of an operation on a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{
-    arrival::{Arriving, RecordGather, read},
     decide::{Decision, unlike},
     machine::{Conclusion, Ending, Input, Output, share},
-    place::{MeetingId, MeetingKind},
+    meeting_id::{MeetingId, MeetingKind},
     ranks::RankList,
     record::PoolId,
+    record_gather::{Arriving, RecordGather, read},
     refusal::Membership,
     wire::{Message, wire_struct},
 };
@@ -66,7 +66,7 @@ impl Length {
         bytes: u64,
         deadline: Duration,
     ) -> Self {
-        let place = MeetingId { pool, errand: MeetingKind::Length {}, round, members: members.clone() };
+        let place = MeetingId { pool, kind: MeetingKind::Length {}, round, members: members.clone() };
         let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
         // No phase follows the decision, so the wait for the others gets all of the deadline except for the share of
         // the store requests.

@@ -1,6 +1,6 @@
 //! The reasons for a dead group, and for a group without windows, as every member gets them.
 
-use super::{Ranks, ValuesByRank, record::LogPoint, wire::wire_enum};
+use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
 /// The reason for a dead group: its members no longer know that they hold the same windows. All members get the same
 /// value. The communicator must be aborted and created anew in a new epoch.

@@ -5,7 +5,7 @@ use process_group::group::GroupId;
 use super::{
     Entry, Ranks, ValuesByRank,
     history::Divergence,
-    place::MeetingId,
+    meeting_id::MeetingId,
     ranks::RankList,
     record::{LogPoint, Policy},
     wire::{wire_enum, wire_struct},

@@ -22,15 +22,15 @@ use process_group::group::GroupId;
 
 use super::{
     ValuesByRank,
-    arrival::{Arriving, RecordGather, read},
     decide::{Decision, half_enqueued, not_ready, unlike},
+    decision_round::{DecisionRound, Step},
     machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
-    place::{MeetingId, MeetingKind},
+    meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
     ranks::RankList,
     record::{Enqueued, LogPoint, PoolId, Readiness},
+    record_gather::{Arriving, RecordGather, read},
     refusal::{Absentee, Held, Membership, Refusal},
-    vote::{DecisionRound, Step},
     wire::{Message, wire_enum, wire_struct},
 };
 
@@ -341,7 +341,7 @@ pub struct Retire {
 impl Retire {
     /// Creates retirement number `round` from `record`, among `members`, which are the whole domain.
     pub fn new(pool: PoolId, round: u64, record: &RetirementRecord, members: Vec<u32>) -> Self {
-        let place = MeetingId { pool, errand: MeetingKind::Retire {}, round, members };
+        let place = MeetingId { pool, kind: MeetingKind::Retire {}, round, members };
         let patience = share(record.deadline_ms, 8);
         let arrival = RecordGather::new(record.rank, place.clone(), record.to_bytes(), patience);
         let keys = arrival.keys_to_remove();

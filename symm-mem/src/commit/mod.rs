@@ -22,15 +22,14 @@ pub(crate) mod driver;
 mod driver_tests;
 mod error;
 mod group;
-pub(crate) mod meeting;
+mod group_state;
 mod member;
 pub(crate) mod offer;
 mod options;
 mod plain;
+mod registration_guard;
 mod report;
-mod seated;
 pub(crate) mod several;
-mod turn;
 mod watch;
 
 use std::{
@@ -57,11 +56,12 @@ use self::{
     group::misnamed,
     member::Member,
     offer::{Candidates, JOINED_SINCE, LocalState, offered},
+    watch::ABORT_PATIENCE,
 };
 pub(crate) use self::{
+    group_state::{GroupState, lock},
     plain::PlainRegistration,
-    seated::{GroupState, lock},
-    turn::RegistrationGuard,
+    registration_guard::RegistrationGuard,
 };
 use crate::{
     agreement::{
@@ -70,9 +70,6 @@ use crate::{
     },
     pool::{Standing, SymmetricPool},
 };
-
-/// The time that the abort of a poisoned group may take to free its resources.
-const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ends a group that is poisoned on rank `own`, which is this one. If only this rank lost the store, the others may
 /// go on, so they are told. All other poisons apply to all members alike.

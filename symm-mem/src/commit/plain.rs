@@ -2,19 +2,24 @@
 
 use std::{
     any::Any,
+    convert::Infallible,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use bootstrap::agreement;
 use cuda_driver::DevicePtr;
 use process_group::{
     comm::{CommError, Registration},
     store::{Deadline, StoreError},
 };
 
-use super::{GroupState, SymmetricGroup, driver::StoreSession, offer::cause};
+use super::{GroupState, SymmetricGroup, offer::cause};
 use crate::{
-    agreement::{ACTION_FLOOR, Attempt, Ending, GroupId, Input, Next, Plain, Poison, Segment},
+    agreement::{
+        ACTION_FLOOR, Attempt, Ending, GroupId, Plain, Poison, RegistrationProtocol, Segment, ending::gone,
+        plain_ending,
+    },
     pool::SymmetricPool,
 };
 
@@ -47,17 +52,22 @@ impl SymmetricPool {
             Ok(registered) => (Attempt::Done {}, registered),
             Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
-        let mut line = StoreSession::new(self.domain().store());
-        let mut vote = seated.seat.begin_plain(&attempt, deadline.remaining());
-        let mut input = Input::Start;
-        let meeting = loop {
-            match vote.step(input) {
-                Next::Ask(ask) => input = line.ask(&ask, Some(left), || group.standing().is_ok()),
-                Next::Done(meeting) => break meeting,
-            }
+        let member = seated.seat.plain_member(deadline.remaining());
+        let (store, rank) = (self.domain().store(), self.domain().rank());
+        let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
+        let agreed = agreement::run::<RegistrationProtocol>(
+            store,
+            member,
+            attempt,
+            |plan: &Infallible, _, _| match *plan {},
+            goes_on,
+        );
+        let (result, failure) = match agreed {
+            Ok(plain) => (Ok(plain), None),
+            Err(failed) => (Err(plain_ending(failed.ending)), failed.store),
         };
         let undo = Deadline::after(ACTION_FLOOR);
-        let undone = match &meeting.result {
+        let undone = match &result {
             Ok(Plain::Registered {}) => {
                 let all = registered.iter().map(|(_, it)| it.clone() as Arc<dyn Any + Send + Sync>);
                 all.for_each(|registration| group.communicator().keep(registration));
@@ -69,8 +79,8 @@ impl SymmetricPool {
             _ => Ok(()),
         };
         let undone = undone.map_err(|error| cause(group, error));
-        let said = line.failure.as_ref().map(ToString::to_string);
-        (self.end_plain(seated, segments, meeting.result, undone, registered, said), line.failure)
+        let said = failure.as_ref().map(ToString::to_string);
+        (self.end_plain(seated, segments, result, undone, registered, said), failure)
     }
 
     /// Applies the result of the vote on the plain registration of `segments`. Returns true if the registration is
@@ -98,7 +108,6 @@ impl SymmetricPool {
                 let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
                 undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
             }
-            Ok(Plain::Poison { poison }) => Err(Ending::Poisoned(poison)),
             Err(ending) => Err(ending),
         };
         match &result {

@@ -11,9 +11,10 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::ABORT_PATIENCE;
 use crate::{agreement::Verdict, domain::Domain};
 
+/// The time that the abort of a poisoned group may take to free its resources.
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// The interval at which the thread polls. It may run that much longer than its watch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 

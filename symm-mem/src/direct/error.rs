@@ -1,5 +1,6 @@
 //! Errors of installing a direct path.
 
+use bootstrap::agreement::Failure;
 use process_group::{group::GroupError, store::StoreError};
 
 use crate::rendezvous::{AllocationError, RendezvousError};
@@ -59,7 +60,16 @@ pub enum DirectError {
         /// The failure on that rank.
         problem: String,
     },
-    /// The store failed, or a member did not arrive.
+    /// The members did not agree: members did not come, or they differ in the data that every agreement compares. Every
+    /// member gets the same reason.
+    #[error("{group}: its members did not agree on a direct path: {source}")]
+    NotAgreed {
+        /// The group's name.
+        group: String,
+        /// The reason.
+        source: Box<Failure>,
+    },
+    /// The store failed.
     #[error("{group}: installing a direct path")]
     Store {
         /// The group's name.

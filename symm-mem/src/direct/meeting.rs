@@ -5,34 +5,55 @@ use std::{
     sync::Arc,
 };
 
+use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Report, ValuesByRank};
 use process_group::{
     ProcessGroup, error_text,
     link::{Listener, Tag, exchange},
-    store::{Deadline, StoreError, rendezvous},
+    store::{Deadline, StoreError},
 };
 
 use super::{
     DirectError, DirectOptions,
     board::{FlagPage, Layout},
 };
-use crate::rendezvous::{
-    desk::{LocalRegistry, LocalToken},
-    process,
+use crate::{
+    agreement::{
+        PROTOCOL,
+        ending::gone,
+        wire::{self, wire_enum, wire_struct},
+    },
+    domain::{rank_of, ranks_of},
+    local_registry::{LocalRegistry, LocalToken},
+    rendezvous::process,
 };
 
 /// Tag of a message with the descriptor of a board.
 const BOARD: Tag = Tag(*b"brd1");
 
 /// Boards that other ranks of this process can take.
-static DESK: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
+static BOARDS: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
+
+/// The agreement of the members on the boards of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BoardProtocol;
 
 /// Message of a rank before anything is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Card {
     options: String,
-    /// The means by which its board can be opened, or the reason why it has none.
-    board: Result<Place, String>,
+    board: Board,
 }
+wire_struct!(Card { options, board });
+
+/// A rank's board.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Board {
+    /// The means by which it can be opened.
+    Offered { place: Place },
+    /// The reason why the rank has none.
+    Missing { problem: String },
+}
+wire_enum!(Board { 0 => Offered { place }, 1 => Missing { problem } });
 
 /// The means by which a board can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,39 +64,67 @@ struct Place {
     /// For ranks of other processes: an endpoint.
     endpoint: Vec<u8>,
 }
+wire_struct!(Place { process, token, endpoint });
 
-impl Card {
-    fn encode(&self) -> Vec<u8> {
-        let Self { options, board } = self;
-        match board {
-            Ok(Place { process, token, endpoint }) => {
-                [format!("{options}\nboard\n{process}\n{token}\n").as_bytes(), endpoint].concat()
-            }
-            Err(problem) => format!("{options}\nnone\n{problem}").into_bytes(),
+/// The outcome of opening the boards on a rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Opened {
+    Done {},
+    Failed { problem: String },
+}
+wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
+
+/// The reason why no member has a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Refusal {
+    /// Members gave different options.
+    Options { options: ValuesByRank<String> },
+    /// A member failed, the first of several.
+    Failed { rank: u32, problem: String },
+}
+wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
+
+impl Protocol for BoardProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+
+    type Record = Card;
+    type Plan = Vec<Place>;
+    type Outcome = Opened;
+    type Agreed = ();
+    type Refusal = Refusal;
+
+    fn decide(cards: &[(u32, Card)]) -> Decision<Self> {
+        let options = ValuesByRank::of(cards.iter().map(|(rank, card)| (*rank, card.options.clone())));
+        if !options.is_unanimous() {
+            return Decision::Refused { refusal: Refusal::Options { options } };
+        }
+        let place = |(rank, card): &(u32, Card)| match &card.board {
+            Board::Offered { place } => Ok(place.clone()),
+            Board::Missing { problem } => Err(Refusal::Failed { rank: *rank, problem: problem.clone() }),
+        };
+        match cards.iter().map(place).collect() {
+            Ok(plan) => Decision::Act { plan },
+            Err(refusal) => Decision::Refused { refusal },
         }
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        fn line(bytes: &[u8]) -> Option<(&str, &[u8])> {
-            let end = bytes.iter().position(|byte| *byte == b'\n')?;
-            Some((std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 1..]))
-        }
-        let (options, rest) = line(bytes)?;
-        let (kind, rest) = line(rest)?;
-        let board = match kind {
-            "board" => {
-                let (process, rest) = line(rest)?;
-                let (token, endpoint) = line(rest)?;
-                Ok(Place {
-                    process: process.parse().ok()?,
-                    token: token.parse().ok()?,
-                    endpoint: endpoint.to_vec(),
-                })
-            }
-            "none" => Err(String::from_utf8_lossy(rest).into_owned()),
-            _ => return None,
+    fn is_final(opened: &Opened) -> bool {
+        matches!(opened, Opened::Failed { .. })
+    }
+
+    fn judge(_: &Vec<Place>, reports: &[(u32, Report<Opened>)]) -> Decision<Self> {
+        let failed = reports.iter().find_map(|(rank, report)| match report {
+            Report::Outcome(Opened::Failed { problem }) => Some((*rank, problem.clone())),
+            _ => None,
+        });
+        let late = || {
+            let (rank, _) = reports.iter().find(|(_, report)| *report == Report::Late)?;
+            Some((*rank, "it did not open the boards of the others in time".to_owned()))
         };
-        Some(Self { options: options.to_owned(), board })
+        match failed.or_else(late) {
+            Some((rank, problem)) => Decision::Refused { refusal: Refusal::Failed { rank, problem } },
+            None => Decision::Agreed { agreed: () },
+        }
     }
 }
 
@@ -93,7 +142,7 @@ impl Own {
             FlagPage::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
         let board = Arc::new(board);
         let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
-        let deposit = DESK.leave(board.clone());
+        let deposit = BOARDS.leave(board.clone());
         Ok(Self { board, descriptor, listener, deposit })
     }
 
@@ -121,7 +170,7 @@ impl Own {
                 return Ok(self.board.clone());
             }
             if !elsewhere(&place) {
-                return DESK
+                return BOARDS
                     .find(places[place].token)
                     .ok_or_else(|| format!("the board of place {place} is gone"));
             }
@@ -144,95 +193,111 @@ pub(super) fn agreed<T>(
     (attempt, deadline): (&str, Deadline),
     make: impl FnOnce(Vec<Arc<FlagPage>>) -> cuda_driver::Result<T>,
 ) -> Result<T, DirectError> {
-    let (rank, world, store, name) = (group.rank(), group.size(), group.store(), group.name().to_owned());
-    let told = |source: StoreError| DirectError::Store { group: name.clone(), source };
-    let unmade = |place: usize, problem: String| DirectError::Unmade {
-        group: name.clone(),
-        rank: group.global_ranks()[place],
-        problem,
-    };
-    let meet = |what: &str, card: &[u8]| {
-        rendezvous(&store, &format!("{attempt}/direct/{what}"), rank, world, card, deadline).map_err(told)
-    };
-    let layout = Layout { world, slots: options.ring().slots() };
+    let layout = Layout { world: group.size(), slots: options.ring().slots() };
     let own = Own::make(group, layout);
-    let card =
-        Card { options: options.to_string(), board: own.as_ref().map(Own::place).map_err(Clone::clone) };
-    let cards = meet("boards", &card.encode())?;
-    // All ranks read the same cards, so all continue here or none does.
-    different(group, &cards, &card.options)?;
-    let place_of = |(place, card): (usize, &Vec<u8>)| match Card::decode(card).map(|card| card.board) {
-        Some(Ok(found)) => Ok(found),
-        Some(Err(problem)) => Err(unmade(place, problem)),
-        None => Err(unmade(place, "its card in the store cannot be read".to_owned())),
+    let board = match &own {
+        Ok(own) => Board::Offered { place: own.place() },
+        Err(problem) => Board::Missing { problem: problem.clone() },
     };
-    let places = cards.iter().enumerate().map(place_of).collect::<Result<Vec<_>, _>>()?;
-    let own = own.map_err(|problem| unmade(rank, problem))?;
-
-    let made = own
-        .boards(group, layout, &places, deadline)
-        .and_then(|boards| make(boards).map_err(|error| error_text(&error)));
-    let outcome = made.as_ref().err().cloned().unwrap_or_default();
-    let outcomes = meet("outcomes", outcome.as_bytes())?;
+    let card = Card { options: options.to_string(), board };
+    let rank = rank_of(group.global_rank());
+    let member = Member {
+        name: format!("{attempt}/direct"),
+        rank,
+        members: ranks_of(group),
+        generation: 0,
+        patience: deadline.remaining(),
+    };
+    let (mut make, mut made) = (Some(make), None);
+    let act = |places: &Vec<Place>, deadline, _: &dyn Fn() -> bool| {
+        let (Ok(own), Some(make)) = (&own, make.take()) else {
+            return Opened::Failed { problem: "it has no board".to_owned() };
+        };
+        let opened = own.boards(group, layout, places, deadline);
+        match opened.and_then(|boards| make(boards).map_err(|error| error_text(&error))) {
+            Ok(path) => {
+                made = Some(path);
+                Opened::Done {}
+            }
+            Err(problem) => Opened::Failed { problem },
+        }
+    };
+    let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
+    let result = agreement::run::<BoardProtocol>(&group.job_store(), member, card.clone(), act, goes_on);
     // No other rank needs the descriptor or the endpoint any more.
     drop(own);
-    if let Some(place) = outcomes.iter().position(|outcome| !outcome.is_empty()) {
-        return Err(unmade(place, String::from_utf8_lossy(&outcomes[place]).into_owned()));
+    match result {
+        Ok(()) => made.ok_or_else(|| unmade(group, rank, "it has opened no board".to_owned())),
+        Err(failed) => Err(failure(group, &card.options, *failed)),
     }
-    made.map_err(|problem| unmade(rank, problem))
 }
 
-/// Fails unless all members gave the same options.
-fn different(group: &ProcessGroup, cards: &[Vec<u8>], own: &str) -> Result<(), DirectError> {
-    let options = |card: &Vec<u8>| Card::decode(card).map(|card| card.options);
-    let all: Vec<_> = cards.iter().map(options).collect();
-    if all.iter().all(|options| *options == all[0]) {
-        return Ok(());
+fn unmade(group: &ProcessGroup, rank: u32, problem: String) -> DirectError {
+    DirectError::Unmade { group: group.name().to_owned(), rank: rank as usize, problem }
+}
+
+/// Converts the ending of the agreement to an error. `own` are the options of this rank.
+fn failure(group: &ProcessGroup, own: &str, failed: Failed<BoardProtocol>) -> DirectError {
+    let (name, own) = (group.name().to_owned(), own.to_owned());
+    match (failed.ending, failed.store) {
+        (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(group, rank, problem),
+        (Ending::Refused(Refusal::Options { options }), _) => {
+            // The first rank with other options than this rank's.
+            let others = options.entries.into_iter().filter(|entry| entry.value != own);
+            let first = others.min_by_key(|entry| entry.ranks.first().copied());
+            let (rank, options) = first.map_or((0, String::new()), |entry| {
+                (entry.ranks.first().map_or(0, |rank| *rank as usize), entry.value)
+            });
+            DirectError::Different { group: name, rank, options, own }
+        }
+        (Ending::Failed(source), _) => match group.standing() {
+            Err(ended) => DirectError::Group(ended),
+            Ok(()) => DirectError::NotAgreed { group: name, source: Box::new(source) },
+        },
+        (_, Some(source)) => DirectError::Store { group: name, source },
+        (other, None) => {
+            let problem =
+                format!("the agreement on its boards: {other:?}; does another program use its keys?");
+            DirectError::Store { group: name, source: StoreError::Argument(problem) }
+        }
     }
-    // The first rank with other options than this rank's.
-    let place = all.iter().position(|options| options.as_deref() != Some(own)).unwrap_or_default();
-    let options = all[place].clone().unwrap_or_else(|| "what cannot be read".to_owned());
-    let rank = group.global_ranks()[place];
-    Err(DirectError::Different { group: group.name().to_owned(), rank, options, own: own.to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    fn any_board() -> impl Strategy<Value = Result<Place, String>> {
-        let endpoint = prop::collection::vec(any::<u8>(), 0..40);
-        let place = (any::<u64>(), any::<u64>(), endpoint).prop_map(|(process, token, endpoint)| Place {
-            process,
-            token,
-            endpoint,
-        });
-        prop_oneof![place.prop_map(Ok), "(?s).{0,40}".prop_map(Err)]
+    fn card(options: &str) -> Card {
+        let place = Place { process: 1, token: 2, endpoint: vec![3] };
+        Card { options: options.to_owned(), board: Board::Offered { place } }
     }
 
-    proptest! {
-        #[test]
-        fn cards_survive_the_store(board in any_board()) {
-            let card = Card { options: DirectOptions::default().to_string(), board };
-            prop_assert_eq!(Card::decode(&card.encode()), Some(card));
-        }
+    #[test]
+    fn other_options_and_a_missing_board_are_refused_by_name() {
+        let cards = [(4, card("a")), (5, card("a")), (6, card("b"))];
+        let Decision::Refused { refusal: Refusal::Options { options } } = BoardProtocol::decide(&cards)
+        else {
+            panic!("the options differ")
+        };
+        assert_eq!(options.minority(), [6]);
+        let missing = Card { board: Board::Missing { problem: "no memory".to_owned() }, ..card("a") };
+        let refusal = Refusal::Failed { rank: 5, problem: "no memory".to_owned() };
+        let cards = [(4, card("a")), (5, missing)];
+        assert_eq!(BoardProtocol::decide(&cards), Decision::Refused { refusal });
+        assert!(matches!(BoardProtocol::decide(&cards[..1]), Decision::Act { plan } if plan.len() == 1));
+    }
 
-        #[test]
-        fn whatever_stands_there_is_read_or_refused(
-            board in any_board(), bytes in prop::collection::vec(any::<u8>(), 0..60), cut in any::<prop::sample::Index>(),
-        ) {
-            // The options, the kind, and the two numbers of a board are lines. A text without one of them is not a
-            // card.
-            let lines = if board.is_ok() { 4 } else { 2 };
-            let card = Card { options: DirectOptions::default().to_string(), board }.encode();
-            let ends: Vec<_> = card.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();
-            prop_assert_eq!(Card::decode(&card[..cut.index(ends[lines - 1] + 1)]), None);
-            let kind = [&card[..=ends[0]], b"x", &card[ends[0] + 1..]].concat();
-            prop_assert_eq!(Card::decode(&kind), None);
-            let number = [b"o\nboard\nx", &bytes[..]].concat();
-            prop_assert_eq!(Card::decode(&number), None);
-        }
+    #[test]
+    fn a_failure_outweighs_silence() {
+        let failed = Report::Outcome(Opened::Failed { problem: "no addresses".to_owned() });
+        let named = |reports: &[(u32, Report<Opened>)]| match BoardProtocol::judge(&Vec::new(), reports) {
+            Decision::Refused { refusal: Refusal::Failed { rank, .. } } => Some(rank),
+            Decision::Agreed { .. } => None,
+            other => panic!("{other:?}"),
+        };
+        let done = Report::Outcome(Opened::Done {});
+        assert_eq!(named(&[(0, Report::Late), (1, done.clone()), (2, failed)]), Some(2));
+        assert_eq!(named(&[(0, done.clone()), (1, Report::Late)]), Some(1));
+        assert_eq!(named(&[(0, done.clone()), (1, done)]), None);
     }
 }

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use bootstrap::agreement::{self, Member};
 use cuda_driver::graph::RelaxedCapture;
 use process_group::{
     error_text, link,
@@ -19,14 +20,14 @@ use super::{
     close::Borrowed,
     core::{Core, Imports, Wire},
     handles::{Imported, Open},
-    protocol::{Agreement, End, Ending, Held, Meeting, Outcome, Record},
+    protocol::{Agreement, End, Ending, ExchangeProtocol, ExchangeRefusal, Held, Outcome, Record},
     quiet::Rounds,
     share::{self, Offer},
     slots::words,
 };
 use crate::{
-    agreement::hash::chain,
-    commit::{meeting, over},
+    agreement::{ending::gone, hash::chain},
+    commit::over,
     rendezvous::protocol::Readiness,
 };
 
@@ -50,7 +51,7 @@ impl Exchange {
         plan: &str,
         transfers: &[Transfer],
     ) -> Result<Plan, ExchangeError> {
-        let Owner { shared, prefix, numbers, .. } = &*self.owner;
+        let Owner { shared, options, prefix, numbers, .. } = &*self.owner;
         let (info, context) = (&shared.info, &shared.context);
         let mut places = members.to_vec();
         places.sort_unstable();
@@ -82,7 +83,9 @@ impl Exchange {
             }
         };
         let mut opened = Borrowed::new(Open::new(), &shared.closer);
-        let open = |agreement: &Agreement, deadline| {
+        let mut acted = None;
+        let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
+            acted = Some(agreement.clone());
             let place = agreement.records.iter().position(|record| record.rank == shared.rank());
             let (Some(candidate), Some(place)) = (&candidate, place) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
@@ -95,19 +98,23 @@ impl Exchange {
                 Err(outcome) => outcome,
             }
         };
-        let machine = Meeting::new(key.clone(), record, ranks);
-        let goes_on = || info.standing().is_ok();
-        let (conclusion, failure) = meeting::run(machine, &*info.store, goes_on, open);
+        let patience = options.deadline / 2;
+        let member =
+            Member { name: key.clone(), rank: shared.rank(), members: ranks, generation: 0, patience };
+        let goes_on = || info.standing().map_err(|ended| gone(shared.rank(), &ended));
+        let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, goes_on);
         drop(number);
-        let ending = match (conclusion.result, &candidate) {
+        let (ending, failure) = match (result, &candidate) {
             (Ok(agreement), Some(candidate)) => {
-                match self.agreed(&key, candidate, transfers, &agreement, (&held.open, &opened.open)) {
+                let held = (&held.open, &opened.open);
+                let agreement = agreement.or(acted);
+                match agreement.and_then(|it| self.agreed(&key, candidate, transfers, &it, held)) {
                     Some(plan) => return Ok(plan),
-                    None => Ending::OutOfStep,
+                    None => (Ending::OutOfStep, None),
                 }
             }
-            (Ok(_), None) => Ending::OutOfStep,
-            (Err(ending), _) => ending,
+            (Ok(_), None) => (Ending::OutOfStep, None),
+            (Err(failed), _) => (Ending::of(failed.ending, ExchangeRefusal::from), failed.store),
         };
         if let Some(candidate) = &candidate {
             let opened = opened.open.values().cloned().collect();
@@ -180,7 +187,6 @@ impl Exchange {
             rank: shared.rank(),
             plan: plan.to_owned(),
             generation: self.named(plan).generations.next(),
-            deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
             readiness: Readiness::Ready,
             host: identity.host,
             process: identity.process,
@@ -306,21 +312,23 @@ impl Exchange {
         failure: Option<StoreError>,
     ) -> ExchangeError {
         let info = &self.owner.shared.info;
+        let is_of_the_missing = matches!(&ending, Ending::Refused(refusal) if refusal.is_of_the_missing());
         // A process that was killed leaves its socket behind.
-        if ending.is_of_the_missing() {
+        if is_of_the_missing {
             link::sweep();
         }
         let (group, plan) = (info.name().to_owned(), plan.to_owned());
-        if let Some(cause) = over(info.standing(), ending.is_agreed()) {
+        if let Some(cause) = over(info.standing(), matches!(ending, Ending::Refused(_)) && !is_of_the_missing)
+        {
             return ExchangeError::GroupOver { group, plan, cause };
         }
         match (refused, ending, failure) {
             // This rank's own error says more than the refusal that the others were given.
             (Some(refused @ ExchangeError::NoChannels { .. }), Ending::Refused(_), _) => refused,
             (_, Ending::Refused(refusal), _) => ExchangeError::Refused { group, plan, refusal },
-            (_, Ending::StoreFailed, Some(source)) => ExchangeError::Store { group, source },
+            (_, Ending::StoreFailed { .. }, Some(source)) => ExchangeError::Store { group, source },
             (_, Ending::Unreadable(source), _) => ExchangeError::Unreadable { group, source },
-            (_, Ending::OutOfStep | Ending::StoreFailed, _) => ExchangeError::OutOfStep { group },
+            (_, Ending::OutOfStep | Ending::StoreFailed { .. }, _) => ExchangeError::OutOfStep { group },
         }
     }
 }

@@ -34,7 +34,7 @@
 //! |---|---|
 //! | root, `options` | [`Exchange`]: a group's slots, plans and open handles |
 //! | `meet` | one exchange |
-//! | [`protocol`] | the agreement on a plan, without I/O; `crate::commit::meeting` runs it |
+//! | [`protocol`] | the agreement on a plan, without I/O |
 //! | `memory`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the current plan of a name |
 //! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |

@@ -23,18 +23,20 @@ use super::{
     handles::{Imported, Open},
     protocol::{Export, Record, Way, missing},
 };
-use crate::rendezvous::{
-    desk::{LocalRegistry, LocalToken},
-    mapped,
-    protocol::Outcome,
-    share::{MEMORY, told},
+use crate::{
+    local_registry::{LocalRegistry, LocalToken},
+    rendezvous::{
+        mapped,
+        protocol::Outcome,
+        share::{MEMORY, told},
+    },
 };
 
 /// Tag of the message that opens a connection of two processes; its descriptor is `/dev/null`.
 const HELLO: Tag = Tag(*b"plan");
 
 /// Memory that other ranks of this process can take.
-static DESK: LocalRegistry<Memory> = LocalRegistry::new();
+static SHARED: LocalRegistry<Memory> = LocalRegistry::new();
 
 /// Exports of this rank, available to the others until it is dropped.
 pub(super) struct Offer {
@@ -55,7 +57,7 @@ impl Offer {
             if exports.iter().any(|(export, _)| export.id == whole.id) {
                 continue;
             }
-            let deposit = DESK.leave(memory.clone());
+            let deposit = SHARED.leave(memory.clone());
             let (way, token) = (memory.way(context)?, deposit.token);
             let export = Export { id: whole.id, bytes: whole.bytes as u64, way, token };
             deposits.push(deposit);
@@ -184,7 +186,7 @@ fn import(
     let said = |error: cuda_driver::Error| error_text(&error);
     let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
     if (peer.host, peer.process) == (me.host, me.process) {
-        let memory = DESK.find(export.token).ok_or("it has left this process's desk")?;
+        let memory = SHARED.find(export.token).ok_or("it is no longer registered in this process")?;
         if let Some((base, owner)) = memory.plain() {
             if owner.device() != context.device() {
                 context.enable_peer_access(owner).map_err(said)?;
@@ -250,7 +252,6 @@ mod tests {
             rank,
             plan: "plan".into(),
             generation: 1,
-            deadline_ms: 1000,
             readiness: Readiness::Ready,
             host: 1,
             process: rank.into(),

@@ -126,7 +126,7 @@ impl From<&ProcessGroup> for GroupInfo {
             name: group.name().into(),
             rank: group.rank(),
             ranks: crate::domain::ranks_of(group).into(),
-            store: Arc::new(group.store()),
+            store: Arc::new(group.job_store()),
             standing: Some(group.health_handle()),
         }
     }

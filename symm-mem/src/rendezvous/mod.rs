@@ -23,7 +23,7 @@
 //! | module | subject |
 //! |---|---|
 //! | root | [`Rendezvous`]: the group's meetings and their results |
-//! | [`protocol`] | the agreement without I/O; `crate::commit::meeting` runs it |
+//! | [`protocol`] | the agreement without I/O |
 //! | `share` | transfers memory between processes |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: such memory, or a block of a pool |
 //! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
@@ -37,7 +37,6 @@
 mod allocation;
 mod buffer;
 mod buffers;
-pub(crate) mod desk;
 mod error;
 mod group;
 mod layout;
@@ -53,8 +52,9 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::{self, Member};
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
-use process_group::{ProcessGroup, error_text, link};
+use process_group::{ProcessGroup, error_text, link, store::StoreError};
 
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
@@ -74,12 +74,12 @@ pub(crate) use self::{
 use self::{
     buffers::Seat,
     pads::{OwnPad, Pads},
-    protocol::{Ending, Handles, Meeting, Outcome, Readiness, Record, Subject, Uuid, prefix},
+    protocol::{Ending, Handles, Outcome, Readiness, Record, RendezvousProtocol, Subject, Uuid, prefix},
     share::Offer,
 };
 use crate::{
-    agreement::hash::chain,
-    commit::{meeting, over},
+    agreement::{ending::gone, hash::chain},
+    commit::over,
     kernels::PadLayout,
 };
 
@@ -295,7 +295,7 @@ impl Rendezvous {
     /// Runs one rendezvous, with or without memory of this rank. Returns the peers, and the number of the rendezvous
     /// that mapped them.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
-        let Inner { info, context, .. } = &*self.inner;
+        let Inner { info, context, options, .. } = &*self.inner;
         // Mapping must not become part of an open capture, or invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,10 +306,16 @@ impl Rendezvous {
             Ok((record, offer, candidate)) => (record, Some(offer), Some(candidate)),
             Err(cause) => (self.record(number, Readiness::Failed { cause }), None, None),
         };
-        let machine = Meeting::new(record.prefix(), record, info.global_ranks().to_vec());
+        let member = Member {
+            name: record.prefix(),
+            rank: record.rank,
+            members: info.global_ranks().to_vec(),
+            generation: 0,
+            patience: options.deadline / 2,
+        };
         let mut peers = None;
         let own = candidate.as_ref().and_then(|candidate| candidate.buffer.allocation());
-        let share = |records: &Vec<Record>, deadline| {
+        let share = |records: &Vec<Record>, deadline, _: &dyn Fn() -> bool| {
             let (Some(offer), Some(own)) = (&offer, &own) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
@@ -321,40 +327,48 @@ impl Rendezvous {
                 Err(outcome) => outcome,
             }
         };
-        let goes_on = || info.standing().is_ok();
-        let (conclusion, failure) = meeting::run(machine, &*info.store, goes_on, share);
+        let rank = record.rank;
+        let goes_on = || info.standing().map_err(|ended| gone(rank, &ended));
+        let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, goes_on);
         drop(offer);
         drop(next);
-        let group = info.name().to_owned();
-        let ending = match conclusion.result {
+        let (ending, failure) = match result {
             Ok(since) if since == number => match peers {
                 Some(peers) => return Ok((since, peers)),
-                None => Ending::OutOfStep,
+                None => (Ending::OutOfStep, None),
             },
             Ok(_) => {
                 let buffer = candidate.map(|candidate| candidate.buffer);
                 let home = buffer.and_then(|buffer| buffer.homes().get(&self.inner.seat, buffer.ordinal()));
                 match home {
                     Some(home) => return Ok(home),
-                    None => Ending::OutOfStep,
+                    None => (Ending::OutOfStep, None),
                 }
             }
-            Err(ending) => ending,
+            Err(failed) => (Ending::of(failed.ending, RendezvousRefusal::from), failed.store),
         };
-        drop(peers);
+        Err(self.failed(ending, failure))
+    }
+
+    /// Converts the ending of a rendezvous to its error. `failure` is the store's error, if the store failed.
+    fn failed(&self, ending: Ending, failure: Option<StoreError>) -> RendezvousError {
+        let info = &self.inner.info;
+        let is_of_the_missing = matches!(&ending, Ending::Refused(refusal) if refusal.is_of_the_missing());
         // Removes the sockets of killed processes.
-        if ending.is_of_the_missing() {
+        if is_of_the_missing {
             link::sweep();
         }
-        if let Some(cause) = over(info.standing(), ending.is_agreed()) {
-            return Err(RendezvousError::GroupOver { group, cause });
+        let group = info.name().to_owned();
+        let is_agreed = matches!(ending, Ending::Refused(_)) && !is_of_the_missing;
+        if let Some(cause) = over(info.standing(), is_agreed) {
+            return RendezvousError::GroupOver { group, cause };
         }
-        Err(match (ending, failure) {
+        match (ending, failure) {
             (Ending::Refused(refusal), _) => RendezvousError::Refused { group, refusal },
-            (Ending::StoreFailed, Some(source)) => RendezvousError::Store { group, source },
+            (Ending::StoreFailed { .. }, Some(source)) => RendezvousError::Store { group, source },
             (Ending::Unreadable(source), _) => RendezvousError::Unreadable { group, source },
-            (Ending::OutOfStep | Ending::StoreFailed, _) => RendezvousError::OutOfStep { group },
-        })
+            (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => RendezvousError::OutOfStep { group },
+        }
     }
 
     /// Exports the memory of a candidate and creates this rank's record.
@@ -387,7 +401,6 @@ impl Rendezvous {
             number,
             rank: info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX),
             members: chain(0, info.global_ranks().iter().map(|rank| u64::from(*rank))),
-            deadline_ms: u64::try_from(options.deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
             shared_devices: options.shared_devices,
             subject: Subject::Allocation,

@@ -20,15 +20,15 @@ use process_group::{
 use super::{
     allocation::mapped,
     buffers::PeerBuffers,
-    desk::{LocalRegistry, LocalToken},
     protocol::{Handles, Outcome, Record},
 };
+use crate::local_registry::{LocalRegistry, LocalToken};
 
 /// A descriptor of physical memory.
 pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
 /// Memory for the other ranks of this process.
-static DESK: LocalRegistry<PhysicalMemory> = LocalRegistry::new();
+static SHARED: LocalRegistry<PhysicalMemory> = LocalRegistry::new();
 
 /// A random number for this process. The process id alone is not unique, since another container may use the same
 /// one.
@@ -58,7 +58,7 @@ impl Offer {
             true => Some(memory.export_fabric().map_err(said)?.0.to_vec()),
             false => None,
         };
-        let deposit = DESK.leave(memory.clone());
+        let deposit = SHARED.leave(memory.clone());
         let handles = Handles {
             descriptor: descriptor.is_some(),
             fabric,
@@ -128,8 +128,8 @@ fn fetch(
         }
         let fail = |problem: String| failed(format!("memory of rank {}: {problem}", record.rank));
         if (record.host, record.process) == (me.host, me.process) {
-            let memory = DESK.find(record.handles.token);
-            return memory.map(Some).ok_or_else(|| fail("it has left this process's desk".into()));
+            let memory = SHARED.find(record.handles.token);
+            return memory.map(Some).ok_or_else(|| fail("it is no longer registered in this process".into()));
         }
         let bytes = record.segment as usize;
         let memory = match (met.get(&(at as u64)), &record.handles.fabric) {

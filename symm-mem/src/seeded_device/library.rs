@@ -10,7 +10,7 @@ use crate::agreement::Outcome;
 use cuda_driver::{Context, DevicePtr, Stream};
 use nccl_sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId, ncclWindow_t};
 
-use super::desk::LocalRegistry;
+use super::queue::Queue;
 
 /// Makes an NCCL call, and returns its code.
 macro_rules! nccl {
@@ -142,11 +142,11 @@ pub(super) struct Job {
     pub(super) group: Arc<Group>,
     pub(super) context: Context,
     pub(super) windows: Vec<(DevicePtr, usize)>,
-    pub(super) answer: Arc<LocalRegistry<Registration>>,
+    pub(super) answer: Arc<Queue<Registration>>,
 }
 
 /// The rank's service actor. It makes the library's blocking calls, so that the rank can keep its deadline.
-pub(super) fn serve(jobs: &LocalRegistry<Job>) {
+pub(super) fn serve(jobs: &Queue<Job>) {
     while let Some(Job { group, context, windows, answer }) = jobs.take("windows to register", None) {
         let register = || answer.put(group.register(&windows));
         context.with_current(register).expect("the device is well");

@@ -8,8 +8,11 @@ use std::{
 
 use crate::{
     agreement::{GroupId, PoolId},
-    rendezvous::protocol::{Handles, Input, Meeting, Outcome, Output, Readiness, Record, Subject, Uuid},
+    rendezvous::protocol::{
+        Ending, Handles, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, Uuid,
+    },
 };
+use bootstrap::agreement::{Agreement, Input, Member, Output};
 use cuda_driver::vmm::{Mapping, PhysicalMemory};
 use gpu_sim::sched;
 
@@ -17,10 +20,7 @@ use super::{
     rank::{Ended, Killed, MARK, Rank, Said, mark},
     scenario::Trouble,
 };
-use crate::{
-    agreement::{self, hash::chain},
-    rendezvous::mapped,
-};
+use crate::{agreement::hash::chain, rendezvous::mapped};
 
 /// Key of shared memory: the group, the number of its rendezvous, and the owner.
 type Whose = (u64, u64, u32);
@@ -50,29 +50,33 @@ impl Rank {
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
         let (members, round) = (member.group.members.clone(), member.meetings);
         member.meetings += 1;
-        let record = self.record(uid, round, &members, deadline);
+        let record = self.record(uid, round, &members);
         let whose = (uid, round, self.rank);
         let own = self.first_block().and_then(|(place, _)| {
             self.source.physical(self.arena.segments()[place.ordinal as usize].memory.address)
         });
         self.offers.lock().extend(own.map(|memory| (whose, memory)));
-        let mut machine = Meeting::new(record.prefix(), record, members.clone());
-        let mut input = Input::Store(agreement::Input::Start);
+        let (name, patience) = (record.prefix(), deadline / 2);
+        let member = Member { name, rank: self.rank, members: members.clone(), generation: 0, patience };
+        let machine = Agreement::<RendezvousProtocol>::new(member, record, u64::from(self.rank));
+        let mut machine = machine.expect("the rank is a member");
+        let mut output = machine.begin(sched::now());
         let mut peers = Peers::new();
         let conclusion = loop {
-            let output = machine.step(input, sched::now());
             self.step()?;
-            input = match output {
+            let input = match output {
                 Output::Done(conclusion) => break conclusion,
                 Output::Store(ask) => Input::Store(self.ask(ask, &members)),
-                Output::Open { opening, .. } => Input::Opened(self.map(uid, round, &opening, &mut peers)),
+                Output::Act { plan, .. } => Input::Acted(self.map(uid, round, &plan, &mut peers)),
             };
+            output = machine.step(input, sched::now());
         };
         self.offers.lock().remove(&whose);
         let ended = sched::now();
         self.remove(conclusion.read);
-        let right = conclusion.result.is_ok().then(|| peers.iter().all(|peer| self.finds_its_mark(peer)));
-        let (rank, said, lacking) = (self.rank, Said::Meet(conclusion.result), self.lacking);
+        let result = conclusion.result.map_err(|ending| Ending::of(ending, RendezvousRefusal::from));
+        let right = result.is_ok().then(|| peers.iter().all(|peer| self.finds_its_mark(peer)));
+        let (rank, said, lacking) = (self.rank, Said::Meet(result), self.lacking);
         Ok(Ended {
             rank,
             group: uid,
@@ -89,7 +93,7 @@ impl Rank {
     }
 
     /// This rank's record for the others.
-    fn record(&self, uid: u64, number: u64, members: &[u32], deadline: Duration) -> Record {
+    fn record(&self, uid: u64, number: u64, members: &[u32]) -> Record {
         let block =
             self.first_block().map(|(place, _)| (place, &self.arena.segments()[place.ordinal as usize]));
         let readiness = match block {
@@ -108,7 +112,6 @@ impl Rank {
             number,
             rank: self.rank,
             members: chain(0, members.iter().map(|rank| u64::from(*rank))),
-            deadline_ms: deadline.as_millis() as u64,
             readiness,
             shared_devices: false,
             subject,

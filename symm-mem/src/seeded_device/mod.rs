@@ -13,11 +13,11 @@
 //! - Nothing leaks and nothing is misused, also if a rank dies.
 //! - The same seed repeats the same run.
 
-mod desk;
 mod library;
 mod meet;
 mod network;
 mod oracle;
+mod queue;
 mod rank;
 mod scenario;
 mod watch;
@@ -37,7 +37,7 @@ use self::{
     oracle::{Tally, check},
     rank::{Ended, Start},
     scenario::Scenario,
-    watch::Desks,
+    watch::Queues,
 };
 use crate::{common::turn, simulation::Random};
 
@@ -77,9 +77,9 @@ fn run(seed: u64) -> Run {
     let mut add = |name: String, body: Box<dyn FnOnce() + Send>| {
         actors.push((name, Box::new(move || (body(), Vec::new()).1)));
     };
-    let desks: Vec<Arc<Desks>> = (0..scenario.size).map(|_| Arc::default()).collect();
-    for (rank, desks) in desks.iter().enumerate() {
-        let (service, own, network) = (desks.clone(), desks.clone(), network.clone());
+    let queues: Vec<Arc<Queues>> = (0..scenario.size).map(|_| Arc::default()).collect();
+    for (rank, queues) in queues.iter().enumerate() {
+        let (service, own, network) = (queues.clone(), queues.clone(), network.clone());
         add(format!("service of rank {rank}"), Box::new(move || library::serve(&service.jobs)));
         add(format!("watch of rank {rank}"), Box::new(move || watch::watch(network, &own)));
     }
@@ -87,10 +87,10 @@ fn run(seed: u64) -> Run {
     add("the store".to_owned(), Box::new(move || store.serve()));
     let offers = Arc::new(Offers::default());
     for rank in 0..scenario.size {
-        let (scenario, network, offers, desks) =
-            (scenario.clone(), network.clone(), offers.clone(), desks.clone());
+        let (scenario, network, offers, queues) =
+            (scenario.clone(), network.clone(), offers.clone(), queues.clone());
         let (driver, nccl) = (driver.clone(), nccl.clone());
-        let start = Start { rank, scenario, driver, nccl, id, network, offers, desks };
+        let start = Start { rank, scenario, driver, nccl, id, network, offers, queues };
         actors.push((format!("rank {rank}"), Box::new(move || rank::live(start))));
     }
     drop(driver);

@@ -63,9 +63,14 @@ impl Network {
         self.state().lost = Some(rank);
     }
 
+    /// Returns the one of `members` that is lost.
+    pub(super) fn lost(&self, members: &[u32]) -> Option<u32> {
+        self.state().lost.filter(|rank| members.contains(rank))
+    }
+
     /// Returns whether one of `members` is lost.
     pub(super) fn has_lost(&self, members: &[u32]) -> bool {
-        self.state().lost.is_some_and(|rank| members.contains(&rank))
+        self.lost(members).is_some()
     }
 
     /// The store's actor: serves until all clients have connected and closed.

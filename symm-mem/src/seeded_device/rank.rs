@@ -18,6 +18,7 @@ use crate::{
     },
     rendezvous::protocol,
 };
+use bootstrap::agreement::{self, Answer, Gone, Memory};
 use caching_alloc::{
     core::symmetric::{Geometry, Placement, SymmetricArena},
     driver::{Sharing, VirtualMemorySource},
@@ -28,12 +29,12 @@ use nccl_sys::{Api, ncclUniqueId};
 use process_group::store::machine::{Reply, Request};
 
 use super::{
-    desk::LocalRegistry,
     library::{Group, Job, Registration},
     meet::Offers,
     network::{Connection, Network},
+    queue::Queue,
     scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
-    watch::{Desks, Leave, Watch},
+    watch::{Leave, Queues, Watch},
 };
 use crate::commit::offer::{operation, segment};
 
@@ -89,7 +90,7 @@ pub(super) struct Start {
     pub(super) network: Arc<Network>,
     pub(super) offers: Arc<Offers>,
     /// The queues of every rank.
-    pub(super) desks: Vec<Arc<Desks>>,
+    pub(super) queues: Vec<Arc<Queues>>,
 }
 
 pub(super) struct Member {
@@ -117,12 +118,12 @@ pub(super) struct Rank {
     store: Connection,
     network: Arc<Network>,
     pub(super) offers: Arc<Offers>,
-    desks: Vec<Arc<Desks>>,
+    queues: Vec<Arc<Queues>>,
 }
 
 /// The rank's actor, from joining its communicators to their end.
 pub(super) fn live(start: Start) -> Vec<Ended> {
-    let _leave = Leave(start.desks[start.rank as usize].clone());
+    let _leave = Leave(start.queues[start.rank as usize].clone());
     let mut rank = Rank::join(start);
     rank.allocate();
     let mut ended = Vec::new();
@@ -135,7 +136,7 @@ pub(super) fn live(start: Start) -> Vec<Ended> {
 
 impl Rank {
     fn join(start: Start) -> Self {
-        let Start { rank, scenario, driver, nccl, id, network, offers, desks } = start;
+        let Start { rank, scenario, driver, nccl, id, network, offers, queues } = start;
         let context =
             driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
         let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).expect("a stream");
@@ -159,7 +160,7 @@ impl Rank {
         };
         let members: BTreeMap<u64, Member> = groups.map(member).into();
         let groups = members.values().map(|member| member.group.clone()).collect();
-        *desks[rank as usize].groups() = groups;
+        *queues[rank as usize].groups() = groups;
         let store = Connection::open(network.clone());
         let (taken, blocks, lacking, steps) = (None, Vec::new(), None, 0);
         Self {
@@ -177,7 +178,7 @@ impl Rank {
             store,
             network,
             offers,
-            desks,
+            queues,
         }
     }
 
@@ -277,7 +278,7 @@ impl Rank {
     /// Ends the rank's process: its connection and the resources that the system frees. The others' watchdogs are
     /// told.
     fn die(self) {
-        let Self { rank, context, stream, taken, arena, members, store, network, offers, desks, .. } = self;
+        let Self { rank, context, stream, taken, arena, members, store, network, offers, queues, .. } = self;
         network.lose(rank);
         drop(store);
         offers.forget(rank);
@@ -285,7 +286,7 @@ impl Rank {
         context.with_current(abort).expect("the device is well");
         arena.release().expect("nobody holds the segments");
         drop((stream, taken));
-        for other in (0..).zip(desks).filter(|(other, _)| *other != rank).map(|(_, desks)| desks) {
+        for other in (0..).zip(queues).filter(|(other, _)| *other != rank).map(|(_, queues)| queues) {
             other.watches.put(Watch::Lost(rank));
         }
     }
@@ -362,62 +363,79 @@ impl Rank {
                     *refused |= struck;
                     Input::Registered(outcome)
                 }
-                ask => self.ask(ask, &group.members),
+                Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
+                    None => Input::Stored,
+                    other => panic!("{other:?} in answer to set"),
+                },
+                ask => match ask.into_request() {
+                    Some(request) => self.ask(request, &group.members).into(),
+                    None => panic!("it is no request to the store"),
+                },
             }
         }
     }
 
     /// Makes a request to the store. A wait ends once one of `members` is lost.
-    pub(super) fn ask(&mut self, output: Output, members: &[u32]) -> Input {
-        match output {
-            Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
-                None => Input::Stored,
-                other => panic!("{other:?} in answer to set"),
+    pub(super) fn ask(&mut self, request: agreement::Request, members: &[u32]) -> Answer {
+        match request {
+            agreement::Request::Enter { ref key, .. } | agreement::Request::Leave { ref key, .. } => {
+                // A rank has one thread, so no other one changes the key meanwhile.
+                let mut list = Memory::default();
+                list.0
+                    .extend(self.fetch(vec![key.clone()]).pop().flatten().map(|value| (key.clone(), value)));
+                let answer = list.execute(&request);
+                let value = list.0.remove(key).unwrap_or_default();
+                self.store.ask(Request::Set { key: key.clone().into(), value });
+                answer.unwrap_or(Answer::StoreFailed)
+            }
+            agreement::Request::Post { key, value } => match self.compare_set(key, value.clone()) {
+                stands if stands == value => Answer::Stored,
+                stands => panic!("{stands:?} in answer to a post of {value:?}"),
             },
-            Output::Post { key, value } => {
-                let request =
-                    Request::CompareSet { key: key.into(), expected: Vec::new(), new: value.clone() };
-                match self.store.ask(request) {
-                    Some(Reply::Bytes(stands)) if stands == value => Input::Stored,
-                    other => panic!("{other:?} in answer to a post of {value:?}"),
+            agreement::Request::Add { key } => {
+                match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
+                    Some(Reply::Integer(count)) => Answer::Count(count.unsigned_abs()),
+                    other => panic!("{other:?} in answer to add"),
                 }
             }
-            Output::Add { key } => match self.store.ask(Request::Add { key: key.into(), delta: 1 }) {
-                Some(Reply::Integer(count)) => Input::Count(count.unsigned_abs()),
-                other => panic!("{other:?} in answer to add"),
-            },
-            Output::Fetch { keys } => {
-                let keys = keys.into_iter().map(Into::into).collect();
-                match self.store.ask(Request::MultiGet { keys }) {
-                    // No value of the protocol is empty.
-                    Some(Reply::Values(values)) => Input::Values(
-                        values.into_iter().map(|value| Some(value).filter(|it| !it.is_empty())).collect(),
-                    ),
-                    other => panic!("{other:?} in answer to multi_get"),
-                }
-            }
-            Output::Propose { key, value } => {
-                let request = Request::CompareSet { key: key.into(), expected: Vec::new(), new: value };
-                match self.store.ask(request) {
-                    Some(Reply::Bytes(stands)) => Input::Stands(stands),
-                    other => panic!("{other:?} in answer to compare_set"),
-                }
-            }
-            Output::Await { key, until } => self.stands(&key, until, members),
-            other => panic!("{other:?} is no request to the store"),
+            agreement::Request::Fetch { keys } => Answer::Values(self.fetch(keys)),
+            agreement::Request::Check { keys } => Answer::All(self.fetch(keys).iter().all(Option::is_some)),
+            agreement::Request::Propose { key, value } => Answer::Result(self.compare_set(key, value)),
+            agreement::Request::Await { key, until } => self.stands(&key, until, members),
         }
     }
 
-    fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Input {
+    fn compare_set(&mut self, key: String, value: Vec<u8>) -> Vec<u8> {
+        let request = Request::CompareSet { key: key.into(), expected: Vec::new(), new: value };
+        match self.store.ask(request) {
+            Some(Reply::Bytes(stands)) => stands,
+            other => panic!("{other:?} in answer to compare_set"),
+        }
+    }
+
+    /// Reads keys without waiting. An empty value counts as missing.
+    fn fetch(&mut self, keys: Vec<String>) -> Vec<Option<Vec<u8>>> {
+        match self.store.ask(Request::MultiGet { keys: keys.into_iter().map(Into::into).collect() }) {
+            Some(Reply::Values(values)) => {
+                values.into_iter().map(|value| Some(value).filter(|it| !it.is_empty())).collect()
+            }
+            other => panic!("{other:?} in answer to multi_get"),
+        }
+    }
+
+    fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Answer {
         // Polling costs steps, and no rank is lost unless one dies.
         let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
         loop {
             let glance = if looks { until.min(sched::now() + POLL_INTERVAL) } else { until };
-            match self.store.get(key.to_owned(), glance) {
-                Some(stands) => return Input::Stands(stands),
-                None if sched::now() >= until => return Input::Expired,
-                None if self.network.has_lost(members) => return Input::Over,
-                None => {}
+            if let Some(stands) = self.store.get(key.to_owned(), glance) {
+                return Answer::Result(stands);
+            }
+            if sched::now() >= until {
+                return Answer::Expired;
+            }
+            if let Some(rank) = self.network.lost(members) {
+                return Answer::Over(Gone { rank, cause: "it is lost".to_owned() });
             }
         }
     }
@@ -433,11 +451,11 @@ impl Rank {
             let memory = &self.arena.segments()[segment.ordinal as usize].memory;
             (DevicePtr(memory.address), memory.bytes as usize)
         });
-        let (answer, over) = (Arc::new(LocalRegistry::default()), Arc::new(AtomicBool::new(false)));
-        let desks = &self.desks[self.rank as usize];
+        let (answer, over) = (Arc::new(Queue::default()), Arc::new(AtomicBool::new(false)));
+        let queues = &self.queues[self.rank as usize];
         let watch = Watch::Verdict { group: group.clone(), key: verdict_key, until, over: over.clone() };
-        desks.watches.put(watch);
-        desks.jobs.put(Job {
+        queues.watches.put(watch);
+        queues.jobs.put(Job {
             group: group.clone(),
             context: self.context.clone(),
             windows: windows.collect(),

@@ -83,7 +83,7 @@ impl Scenario {
             10 => Trouble::CannotMap,
             // Small numbers kill the rank in a strict commit, large ones in a meeting with ample time.
             _ => {
-                let scale = *random.pick(&[15, 50, 150]);
+                let scale = *random.pick(&[8, 8, 60, 200]);
                 Trouble::Killed(1 + random.below(scale))
             }
         };

@@ -11,20 +11,20 @@ use std::{
 use crate::agreement::Verdict;
 
 use super::{
-    desk::LocalRegistry,
     library::{Group, Job},
     network::{Connection, Network},
+    queue::Queue,
 };
 
 /// State that the actors of a rank share.
 #[derive(Default)]
-pub(super) struct Desks {
-    pub(super) jobs: LocalRegistry<Job>,
-    pub(super) watches: LocalRegistry<Watch>,
+pub(super) struct Queues {
+    pub(super) jobs: Queue<Job>,
+    pub(super) watches: Queue<Watch>,
     groups: Mutex<Vec<Arc<Group>>>,
 }
 
-impl Desks {
+impl Queues {
     /// The rank's groups.
     pub(super) fn groups(&self) -> MutexGuard<'_, Vec<Arc<Group>>> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
@@ -40,9 +40,9 @@ pub(super) enum Watch {
 }
 
 /// The rank's watch actor.
-pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
+pub(super) fn watch(network: Arc<Network>, queues: &Queues) {
     let mut store = Connection::open(network);
-    while let Some(watch) = desks.watches.take("something to watch", None) {
+    while let Some(watch) = queues.watches.take("something to watch", None) {
         match watch {
             Watch::Verdict { group, key, until, over } => {
                 let verdict = store.get(key, until).map(|bytes| Verdict::decode(&bytes));
@@ -51,7 +51,7 @@ pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
                 }
             }
             Watch::Lost(rank) => {
-                let groups = desks.groups().clone();
+                let groups = queues.groups().clone();
                 groups.iter().filter(|group| group.members.contains(&rank)).for_each(|group| group.abort());
             }
         }
@@ -59,7 +59,7 @@ pub(super) fn watch(network: Arc<Network>, desks: &Desks) {
 }
 
 /// Closes the queues when the rank ends, also by a panic.
-pub(super) struct Leave(pub(super) Arc<Desks>);
+pub(super) struct Leave(pub(super) Arc<Queues>);
 
 impl Drop for Leave {
     fn drop(&mut self) {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use process_group::group::GroupId;
 
 use super::{
-    Violation,
     library::Life,
-    oracle::{Used, Way},
     rank::{Capture, Membership},
+    results::{Used, Way},
     scenario::{Action, DEADLINE},
+    violation::Violation,
     work::Work,
     world::{Event, World, tell},
 };

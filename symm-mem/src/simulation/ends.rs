@@ -9,18 +9,18 @@ use std::{
 use cuda_driver::DevicePtr;
 
 use super::{
-    Violation,
     library::Life,
-    oracle::Ended,
     rank::{Span, Task},
     registration::Left,
+    results::Ended,
     trouble::Trouble,
-    work::{Answer, End, Work},
+    violation::Violation,
+    work::{End, Work},
     world::{Event, World, tell},
 };
 use crate::{
     Standing,
-    agreement::{Conclusion, Input, NoWindows, Segment},
+    agreement::{Conclusion, NoWindows, Segment},
     commit::{GroupState, lock},
 };
 
@@ -54,7 +54,7 @@ impl World {
             }
             (Work::Plain { seated, group, segments, registered, .. }, End::Plain(meeting)) => {
                 self.end_plain(rank, Left { seated, group, segments }, registered, meeting.result)?;
-                meeting.keys
+                meeting.read
             }
             (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
                 state.attend("0/retire".to_owned(), round, meeting.all_arrived);
@@ -107,7 +107,7 @@ impl World {
         let state = self.rank(rank);
         let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
         if !lost {
-            doomed.iter().for_each(|key| self.store.remove(key));
+            self.store.remove(&doomed);
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
         let ended = now;
@@ -189,7 +189,8 @@ impl World {
         let waits = state.task.as_ref().is_some_and(|task| task.waits);
         let token = state.token;
         if waits && state.is_over() {
-            return self.answer(rank, token, Answer::Store(Input::Expired));
+            let over = state.over();
+            return self.answer(rank, token, over);
         }
         Ok(())
     }
@@ -253,13 +254,14 @@ impl World {
         for (what, round) in self.ranks.iter().flat_map(|rank| &rank.attended) {
             last.entry(what).and_modify(|least| *least = (*least).min(*round)).or_insert(*round);
         }
-        let keys = self.store.values.keys().chain(self.store.counters.keys());
+        let keys = self.store.values.0.keys();
         for key in keys {
             let parts: Vec<&str> = key.split('/').collect();
             let old = match parts.as_slice() {
                 // A repeated write may come after the key was removed. No rank reads that key.
                 ["symm", "meeting", ..] => !self.scenario.repeats,
                 ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
+                ["symm", _, _, _, _, "plain", ..] if self.scenario.repeats => false,
                 ["symm", _, pool, what, round, ..] => {
                     let round: Option<u64> = round.parse().ok();
                     last.get(format!("{pool}/{what}").as_str())

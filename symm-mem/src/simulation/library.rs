@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use process_group::group::GroupId;
 
-use super::Violation;
+use super::violation::Violation;
 
 /// A group in one of its lives. A group can be created anew with the same id, and then has another communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

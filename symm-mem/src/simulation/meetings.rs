@@ -2,27 +2,27 @@
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
+use bootstrap::agreement::{Agreement, Member, Request};
+
 use super::{
-    Violation,
-    rank::{Home, Span, Task},
+    rank::{Span, Task},
     scenario::{DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
-    work::{Answer, Want, Work},
+    violation::Violation,
+    work::Home,
+    work::{Answer, StoreRequest, Want, Work},
     world::{Event, World, tell},
 };
 use crate::{
     CommitError, CommitOptions,
-    agreement::{
-        Capabilities, Decision, Input, LogPoint, Outcome, Output, Policy, PoolId, Readiness, Release,
-        hash::chain,
-    },
+    agreement::{Capabilities, Decision, LogPoint, Outcome, Policy, PoolId, Readiness, Release, hash::chain},
     commit::{
         GroupState, lock,
         offer::{self, Circumstances},
     },
     pool,
-    rendezvous::protocol::{self, Handles, Meeting, Record, Uuid},
+    rendezvous::protocol::{self, Handles, Record, Uuid},
 };
 
 impl World {
@@ -57,7 +57,7 @@ impl World {
         state.token = token;
         let history = state.history().len();
         state.task = Some(Task { work, span, history, registered: false, waits: false, at: 0 });
-        self.answer(rank, token, Answer::Store(Input::Start))
+        self.answer(rank, token, Answer::Start)
     }
 
     pub(super) fn commit(
@@ -121,7 +121,7 @@ impl World {
     ) -> Result<(), Violation> {
         let (key, refusal) = lock(seated).seat.decline(error.to_string());
         let value = Decision::refuse(refusal).encode();
-        self.soon(Event::Request(rank, u64::MAX, Output::Propose { key, value }));
+        self.soon(Event::Request(rank, u64::MAX, StoreRequest::Agreement(Request::Propose { key, value })));
         self.soon(Event::Resume(rank));
         Ok(())
     }
@@ -250,7 +250,6 @@ impl World {
             number: round,
             rank,
             members: chain(0, members.iter().map(|rank| u64::from(*rank))),
-            deadline_ms: deadline.as_millis() as u64,
             readiness: if capturing { protocol::Readiness::Capturing } else { protocol::Readiness::Ready },
             shared_devices: false,
             subject,
@@ -274,7 +273,9 @@ impl World {
             }
         }
         let number = record.number;
-        let machine = Meeting::new(record.prefix(), record, members);
+        let patience = deadline / 2;
+        let member = Member { name: record.prefix(), rank, members, generation: 0, patience };
+        let machine = Box::new(Agreement::new(member, record, self.random.next()).map_err(Violation)?);
         self.offers.insert(token, (rank, identity));
         let work = Work::Meet { machine, group, home, number, token, peers: None };
         self.begin(rank, work, round, epoch, deadline)
@@ -321,15 +322,15 @@ impl World {
                 Want::Hashes(lengths) => {
                     let arena = state.pool.memory().arena();
                     let hashes = lengths.iter().map(|length| arena.log().hash_at(*length)).collect();
-                    answer = Answer::Store(Input::Hashes(hashes));
+                    answer = Answer::Hashes(hashes);
                 }
                 Want::Recall(sequence) => {
                     let arena = state.pool.memory().arena();
                     let operation = arena.log().operation(sequence).map(offer::operation);
-                    answer = Answer::Store(Input::Operation(operation));
+                    answer = Answer::Operation(operation);
                 }
                 want => {
-                    task.waits = matches!(want, Want::Store(Output::Await { .. }));
+                    task.waits = matches!(&want, Want::Store(request) if request.waits_until().is_some());
                     tell!(self, "rank {rank}, {}: {want:?}", self.ranks[rank as usize].doing());
                     return self.give(rank, want);
                 }
@@ -349,10 +350,11 @@ impl World {
                     true => of_other_version(request),
                     false => request,
                 };
-                let over = matches!(request, Output::Await { .. }) && self.ranks[rank as usize].is_over();
+                let over = request.waits_until().is_some() && self.ranks[rank as usize].is_over();
                 self.ask(rank, token, request);
                 if over {
-                    self.soon(Event::Answer(rank, token, Answer::Store(Input::Expired)));
+                    let over = self.rank(rank).over();
+                    self.soon(Event::Answer(rank, token, over));
                 }
             }
             Want::Register { segments, joined, until: at, verdict_key } => {

@@ -12,12 +12,13 @@
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler and the store |
 //! | `acts`, `meetings`, `ends` | the local actions of ranks, their meetings, and the ends of these |
-//! | `plans` | one-sided exchange |
+//! | `plans`, `exchanges` | one-sided exchange, and its state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and its current meeting |
 //! | `device`, `library` | models of memory and of windows |
-//! | `oracle`, `waits` | the invariants |
+//! | `oracle`, `waits`, `results` | the invariants, and the results that they judge |
 //! | `versions` | a rank of another release |
+//! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
 //! Out of scope: the behaviour of the driver and of NCCL, which the embedded device simulates.
@@ -25,6 +26,7 @@
 mod acts;
 mod device;
 mod ends;
+mod exchanges;
 mod library;
 mod meetings;
 mod oracle;
@@ -32,20 +34,19 @@ mod plans;
 mod random;
 mod rank;
 mod registration;
+mod results;
 mod scenario;
-#[cfg(test)]
-pub(crate) mod schedule;
 #[cfg(test)]
 mod tests;
 mod trouble;
 mod versions;
+mod violation;
 mod waits;
 mod work;
 mod world;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -57,43 +58,8 @@ use std::{
 
 #[cfg(test)]
 pub(crate) use self::random::Random;
+pub use self::violation::{Limits, Violation};
 use self::world::World;
-
-/// Upper limits of a seed's choices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The number of ranks, or `None` for the number that the seed draws, from 2 to 6.
-    pub ranks: Option<u32>,
-    /// The greatest number of phases of the program.
-    pub phases: u64,
-    /// The greatest number of groups.
-    pub groups: usize,
-    /// The greatest number of requests to the pool in a phase.
-    pub requests: u64,
-}
-
-impl Default for Limits {
-    /// No limits.
-    fn default() -> Self {
-        Self { ranks: None, phases: u64::MAX, groups: usize::MAX, requests: u64::MAX }
-    }
-}
-
-/// A violated invariant, with the ranks concerned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation(String);
-
-impl Violation {
-    fn of(error: impl fmt::Display) -> Self {
-        Self(error.to_string())
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,145 +1,32 @@
 //! One-sided exchange: plans of a group's ranks, and the memory and slots that they lend each other.
 
 use std::{
-    collections::BTreeMap,
     mem,
-    ops::Range,
     sync::{Arc, Weak},
     time::Duration,
 };
 
-use caching_alloc::core::{SegmentMemory, SegmentSource};
+use bootstrap::agreement::{Agreement, Member};
+use caching_alloc::core::SegmentSource;
 
 use super::{
-    Violation,
-    device::Device,
+    exchanges::{Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, Exchanges, Exchanging, Import, Plan, Transfer},
     random::Random,
     trouble::Trouble,
-    work::Work,
+    violation::Violation,
+    work::{Ended, StoreRequest, Work},
     world::{Event, World},
 };
 use crate::{
-    agreement::{Output, PoolId},
+    agreement::PoolId,
     exchange::{
         core::closed_key,
-        generation::Generations,
-        handles::{Handles, Open},
+        handles::Open,
         lease::{Lease, Standing},
-        protocol::{
-            Agreement, AllocationId, Conclusion, End, Ending, Export, Held, Meeting, Part, Record, Route,
-            Way, missing,
-        },
-        slots::Slots,
+        protocol::{self, AllocationId, End, Ending, Export, Held, Part, Record, Route, Way, missing},
     },
     rendezvous::protocol::{Outcome, Readiness, Uuid},
 };
-
-/// The number of slots that a rank has for its peers.
-const CHANNELS: usize = 256;
-/// The number of allocations that a rank lends at a time.
-const BUFFERS: u64 = 3;
-const BUFFER_BYTES: u64 = 2 << 20;
-
-/// Memory that a rank lends. The device gets it back when its last holder is dropped.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    id: AllocationId,
-    memory: SegmentMemory,
-    device: Arc<Device>,
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        // The device reports an error at the end of the run.
-        let _ = self.device.release(&self.memory);
-    }
-}
-
-/// A peer's memory, opened by this rank.
-#[derive(Debug)]
-pub(super) struct Import(Weak<Allocation>);
-
-/// A plan that all members have agreed on, or that the other members may consider agreed.
-pub(super) struct Plan {
-    key: String,
-    generation: u64,
-    slots: Range<usize>,
-    peers: Vec<u32>,
-    routes: Vec<Route>,
-    imports: Open<Import>,
-    _lent: Vec<Arc<Allocation>>,
-}
-
-/// The plans with one name.
-#[derive(Default)]
-struct Named {
-    generations: Generations,
-    /// The last agreed generation known to this rank.
-    agreed: u64,
-    plans: Vec<Plan>,
-}
-
-/// A rank's exchanges in a group.
-pub(super) struct Exchanges {
-    device: Arc<Device>,
-    numbers: u64,
-    buffers: BTreeMap<u64, Arc<Allocation>>,
-    plans: BTreeMap<u64, Named>,
-    handles: Handles<Import>,
-    slots: Slots,
-    leases: Vec<(Plan, Lease)>,
-    quarantine: Vec<Plan>,
-}
-
-impl Exchanges {
-    fn new(device: Arc<Device>) -> Self {
-        Self {
-            device,
-            numbers: 0,
-            buffers: BTreeMap::new(),
-            plans: BTreeMap::new(),
-            handles: Handles::default(),
-            slots: Slots::new(CHANNELS),
-            leases: Vec::new(),
-            quarantine: Vec::new(),
-        }
-    }
-
-    /// Returns true if the slot belongs to the plan with this key.
-    fn has_slot(&self, key: &str, slot: usize) -> bool {
-        let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
-        let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
-        plans.any(|plan| plan.key == key && plan.slots.contains(&slot))
-    }
-}
-
-/// A rank's current exchange.
-pub(super) struct Exchanging {
-    pub(super) machine: Meeting,
-    pub(super) group: u64,
-    name: u64,
-    key: String,
-    slots: Range<usize>,
-    ends: Vec<End>,
-    lent: Vec<Arc<Allocation>>,
-    /// Keeps memory open that this rank has reported as open to the others.
-    held: Open<Import>,
-    opened: Open<Import>,
-    transfers: Vec<Transfer>,
-}
-
-/// A transfer, as known to all members.
-#[derive(Debug, Clone)]
-struct Transfer {
-    copier: u32,
-    lender: u32,
-    puts: bool,
-    buffer: u64,
-    /// True if the lender allocates new memory for it.
-    fresh: bool,
-    bytes: u64,
-    offset: u64,
-}
 
 /// The transfers that the members exchange for `seed`.
 fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
@@ -236,7 +123,7 @@ impl World {
                 let device = own.device.clone();
                 let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
                 let allocation = Arc::new(Allocation { id, memory, device });
-                self.desk.insert((rank, id), Arc::downgrade(&allocation));
+                self.allocations.insert((rank, id), Arc::downgrade(&allocation));
                 own.buffers.insert(buffer, allocation);
             }
             let allocation = &own.buffers[&buffer];
@@ -260,7 +147,6 @@ impl World {
             rank,
             plan: name.to_string(),
             generation: own.plans.entry(name).or_default().generations.next(),
-            deadline_ms: deadline.as_millis() as u64,
             readiness: Readiness::Ready,
             host: 1,
             process: rank.into(),
@@ -275,14 +161,17 @@ impl World {
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
         }
-        let machine = Meeting::new(key.clone(), record, members);
+        let member = Member { name: key.clone(), rank, members, generation: 0, patience: deadline / 2 };
+        let machine = Agreement::new(member, record, self.random.next()).map_err(Violation)?;
         let opened = Open::new();
-        let work = Exchanging { machine, group, name, key, slots, ends, lent, held, opened, transfers };
+        let acted = None;
+        let work =
+            Exchanging { machine, acted, group, name, key, slots, ends, lent, held, opened, transfers };
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
     }
 
     /// The rank opens the peers' memory that it lacks.
-    pub(super) fn open(&mut self, rank: u32, agreement: &Agreement) -> Outcome {
+    pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
             return Outcome::Failed { cause: "no addresses".to_owned() };
         }
@@ -295,7 +184,7 @@ impl World {
                 let key = (peer.rank, export.id);
                 if self.ranks[peer.rank as usize].dead {
                     gone.push(peer.rank);
-                } else if let Some(memory) = self.desk.get(&key) {
+                } else if let Some(memory) = self.allocations.get(&key) {
                     opened.insert(key, Arc::new(Import(memory.clone())));
                 }
             }
@@ -315,7 +204,7 @@ impl World {
         &mut self,
         rank: u32,
         work: Exchanging,
-        end: Conclusion,
+        end: Ended<protocol::Agreement, Ending>,
     ) -> Result<Vec<String>, Violation> {
         let Exchanging { group, name, key, slots, ends, lent, held, opened, transfers, .. } = work;
         let state = &mut self.ranks[rank as usize];
@@ -421,7 +310,7 @@ impl World {
             plan.imports.clear();
             for peer in plan.peers.clone() {
                 let key = closed_key(&plan.key, rank, peer);
-                self.soon(Event::Request(rank, u64::MAX, Output::Set { key, value: vec![1] }));
+                self.soon(Event::Request(rank, u64::MAX, StoreRequest::Set { key, value: vec![1] }));
             }
             self.lend(rank, group, plan);
         }
@@ -456,9 +345,9 @@ impl World {
         for own in self.ranks[rank as usize].exchanges.values_mut() {
             for (plan, mut lease) in mem::take(&mut own.leases) {
                 let said = |peer: &u32| closed_key(&plan.key, *peer, rank);
-                let has_closed = |peer: &u32| reaches_store && self.store.values.contains_key(&said(peer));
+                let has_closed = |peer: &u32| reaches_store && self.store.values.0.contains_key(&said(peer));
                 let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
-                closed.iter().for_each(|peer| self.store.remove(&said(peer)));
+                closed.iter().for_each(|peer| self.store.remove(&[said(peer)]));
                 match lease.step(&closed, now) {
                     Standing::Runs => own.leases.push((plan, lease)),
                     Standing::Over => own.slots.give_back(plan.slots),
@@ -493,7 +382,7 @@ impl World {
 }
 
 /// The routes of the transfers of `rank`, computed from the members' drawn transfers.
-fn expected(rank: u32, agreement: &Agreement, transfers: &[Transfer]) -> Vec<Route> {
+fn expected(rank: u32, agreement: &protocol::Agreement, transfers: &[Transfer]) -> Vec<Route> {
     let route = |(at, transfer): (usize, &Transfer)| {
         let copies = transfer.copier == rank;
         let peer = if copies { transfer.lender } else { transfer.copier };

@@ -7,19 +7,20 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::{self, Gone};
 use process_group::{
     group::GroupId,
     store::{HashStore, Store},
 };
 
 use super::{
-    Violation,
     device::Device,
+    exchanges::Exchanges,
     library::{Extent, Life},
-    plans::Exchanges,
     random::Random,
     scenario::Action,
-    work::Work,
+    violation::Violation,
+    work::{Answer, Home, Work},
 };
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
@@ -38,13 +39,6 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
         }
     }
     Ok(stores)
-}
-
-/// The key of a cached mapping of peers' memory: a segment of the pool, or a persistent allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Home {
-    Segment(u32),
-    Persistent(u64),
 }
 
 /// An operation of a pool's history: its kind, size in bytes, and place.
@@ -321,6 +315,12 @@ impl Rank {
             }
             Work::Length { .. } => false,
         }
+    }
+
+    /// Returns the answer to a wait that ends because a member is dead.
+    pub(super) fn over(&self) -> Answer {
+        let rank = self.heard.unwrap_or(self.number);
+        Answer::Store(agreement::Answer::Over(Gone { rank, cause: "it is dead".to_owned() }))
     }
 
     /// A description of the current meeting, for the trace.

@@ -6,14 +6,15 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::Agreement;
 use cuda_driver::DevicePtr;
 
 use super::{
-    Violation,
     ends::LOST,
     library::{Extent, Life, Met},
     rank::{Membership, Span, Task},
     trouble::Trouble,
+    violation::Violation,
     work::{Answer, Work},
     world::{Event, World},
 };
@@ -205,8 +206,9 @@ impl World {
             self.library.register_plainly(state.life(id), rank, extent)?;
         }
         let left = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
-        let until = state.time(self.now) + left.max(ACTION_FLOOR);
-        let machine = lock(&seated).seat.begin_plain(&attempt, until);
+        let member = lock(&seated).seat.plain_member(left.max(ACTION_FLOOR));
+        let machine = Agreement::new(member, attempt, self.random.next()).map_err(Violation)?;
+        let machine = Box::new(machine);
         self.start(rank, Work::Plain { machine, seated, group, segments, registered }, commit)
     }
 

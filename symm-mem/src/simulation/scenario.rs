@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Limits, random::Random, trouble::Trouble};
+use super::{random::Random, trouble::Trouble, violation::Limits};
 use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.

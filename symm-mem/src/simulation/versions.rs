@@ -1,7 +1,9 @@
 //! A rank whose release uses another version of the protocol.
 
-use super::{trouble::Trouble, world::World};
-use crate::agreement::{Input, Output, ValuesByRank};
+use bootstrap::agreement::{Answer, Request};
+
+use super::{trouble::Trouble, work::StoreRequest, world::World};
+use crate::agreement::ValuesByRank;
 
 impl World {
     pub(super) fn speaks_otherwise(&self, rank: u32) -> bool {
@@ -27,8 +29,9 @@ fn shift(message: &mut [u8], by: i16) {
 }
 
 /// Converts a request to that of a rank whose release is one version newer.
-pub(super) fn of_other_version(mut request: Output) -> Output {
-    if let Output::Set { value, .. } | Output::Post { value, .. } | Output::Propose { value, .. } =
+pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
+    use StoreRequest::{Agreement, Set};
+    if let Set { value, .. } | Agreement(Request::Post { value, .. } | Request::Propose { value, .. }) =
         &mut request
     {
         shift(value, 1);
@@ -37,11 +40,11 @@ pub(super) fn of_other_version(mut request: Output) -> Output {
 }
 
 /// Converts an answer for that rank, so that messages of its own version are valid for it.
-pub(super) fn to_other_version(mut input: Input) -> Input {
-    match &mut input {
-        Input::Stands(value) => shift(value, -1),
-        Input::Values(values) => values.iter_mut().flatten().for_each(|value| shift(value, -1)),
+pub(super) fn to_other_version(mut answer: Answer) -> Answer {
+    match &mut answer {
+        Answer::Result(value) => shift(value, -1),
+        Answer::Values(values) => values.iter_mut().flatten().for_each(|value| shift(value, -1)),
         _ => {}
     }
-    input
+    answer
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Violation,
-    oracle::{Ended, Kind},
+    results::{Ended, Kind},
     trouble::Trouble,
+    violation::Violation,
     world::World,
 };
 use crate::agreement::{Absentee, Refusal, Waiting};

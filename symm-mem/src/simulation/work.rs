@@ -5,20 +5,29 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::{self, Agreement, Protocol, Request};
+
 use super::{
-    oracle::{Kind, Said},
-    plans::Exchanging,
+    exchanges::Exchanging,
+    results::{Kind, Said},
 };
 use crate::{
     agreement::{
-        Commit, Conclusion, GroupId, Input, Length, Next, Outcome, Output, Plain, PlainVote, Release, Retire,
-        RetireInput, RetireOutput, Retired, Segment,
-        meeting::{self, Contribution},
+        AgreementError, Commit, Conclusion, Ending, GroupId, Input, Length, Next, Operation, Outcome, Output,
+        Plain, RegistrationProtocol, Release, Retire, RetireInput, RetireOutput, Retired, Segment,
+        plain_ending,
     },
     commit::{GroupState, lock},
-    exchange::protocol as exchange,
-    rendezvous::protocol::{self, Meeting, Record},
+    exchange::protocol::{self as exchange, ExchangeRefusal},
+    rendezvous::protocol::{self, Record, RendezvousProtocol, RendezvousRefusal},
 };
+
+/// The key of a cached mapping of peers' memory: a segment of the pool, or a persistent allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Home {
+    Segment(u32),
+    Persistent(u64),
+}
 
 /// A state machine with its context.
 pub(super) enum Work {
@@ -38,7 +47,7 @@ pub(super) enum Work {
         group: u64,
     },
     Plain {
-        machine: PlainVote,
+        machine: Box<Agreement<RegistrationProtocol>>,
         seated: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
@@ -55,9 +64,9 @@ pub(super) enum Work {
     },
     Exchange(Box<Exchanging>),
     Meet {
-        machine: Meeting,
+        machine: Box<Agreement<RendezvousProtocol>>,
         group: u64,
-        home: super::rank::Home,
+        home: Home,
         number: u64,
         token: u64,
         peers: Option<Vec<u64>>,
@@ -67,7 +76,10 @@ pub(super) enum Work {
 /// An answer to a state machine.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
-    Store(Input),
+    Start,
+    Store(agreement::Answer),
+    Hashes(Vec<Option<u64>>),
+    Operation(Option<Operation>),
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
@@ -76,10 +88,29 @@ pub(super) enum Answer {
     Opened(protocol::Outcome),
 }
 
+/// A request of a rank to the store.
+#[derive(Debug, Clone)]
+pub(super) enum StoreRequest {
+    /// Sets a key that only this rank writes.
+    Set { key: String, value: Vec<u8> },
+    /// A request of an agreement.
+    Agreement(Request),
+}
+
+impl StoreRequest {
+    /// Returns the end of the wait for a key, if this is one.
+    pub(super) fn waits_until(&self) -> Option<Duration> {
+        match self {
+            Self::Agreement(Request::Await { until, .. }) => Some(*until),
+            _ => None,
+        }
+    }
+}
+
 /// The next request of a state machine.
 #[derive(Debug)]
 pub(super) enum Want {
-    Store(Output),
+    Store(StoreRequest),
     Hashes(Vec<u64>),
     Recall(u64),
     Register { segments: usize, joined: Vec<u32>, until: Duration, verdict_key: String },
@@ -94,23 +125,34 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) enum End {
     Commit(Conclusion),
-    Plain(Conclusion<Plain>),
+    Plain(Ended<Plain, Ending>),
     Retire(Conclusion<Retired>),
     Length(Conclusion<u64>),
-    Meet(protocol::Conclusion),
-    Exchange(exchange::Conclusion),
+    Meet(Ended<u64, protocol::Ending>),
+    Exchange(Ended<exchange::Agreement, exchange::Ending>),
+}
+
+/// The end of an agreement on a rank.
+#[derive(Debug)]
+pub(super) struct Ended<T, E> {
+    pub(super) result: Result<T, E>,
+    /// The keys that the rank removes.
+    pub(super) read: Vec<String>,
 }
 
 impl Want {
     /// A code of the variant, for counting states.
     pub(super) fn code(&self) -> u64 {
         match self {
-            Want::Store(Output::Set { .. } | Output::Post { .. }) => 1,
-            Want::Store(Output::Add { .. }) => 2,
-            Want::Store(Output::Fetch { .. }) => 3,
-            Want::Store(Output::Propose { .. }) => 4,
-            Want::Store(Output::Await { .. }) => 5,
-            Want::Store(_) => 6,
+            Want::Store(StoreRequest::Set { .. }) => 1,
+            Want::Store(StoreRequest::Agreement(request)) => match request {
+                Request::Post { .. } => 1,
+                Request::Add { .. } => 2,
+                Request::Fetch { .. } | Request::Check { .. } => 3,
+                Request::Propose { .. } => 4,
+                Request::Await { .. } => 5,
+                Request::Enter { .. } | Request::Leave { .. } => 6,
+            },
             Want::Hashes(_) => 7,
             Want::Recall(_) => 8,
             Want::Register { .. } => 9,
@@ -156,7 +198,8 @@ impl Work {
             Work::Plain { .. } => true,
             Work::Retire { machine, .. } => machine.is_in_doubt(),
             Work::Length { machine } => machine.is_in_doubt(),
-            Work::Exchange(_) | Work::Meet { .. } => false,
+            Work::Exchange(work) => work.machine.is_in_doubt(),
+            Work::Meet { machine, .. } => machine.is_in_doubt(),
         }
     }
 
@@ -189,61 +232,118 @@ impl Work {
     pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
         match self {
             Work::Commit { machine, places, serials, .. } => {
-                let input = match answer {
-                    Answer::Store(input) => input,
-                    Answer::Registered(outcome, made) => {
-                        *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
-                        Input::Registered(outcome)
-                    }
-                    // An unexpected answer, which the machine reports as out of step.
-                    _ => Input::Stored,
-                };
-                commit(machine.step(input, now))
-            }
-            Work::Second { machine, .. } => {
-                let Answer::Store(input) = answer else { return commit(machine.step(Input::Stored, now)) };
-                commit(machine.step(input, now))
-            }
-            Work::Plain { machine, .. } => {
-                let Answer::Store(input) = answer else {
-                    return Want::Store(Output::Fetch { keys: Vec::new() });
-                };
-                match machine.step(input) {
-                    Next::Ask(ask) => Want::Store(ask),
-                    Next::Done(meeting) => Want::Done(End::Plain(meeting)),
+                if let Answer::Registered(_, made) = &answer {
+                    *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
                 }
+                commit(machine.step(input(answer), now))
             }
+            Work::Second { machine, .. } => commit(machine.step(input(answer), now)),
+            Work::Plain { machine, .. } => match agree(machine, answer, now, |_| None) {
+                agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+                agreement::Output::Act { plan, .. } => match plan {},
+                agreement::Output::Done(end) => {
+                    Want::Done(End::Plain(Ended { result: end.result.map_err(plain_ending), read: end.read }))
+                }
+            },
             Work::Retire { machine, .. } => {
                 let input = match answer {
-                    Answer::Store(input) => RetireInput::Answer(input),
                     Answer::Quiet(release) => RetireInput::Quiet(release),
                     Answer::Deregistered(release) => RetireInput::Deregistered(release),
-                    _ => RetireInput::Answer(Input::Stored),
+                    other => RetireInput::Answer(input(other)),
                 };
                 match machine.step(input, now) {
-                    RetireOutput::Ask(ask) => Want::Store(ask),
+                    RetireOutput::Ask(ask) => store(ask),
                     RetireOutput::Quiesce { until } => Want::Quiesce(until),
                     RetireOutput::Deregister { until } => Want::Deregister(until),
                     RetireOutput::Done(meeting) => Want::Done(End::Retire(meeting)),
                 }
             }
-            Work::Length { machine } => {
-                let Answer::Store(input) = answer else {
-                    return Want::Store(Output::Fetch { keys: Vec::new() });
-                };
-                match machine.step(input, now) {
-                    Next::Ask(ask) => Want::Store(ask),
-                    Next::Done(meeting) => Want::Done(End::Length(meeting)),
+            Work::Length { machine } => match machine.step(input(answer), now) {
+                Next::Ask(ask) => store(ask),
+                Next::Done(meeting) => Want::Done(End::Length(meeting)),
+            },
+            Work::Exchange(work) => match agree(&mut work.machine, answer, now, opened) {
+                agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+                agreement::Output::Act { plan, .. } => {
+                    work.acted = Some(plan.clone());
+                    Want::Open(plan)
                 }
-            }
-            Work::Exchange(work) => meet(&mut work.machine, answer, now, Want::Open, End::Exchange),
+                agreement::Output::Done(end) => {
+                    let agreed = |agreed: Option<exchange::Agreement>| {
+                        agreed.or(work.acted.take()).ok_or(AgreementError::OutOfStep)
+                    };
+                    let result =
+                        end.result.map_err(|ending| AgreementError::of(ending, ExchangeRefusal::from));
+                    Want::Done(End::Exchange(Ended { result: result.and_then(agreed), read: end.read }))
+                }
+            },
             Work::Meet { machine, peers, .. } => {
                 if let Answer::Shared(_, mapped) = &answer {
                     peers.clone_from(mapped);
                 }
-                meet(machine, answer, now, Want::Share, End::Meet)
+                match agree(machine, answer, now, opened) {
+                    agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+                    agreement::Output::Act { plan, .. } => Want::Share(plan),
+                    agreement::Output::Done(end) => {
+                        let error = |ending| AgreementError::of(ending, RendezvousRefusal::from);
+                        let result = end.result.map_err(error);
+                        Want::Done(End::Meet(Ended { result, read: end.read }))
+                    }
+                }
             }
         }
+    }
+}
+
+/// Converts an answer to the input of a commit's state machine.
+fn input(answer: Answer) -> Input {
+    match answer {
+        Answer::Start => Input::Start,
+        Answer::Store(answer) => answer.into(),
+        Answer::Hashes(hashes) => Input::Hashes(hashes),
+        Answer::Operation(operation) => Input::Operation(operation),
+        Answer::Registered(outcome, _) => Input::Registered(outcome),
+        // An unexpected answer, which the machine reports as out of step.
+        _ => Input::Stored,
+    }
+}
+
+/// Returns the request to the store.
+fn store(output: Output) -> Want {
+    Want::Store(match output {
+        Output::Set { key, value } => StoreRequest::Set { key, value },
+        other => {
+            let none = Request::Fetch { keys: Vec::new() };
+            StoreRequest::Agreement(other.into_request().unwrap_or(none))
+        }
+    })
+}
+
+/// Returns the outcome of opening the peers' memory.
+fn opened(answer: Answer) -> Option<protocol::Outcome> {
+    match answer {
+        Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),
+        _ => None,
+    }
+}
+
+/// Passes an answer to the state machine of an agreement, and returns its next output. `outcome` returns the outcome
+/// of an action.
+fn agree<P: Protocol>(
+    machine: &mut Agreement<P>,
+    answer: Answer,
+    now: Duration,
+    outcome: impl FnOnce(Answer) -> Option<P::Outcome>,
+) -> agreement::Output<P> {
+    match answer {
+        Answer::Start => machine.begin(now),
+        Answer::Store(answer) => machine.step(agreement::Input::Store(answer), now),
+        // The machine reports an unexpected answer as out of step.
+        other => machine.step(
+            outcome(other)
+                .map_or(agreement::Input::Store(agreement::Answer::Expired), agreement::Input::Acted),
+            now,
+        ),
     }
 }
 
@@ -256,27 +356,6 @@ fn commit(output: Output) -> Want {
         Output::Register { segments, joined, until, verdict_key } => {
             Want::Register { segments: segments as usize, joined, until, verdict_key }
         }
-        ask => Want::Store(ask),
-    }
-}
-
-/// Passes an answer to a meeting's state machine and returns its next request.
-fn meet<C: Contribution>(
-    machine: &mut meeting::Meeting<C>,
-    answer: Answer,
-    now: Duration,
-    open: fn(C::Opening) -> Want,
-    end: fn(meeting::Conclusion<C>) -> End,
-) -> Want {
-    let input = match answer {
-        Answer::Store(input) => meeting::Input::Store(input),
-        Answer::Opened(outcome) | Answer::Shared(outcome, _) => meeting::Input::Opened(outcome),
-        // An unexpected answer, which the machine reports as out of step.
-        _ => meeting::Input::Store(Input::Start),
-    };
-    match machine.step(input, now) {
-        meeting::Output::Store(ask) => Want::Store(ask),
-        meeting::Output::Open { opening, .. } => open(opening),
-        meeting::Output::Done(conclusion) => Want::Done(end(conclusion)),
+        ask => store(ask),
     }
 }

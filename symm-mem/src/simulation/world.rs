@@ -12,19 +12,21 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::{Answer, Memory, Request};
+
 use super::{
-    Limits, Violation,
+    exchanges::Allocation,
     library::{Extent, Library, Life},
-    oracle::{Ended, Used},
-    plans::Allocation,
     random::Random,
     rank::{Rank, stores},
+    results::{Ended, Used},
     scenario::Scenario,
     trouble::Trouble,
-    work::Answer,
+    violation::{Limits, Violation},
+    work::{self, StoreRequest},
 };
 use crate::{
-    agreement::{Input, Outcome, Output, Verdict, place::generation_key},
+    agreement::{Outcome, Verdict, meeting_id::generation_key},
     exchange::protocol::AllocationId,
     rendezvous::protocol::Record,
 };
@@ -34,9 +36,9 @@ pub(super) enum Event {
     /// The rank continues its program.
     Resume(u32),
     /// The store receives a request of a rank's meeting.
-    Request(u32, u64, Output),
+    Request(u32, u64, StoreRequest),
     /// An answer arrives at the rank.
-    Answer(u32, u64, Answer),
+    Answer(u32, u64, work::Answer),
     /// The rank maps its peers' memory.
     Share(u32, u64, Vec<Record>),
     /// The rank's call into the library begins.
@@ -50,8 +52,7 @@ pub(super) enum Event {
 /// The store that ranks use to agree.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    pub(super) values: HashMap<String, Vec<u8>>,
-    pub(super) counters: HashMap<String, u64>,
+    pub(super) values: Memory,
     /// The waits: key, rank, and token of the rank.
     waiting: Vec<(String, u32, u64)>,
     served: u64,
@@ -59,9 +60,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn remove(&mut self, key: &str) {
-        self.values.remove(key);
-        self.counters.remove(key);
+    pub(super) fn remove(&mut self, keys: &[String]) {
+        self.values.remove(keys);
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) struct World {
     /// The memory that ranks offer to their peers, by token: rank, and identity of the memory.
     pub(super) offers: HashMap<u64, (u32, u64)>,
     /// The allocations that ranks lend, until they are freed.
-    pub(super) desk: HashMap<(u32, AllocationId), Weak<Allocation>>,
+    pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
     /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
     pub(super) ended: Vec<Ended>,
@@ -125,7 +125,7 @@ impl World {
         let mut store = Store::default();
         for rank in &ranks {
             let generation = rank.pool.id().generation.to_string();
-            store.values.insert(generation_key(1, rank.number), generation.into_bytes());
+            store.values.0.insert(generation_key(1, rank.number), generation.into_bytes());
         }
         Ok(Self {
             scenario,
@@ -136,7 +136,7 @@ impl World {
             library: Library::default(),
             watched: Vec::new(),
             offers: HashMap::new(),
-            desk: HashMap::new(),
+            allocations: HashMap::new(),
             lent: HashMap::new(),
             ended: Vec::new(),
             uses: BTreeMap::new(),
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// Processes a request in the store.
-    fn serve(&mut self, rank: u32, token: u64, request: Output) {
+    fn serve(&mut self, rank: u32, token: u64, request: StoreRequest) {
         self.store.served += 1;
         if !self.store.dead
             && matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.store.served)
@@ -280,56 +280,53 @@ impl World {
             self.store.dead = true;
             self.interrupt(|_| true);
         }
-        let input = if !self.reaches_store(rank) {
+        let answer = if !self.reaches_store(rank) {
             if self.retries(rank, token) {
                 return self.at(self.now + RETRY_INTERVAL, Event::Request(rank, token, request));
             }
-            Input::StoreFailed
+            Answer::StoreFailed
         } else {
             match request {
-                Output::Set { key, value } => {
+                StoreRequest::Set { key, value } => {
                     // A rank that lends memory checks this key from time to time.
                     let (said, lender) = key.rsplit_once('/').unwrap_or_default();
                     if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
                         self.soon(Event::Collect(lender));
                     }
-                    self.store.values.insert(key, value);
-                    Input::Stored
+                    self.store.values.0.insert(key, value);
+                    Answer::Stored
                 }
-                // Returns an error to the member, as the real store would. The oracle would then report that a
-                // healthy group has ended.
-                Output::Post { key, value } => {
-                    let stands = self.store.values.entry(key).or_insert_with(|| value.clone());
-                    if *stands == value { Input::Stored } else { Input::StoreFailed }
-                }
-                Output::Add { key } => {
-                    let count = self.store.counters.entry(key).or_default();
-                    *count += 1;
-                    Input::Count(*count)
-                }
-                Output::Fetch { keys } => {
-                    Input::Values(keys.iter().map(|key| self.store.values.get(key).cloned()).collect())
-                }
-                Output::Propose { key, value } => {
-                    let stands = self.store.values.entry(key.clone()).or_insert(value).clone();
-                    self.free_the_blocked(&key, &stands);
-                    let waiting = std::mem::take(&mut self.store.waiting);
-                    let (woken, waiting) = waiting.into_iter().partition(|(at, ..)| *at == key);
-                    self.store.waiting = waiting;
-                    let woken: Vec<(String, u32, u64)> = woken;
-                    for (_, rank, token) in woken {
-                        self.soon(Event::Answer(rank, token, Answer::Store(Input::Stands(stands.clone()))));
+                StoreRequest::Agreement(request) => match self.execute(&request) {
+                    Some(answer) => answer,
+                    None => {
+                        let Request::Await { key, .. } = request else { return };
+                        return self.store.waiting.push((key, rank, token));
                     }
-                    Input::Stands(stands)
-                }
-                Output::Await { key, .. } => match self.store.values.get(&key) {
-                    Some(stands) => Input::Stands(stands.clone()),
-                    None => return self.store.waiting.push((key, rank, token)),
                 },
-                _ => Input::StoreFailed,
             }
         };
-        self.soon(Event::Answer(rank, token, Answer::Store(input)));
+        self.soon(Event::Answer(rank, token, work::Answer::Store(answer)));
+    }
+
+    /// Executes a request of an agreement, and wakes the ranks that wait for the key. Returns `None` for a wait for a
+    /// key that has no value.
+    fn execute(&mut self, request: &Request) -> Option<Answer> {
+        // A rank of the simulation takes part in one agreement at a time.
+        if let Request::Enter { key, .. } = request {
+            self.store.values.leave_decided(key);
+        }
+        let answer = self.store.values.execute(request)?;
+        if let (Request::Propose { key, .. }, Answer::Result(stands)) = (request, &answer) {
+            self.free_the_blocked(key, stands);
+            let waiting = std::mem::take(&mut self.store.waiting);
+            let (woken, waiting) = waiting.into_iter().partition(|(at, ..)| at == key);
+            self.store.waiting = waiting;
+            let woken: Vec<(String, u32, u64)> = woken;
+            for (_, rank, token) in woken {
+                self.soon(Event::Answer(rank, token, work::Answer::Store(answer.clone())));
+            }
+        }
+        Some(answer)
     }
 
     pub(super) fn reaches_store(&self, rank: u32) -> bool {
@@ -344,7 +341,8 @@ impl World {
         let broken: Vec<(String, u32, u64)> = broken;
         for (key, rank, token) in broken {
             // The event for the end of the wait is already scheduled.
-            self.soon(Event::Request(rank, token, Output::Await { key, until: Duration::ZERO }));
+            let request = Request::Await { key, until: Duration::ZERO };
+            self.soon(Event::Request(rank, token, StoreRequest::Agreement(request)));
         }
     }
 
@@ -370,23 +368,23 @@ impl World {
         for (_, rank, token) in freed {
             let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
             if !self.random.one_in(4) {
-                self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
+                self.soon(Event::Answer(rank, token, work::Answer::Registered(outcome, Vec::new())));
             }
         }
     }
 
     /// Sends a rank's request to the store. A request may be sent twice, like that of a client that repeats it after
     /// it lost the first answer.
-    pub(super) fn ask(&mut self, rank: u32, token: u64, request: Output) {
-        if let Output::Await { until, .. } = &request {
-            let until = self.ranks[rank as usize].world_time(*until);
-            self.at(until, Event::Answer(rank, token, Answer::Store(Input::Expired)));
+    pub(super) fn ask(&mut self, rank: u32, token: u64, request: StoreRequest) {
+        if let Some(until) = request.waits_until() {
+            let until = self.ranks[rank as usize].world_time(until);
+            self.at(until, Event::Answer(rank, token, work::Answer::Store(Answer::Expired)));
         }
-        let writes = matches!(
+        let reads = matches!(
             request,
-            Output::Set { .. } | Output::Post { .. } | Output::Add { .. } | Output::Propose { .. }
+            StoreRequest::Agreement(Request::Fetch { .. } | Request::Check { .. } | Request::Await { .. })
         );
-        if writes && self.scenario.repeats && self.random.one_in(6) {
+        if !reads && self.scenario.repeats && self.random.one_in(6) {
             let first = self.now + self.delay();
             let second = first + self.delay();
             self.at(first, Event::Request(rank, u64::MAX, request.clone()));

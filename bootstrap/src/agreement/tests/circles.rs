@@ -5,10 +5,9 @@ use std::{collections::BTreeMap, thread, time::Duration};
 
 use super::{
     super::{
-        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Output, Place, Request, Waiting,
-        place, register, run,
+        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Memory, Output, Place, Request,
+        Waiting, place, register, run,
     },
-    memory::Memory,
     sum::Sum,
 };
 use crate::store::{Deadline, HashStore, Store};

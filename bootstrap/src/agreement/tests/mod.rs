@@ -2,11 +2,9 @@
 //! ([`scripted`]), and circular waits and the ranks' lists of agreements ([`circles`]).
 //!
 //! This file tests the encoding, the text and the culprits of failures, the decisions and verdicts of [`sum::Sum`], and
-//! one agreement over a `HashStore`. [`sum`] contains the protocol of all tests. [`memory`] contains an in-memory store
-//! for `model`, `seeds` and most tests of `circles`.
+//! one agreement over a `HashStore`. [`sum`] contains the protocol of all tests.
 
 mod circles;
-mod memory;
 mod model;
 mod scripted;
 mod seeds;

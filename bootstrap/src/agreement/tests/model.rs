@@ -51,8 +51,7 @@ use std::{
 };
 
 use super::{
-    super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Output, Request},
-    memory::Memory,
+    super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Memory, Output, Request},
     sum::{Sum, seat},
 };
 

@@ -28,16 +28,15 @@ wire_struct!(Agreement { generation, records });
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
-        return Decision::Refuse { refusal };
+        return Decision::Refused { refusal };
     }
     let generation = records.iter().map(|record| record.generation).max().unwrap_or(0);
     let agreement = Agreement { generation, records: records.to_vec() };
     let complete = pairs(records).all(|(from, to)| missing(from, to).is_empty());
     if complete {
-        return Decision::Settled { agreed: agreement };
+        return Decision::Agreed { agreed: Some(agreement) };
     }
-    let deadline_ms = records.iter().map(|record| record.deadline_ms).max().unwrap_or(0);
-    Decision::Open { opening: agreement, deadline_ms }
+    Decision::Act { plan: agreement }
 }
 
 /// Every ordered pair of members.

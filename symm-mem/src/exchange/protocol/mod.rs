@@ -5,7 +5,7 @@
 //! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it.
 //! - [`ExchangeRefusal`]: why there is no plan, the same value on every member.
 //!
-//! One exchange is a [`meeting`]. All transfers of all members are one vote. So neither the order of the transfers
+//! One exchange is one agreement of the kind [`ExchangeProtocol`]. All transfers of all members are one vote. So neither the order of the transfers
 //! nor memory that is already open can make a member wait for one that does not come.
 
 mod decide;
@@ -15,53 +15,49 @@ mod route;
 #[cfg(test)]
 mod tests;
 
+use bootstrap::agreement::{self, Protocol, Report};
+
 pub use self::{
     decide::{Agreement, decide, missing},
     record::{AllocationId, End, Export, Held, Part, Record, Way},
     refusal::ExchangeRefusal,
     route::Route,
 };
-use crate::agreement::meeting::{self, Contribution};
-pub use crate::agreement::meeting::{Input, Outcome, verdict};
+pub use crate::agreement::sharing::Outcome;
+use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
 
-impl Contribution for Record {
-    type Opening = Agreement;
-    type Agreed = Agreement;
+/// The agreement of one exchange. The result is the plan, or `None` if it is the plan of the action, which every member
+/// has then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExchangeProtocol;
+
+impl Protocol for ExchangeProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+
+    type Record = Record;
+    type Plan = Agreement;
+    type Outcome = Outcome;
+    type Agreed = Option<Agreement>;
     type Refusal = ExchangeRefusal;
 
-    const DECISION: u8 = 21;
-    const VERDICT: u8 = 22;
-
-    fn rank(&self) -> u32 {
-        self.rank
+    fn decide(records: &[(u32, Record)]) -> Decision {
+        let records: Vec<Record> = records.iter().map(|(_, record)| record.clone()).collect();
+        decide(&records)
     }
 
-    fn is_of_the_missing(refusal: &ExchangeRefusal) -> bool {
-        matches!(refusal, ExchangeRefusal::ExchangeTimeout { .. } | ExchangeRefusal::MembersLost { .. })
+    fn is_final(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Failed { .. })
     }
 
-    fn deadline_ms(&self) -> u64 {
-        self.deadline_ms
-    }
-
-    fn decide(records: &[Self]) -> Decision {
-        decide(records)
-    }
-
-    fn agreed(&self, agreement: &Agreement) -> Agreement {
-        agreement.clone()
+    fn judge(_: &Agreement, reports: &[(u32, Report<Outcome>)]) -> Decision {
+        match sharing::judge(reports) {
+            None => Decision::Agreed { agreed: None },
+            Some(failure) => Decision::Refused { refusal: failure.into() },
+        }
     }
 }
 
 /// The decision for all members.
-pub type Decision = meeting::Decision<Record>;
-/// The verdict over the members' outcomes.
-pub type Verdict = meeting::Verdict<Record>;
-/// The state machine of one member in one exchange.
-pub type Meeting = meeting::Meeting<Record>;
-/// A request of the state machine to its driver.
-pub type Output = meeting::Output<Record>;
-/// The result of an exchange on this member: the plan, or the reason why there is none.
-pub type Conclusion = meeting::Conclusion<Record>;
+pub type Decision = agreement::Decision<ExchangeProtocol>;
 /// Why an exchange ended without a plan.
-pub type Ending = meeting::Ending<Record>;
+pub type Ending = AgreementError<ExchangeRefusal>;

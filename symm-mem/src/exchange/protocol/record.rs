@@ -5,7 +5,7 @@ use std::fmt;
 use crate::{
     agreement::{
         PoolId,
-        wire::{Malformed, Message, wire_enum, wire_struct},
+        wire::{wire_enum, wire_struct},
     },
     rendezvous::protocol::{Readiness, Uuid},
 };
@@ -164,8 +164,6 @@ pub struct Record {
     pub plan: String,
     /// The generation that this rank proposes.
     pub generation: u64,
-    /// Deadline of the exchange, in milliseconds.
-    pub deadline_ms: u64,
     /// The rank can take part, or the reason why not.
     pub readiness: Readiness,
     /// The rank's host ([`process_group::link::host`]).
@@ -191,7 +189,6 @@ wire_struct!(Record {
     rank,
     plan,
     generation,
-    deadline_ms,
     readiness,
     host,
     process,
@@ -204,25 +201,7 @@ wire_struct!(Record {
     ends,
 });
 
-impl Message for Record {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 20;
-}
-
 impl Record {
-    /// Encodes the record.
-    pub fn encode(&self) -> Vec<u8> {
-        self.to_bytes()
-    }
-
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`Malformed`] for anything that [`encode`](Self::encode) of this protocol version does not write.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        Self::from_bytes(bytes)
-    }
-
     /// The rank's transfers with a peer.
     pub fn with(&self, peer: u32) -> impl Iterator<Item = &End> {
         self.ends.iter().filter(move |end| end.peer == peer)

@@ -1,7 +1,9 @@
 //! Refusals: why there is no plan, the same value on every member.
 
+use bootstrap::agreement::{Failure, Waiting};
+
 use super::record::Part;
-use crate::agreement::{Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
+use crate::agreement::{Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum};
 
 /// Reason why no member has the plan. All members are given the same value. Nothing is left open, and an earlier plan
 /// of the same name is unchanged.
@@ -9,12 +11,18 @@ use crate::agreement::{Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
 #[non_exhaustive]
 pub enum ExchangeRefusal {
     /// Ranks did not arrive in time.
-    #[error("ExchangeTimeout: {} did not come within {waited_ms} ms", Ranks(missing))]
+    #[error(
+        "ExchangeTimeout: {} did not come within {waited_ms} ms{}",
+        Ranks(missing),
+        describe_circle(circle)
+    )]
     ExchangeTimeout {
         /// The ranks, ascending.
         missing: Vec<u32>,
         /// Time waited, in milliseconds.
         waited_ms: u64,
+        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        circle: Vec<Waiting>,
     },
     /// A rank's message cannot be read, or is inconsistent.
     #[error("RecordUnreadable: what rank {rank} posted cannot be used: {cause}")]
@@ -141,7 +149,7 @@ pub enum ExchangeRefusal {
     },
 }
 wire_enum!(ExchangeRefusal {
-    0 => ExchangeTimeout { missing, waited_ms },
+    0 => ExchangeTimeout { missing, waited_ms, circle },
     1 => RecordUnreadable { rank, cause },
     2 => PlanMismatch { plans },
     3 => PeerPrepareFailed { rank, cause },
@@ -155,19 +163,41 @@ wire_enum!(ExchangeRefusal {
     11 => VersionMismatch { versions },
 });
 
+impl From<OpeningFailure> for ExchangeRefusal {
+    fn from(failure: OpeningFailure) -> Self {
+        match failure {
+            OpeningFailure::Failed { rank, cause } => Self::OpeningFailed { rank, cause },
+            OpeningFailure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+        }
+    }
+}
+
 impl From<Failure> for ExchangeRefusal {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Absent { missing, waited_ms } => Self::ExchangeTimeout { missing, waited_ms },
+            Failure::Absent { missing, waited_ms, circle, .. } => {
+                let missing = missing.into_iter().map(|absentee| absentee.rank).collect();
+                Self::ExchangeTimeout { missing, waited_ms, circle }
+            }
             Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
-            Failure::Versions { versions } => Self::VersionMismatch { versions },
-            Failure::Opening { rank, cause } => Self::OpeningFailed { rank, cause },
-            Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+            Failure::Protocols { protocols } => {
+                Self::VersionMismatch { versions: protocols.map(|spoken| spoken.version) }
+            }
+            Failure::Left { rank, .. } => Self::MembersLost { missing: vec![rank], noticed: Vec::new() },
+            failure => {
+                let rank = failure.culprits().first().copied().unwrap_or_default();
+                Self::PeerPrepareFailed { rank, cause: failure.to_string() }
+            }
         }
     }
 }
 
 impl ExchangeRefusal {
+    /// Returns true if members did not come, or were lost.
+    pub(crate) fn is_of_the_missing(&self) -> bool {
+        matches!(self, Self::ExchangeTimeout { .. } | Self::MembersLost { .. })
+    }
+
     /// Returns the variant's name, with which the message begins.
     #[must_use]
     pub fn name(&self) -> &'static str {

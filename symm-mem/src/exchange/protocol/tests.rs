@@ -1,16 +1,15 @@
-//! The protocol under seeded schedules: members that come late or die, requests that are slow, repeated or lost, and
-//! every difference between members.
+//! Every difference between the records of members, the judgement of outcomes, and the binary forms.
 
+use bootstrap::agreement::{Protocol, Report};
 use proptest::prelude::*;
 
 use super::{
-    Agreement, AllocationId, Decision, End, Ending, ExchangeRefusal, Export, Held, Meeting, Outcome, Part,
-    Record, Verdict, Way, decide, missing, verdict,
+    Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, Outcome, Part,
+    Record, Way, decide, missing,
 };
 use crate::{
+    agreement::wire::{Reader, Wire},
     rendezvous::protocol::{Readiness, Uuid},
-    simulation::Random,
-    simulation::schedule::{DEADLINE, Fault, World},
 };
 
 const COUNT: u32 = 4;
@@ -47,7 +46,6 @@ fn record(rank: u32, count: u32) -> Record {
         rank,
         plan: "ring".into(),
         generation: 3,
-        deadline_ms: DEADLINE,
         readiness: Readiness::Ready,
         host: 1,
         process: rank.into(),
@@ -67,7 +65,7 @@ fn records(count: u32) -> Vec<Record> {
 
 fn refusal(records: &[Record]) -> ExchangeRefusal {
     match decide(records) {
-        Decision::Refuse { refusal } => refusal,
+        Decision::Refused { refusal } => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -136,150 +134,76 @@ fn every_difference_is_refused_by_its_name_and_both_values() {
 fn what_is_held_is_not_opened_again() {
     let mut records = records(COUNT);
     assert_eq!((missing(&records[1], &records[2]), missing(&records[2], &records[1])), (vec![0], vec![1]));
-    assert!(matches!(decide(&records), Decision::Open { deadline_ms: DEADLINE, .. }));
+    assert!(matches!(decide(&records), Decision::Act { .. }));
     for rank in 0..COUNT {
         let held = |peer: u32, number| Held { peer: peer % COUNT, id: id(number) };
         records[rank as usize].held = vec![held(rank + COUNT - 1, 10), held(rank + 1, 11)];
     }
-    let Decision::Settled { agreed: agreement } = decide(&records) else { panic!() };
+    let Decision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
     // If one rank lacks an allocation, all of them report an outcome.
     records[0].held.pop();
-    assert!(matches!(decide(&records), Decision::Open { .. }));
+    assert!(matches!(decide(&records), Decision::Act { .. }));
     // The same number of another rank is another allocation.
     records[0].held = vec![Held { peer: 2, id: id(11) }, Held { peer: 3, id: id(10) }];
-    assert!(matches!(decide(&records), Decision::Open { .. }));
+    assert!(matches!(decide(&records), Decision::Act { .. }));
 }
 
 #[test]
 fn the_generation_is_that_of_who_has_counted_furthest() {
     let mut records = records(COUNT);
     records[3].generation = 8;
-    let Decision::Open { opening: agreement, .. } = decide(&records) else { panic!() };
+    let Decision::Act { plan: agreement } = decide(&records) else { panic!() };
     assert_eq!(agreement.generation, 8);
 }
 
 /// Ranks of one protocol version can read each other's messages, so the encoding must not change.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
-    use crate::agreement::wire::Message;
     let agreement = Agreement { generation: 7, records: Vec::new() };
-    let open = Decision::Open { opening: agreement.clone(), deadline_ms: 5 };
-    let form = b"SY\x05\0\x15\0\x07\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
-    assert_eq!(open.to_bytes(), form);
-    let settled = Decision::Settled { agreed: agreement };
-    assert_eq!(settled.to_bytes(), b"SY\x05\0\x15\x01\x07\0\0\0\0\0\0\0\0\0\0\0");
+    let bytes = |decision: Decision| {
+        let mut out = Vec::new();
+        decision.write(&mut out);
+        out
+    };
+    let plan = b"\x07\0\0\0\0\0\0\0\0\0\0\0";
+    assert_eq!(bytes(Decision::Act { plan: agreement.clone() }), [b"\0", &plan[..]].concat());
+    assert_eq!(bytes(Decision::Agreed { agreed: Some(agreement) }), [b"\x01\x01", &plan[..]].concat());
     let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
-    let refused = Decision::Refuse { refusal: refusal.clone() };
-    assert_eq!(refused.to_bytes(), b"SY\x05\0\x15\x02\x08\x01\0\0\0\x02\0\0\0");
-    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x05\0\x16\0");
-    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x05\0\x16\x01\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(bytes(Decision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
 }
 
 proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
-        use crate::agreement::wire::Message;
         // No input panics, and a written record is read back.
-        let _ = (Record::decode(&bytes), Decision::from_bytes(&bytes), Verdict::from_bytes(&bytes));
+        let _ = Record::read(&mut Reader::new(&bytes));
+        let _ = Decision::read(&mut Reader::new(&bytes));
         let mut record = record(rank, COUNT);
         record.card = bytes;
-        prop_assert_eq!(Record::decode(&record.encode()), Ok(record.clone()));
         let decision = decide(&[record]);
-        prop_assert_eq!(Decision::from_bytes(&decision.to_bytes()), Ok(decision));
+        let mut out = Vec::new();
+        decision.write(&mut out);
+        prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
     }
 
     /// A verdict is the same for every order of the outcomes.
     #[test]
     fn outcomes_are_judged_in_no_order(kinds in proptest::collection::vec(0u8..4, 1..6), by in 0usize..6) {
-        let outcome = |kind| match kind {
-            0 => Some(Outcome::Mapped),
-            1 => Some(Outcome::Failed { cause: "no addresses".into() }),
-            2 => Some(Outcome::Alone { gone: vec![0] }),
-            _ => None,
+        let report = |kind| match kind {
+            0 => Report::Outcome(Outcome::Mapped),
+            1 => Report::Outcome(Outcome::Failed { cause: "no addresses".into() }),
+            2 => Report::Outcome(Outcome::Alone { gone: vec![0] }),
+            _ => Report::Late,
         };
-        let mut outcomes: Vec<_> = (0..).zip(kinds.iter().map(|kind| outcome(*kind))).collect();
-        let first = verdict(&outcomes);
-        let by = by % outcomes.len();
-        outcomes.rotate_left(by);
-        prop_assert_eq!(&first, &verdict(&outcomes));
-        prop_assert_eq!(first == Verdict::Opened, kinds.iter().all(|kind| *kind == 0));
+        let judge = |reports: &[_]| {
+            ExchangeProtocol::judge(&Agreement { generation: 1, records: Vec::new() }, reports)
+        };
+        let mut reports: Vec<_> = (0..).zip(kinds.iter().map(|kind| report(*kind))).collect();
+        let first = judge(&reports);
+        let by = by % reports.len();
+        reports.rotate_left(by);
+        prop_assert_eq!(&first, &judge(&reports));
+        prop_assert_eq!(first == Decision::Agreed { agreed: None }, kinds.iter().all(|kind| *kind == 0));
     }
-
-    #[test]
-    fn every_schedule_ends_alike_for_all(seed in any::<u64>()) {
-        schedule(seed);
-    }
-}
-
-fn schedule(seed: u64) {
-    let mut random = Random(seed);
-    let count = 1 + random.below(5) as u32;
-    let faulty = random.below(count.into()) as u32;
-    // The deviations are written for rank 2 of 4.
-    let (count, faulty, fault) = match Fault::draw(&mut random, DIFFERENCES.len()) {
-        fault @ Fault::Differs(_) => (COUNT, 2, fault),
-        fault => (count, faulty, fault),
-    };
-    let all_held = random.one_in(4);
-    let members: Vec<u32> = (0..count).collect();
-    let meeting = |rank: u32| {
-        let mut record = record(rank, count);
-        if all_held {
-            let held = |peer, number| Held { peer, id: id(number) };
-            record.held = members.iter().flat_map(|peer| [held(*peer, 10), held(*peer, 11)]).collect();
-        }
-        if let (Fault::Differs(at), true) = (fault, rank == faulty) {
-            (DIFFERENCES[at].2)(&mut record);
-        }
-        Meeting::new("exchange".into(), record, members.clone())
-    };
-    let machines = members.iter().map(|rank| meeting(*rank)).collect();
-    let mut world = World::new(random, machines, faulty, fault);
-    world.run();
-
-    let mut said = Vec::new();
-    for (rank, conclusion) in &world.ended {
-        match &conclusion.result {
-            Err(Ending::StoreFailed) => {
-                assert!(*rank == faulty && matches!(fault, Fault::CutOff(_)));
-            }
-            Err(Ending::Unreadable(_) | Ending::OutOfStep) => panic!("rank {rank}: {conclusion:?}"),
-            other => said.push(other),
-        }
-    }
-    assert!(said.windows(2).all(|pair| pair[0] == pair[1]), "members differ: {said:?}");
-    let refusal = match said.first() {
-        None => return,
-        Some(Ok(agreement)) => {
-            assert_eq!((agreement.generation, agreement.records.len()), (3, count as usize));
-            None
-        }
-        Some(Err(Ending::Refused(refusal))) => Some(refusal),
-        Some(other) => panic!("{other:?}"),
-    };
-    let nothing_to_open = all_held || count == 1;
-    match (fault, refusal) {
-        (Fault::None, None) => {}
-        (Fault::Absent, Some(ExchangeRefusal::ExchangeTimeout { missing, .. })) => {
-            assert_eq!(*missing, [faulty]);
-        }
-        (Fault::CannotOpen, Some(ExchangeRefusal::OpeningFailed { rank, .. })) => assert_eq!(*rank, faulty),
-        (Fault::CannotOpen, None) => assert!(nothing_to_open),
-        (Fault::Differs(at), Some(refusal)) => assert_eq!(refusal.name(), DIFFERENCES[at].0),
-        // Memory that is already open need not be reachable by a handle.
-        (Fault::Differs(at), None) => assert!(all_held && DIFFERENCES[at].0 == "OutOfReach", "{}", at),
-        (
-            Fault::Dies(_) | Fault::CutOff(_),
-            Some(
-                ExchangeRefusal::ExchangeTimeout { missing, .. }
-                | ExchangeRefusal::MembersLost { missing, .. },
-            ),
-        ) => assert_eq!(*missing, [faulty]),
-        (Fault::Dies(_) | Fault::CutOff(_), None) => {}
-        (fault, end) => panic!("{fault:?} ended in {end:?}"),
-    }
-    // No member opens anything before all have agreed.
-    let early = refusal.is_some_and(|refusal| !matches!(refusal.name(), "OpeningFailed" | "MembersLost"));
-    assert!(!(early || nothing_to_open) || !world.told_to_open.contains(&true));
 }

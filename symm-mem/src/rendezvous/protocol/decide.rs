@@ -15,16 +15,15 @@ use crate::agreement::ValuesByRank;
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
-        return Decision::Refuse { refusal };
+        return Decision::Refused { refusal };
     }
     let mapped = split(records, |record| record.mapped);
     if let [only] = mapped.entries.as_slice()
         && let Some(number) = only.value
     {
-        return Decision::Settled { agreed: number };
+        return Decision::Agreed { agreed: number };
     }
-    let deadline_ms = records.iter().map(|record| record.deadline_ms).max().unwrap_or(0);
-    Decision::Open { opening: records.to_vec(), deadline_ms }
+    Decision::Act { plan: records.to_vec() }
 }
 
 fn split<V: PartialEq>(records: &[Record], value: impl Fn(&Record) -> V) -> ValuesByRank<V> {

@@ -4,8 +4,8 @@
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
 //! - [`RendezvousRefusal`]: the reason for a failure, equal on every member.
 //!
-//! One rendezvous is a [`meeting`]. Its result is the number of the rendezvous that mapped the memory: its own
-//! number, or that of an earlier one if all members still have its mappings.
+//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
+//! mapped the memory: its own number, or that of an earlier one if all members still have its mappings.
 
 mod decide;
 mod record;
@@ -13,53 +13,49 @@ mod refusal;
 #[cfg(test)]
 mod tests;
 
+use bootstrap::agreement::{self, Protocol, Report};
+
 pub(crate) use self::record::prefix;
 pub use self::{
     decide::decide,
     record::{Handles, Readiness, Record, Subject, Uuid},
     refusal::RendezvousRefusal,
 };
-use crate::agreement::meeting::{self, Contribution};
-pub use crate::agreement::meeting::{Input, Outcome, verdict};
+pub use crate::agreement::sharing::Outcome;
+use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
 
-impl Contribution for Record {
-    type Opening = Vec<Record>;
+/// The agreement of one rendezvous.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RendezvousProtocol;
+
+impl Protocol for RendezvousProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+
+    type Record = Record;
+    type Plan = Vec<Record>;
+    type Outcome = Outcome;
     type Agreed = u64;
     type Refusal = RendezvousRefusal;
 
-    const DECISION: u8 = 17;
-    const VERDICT: u8 = 19;
-
-    fn rank(&self) -> u32 {
-        self.rank
+    fn decide(records: &[(u32, Record)]) -> Decision {
+        let records: Vec<Record> = records.iter().map(|(_, record)| record.clone()).collect();
+        decide(&records)
     }
 
-    fn is_of_the_missing(refusal: &RendezvousRefusal) -> bool {
-        matches!(refusal, RendezvousRefusal::RendezvousTimeout { .. } | RendezvousRefusal::MembersLost { .. })
+    fn is_final(outcome: &Outcome) -> bool {
+        matches!(outcome, Outcome::Failed { .. })
     }
 
-    fn deadline_ms(&self) -> u64 {
-        self.deadline_ms
-    }
-
-    fn decide(records: &[Self]) -> Decision {
-        decide(records)
-    }
-
-    fn agreed(&self, _: &Vec<Record>) -> u64 {
-        self.number
+    fn judge(records: &Vec<Record>, reports: &[(u32, Report<Outcome>)]) -> Decision {
+        match sharing::judge(reports) {
+            // All records have the same number.
+            None => Decision::Agreed { agreed: records.first().map_or(0, |record| record.number) },
+            Some(failure) => Decision::Refused { refusal: failure.into() },
+        }
     }
 }
 
 /// The decision that all members follow.
-pub type Decision = meeting::Decision<Record>;
-/// The common result of the members' outcomes.
-pub type Verdict = meeting::Verdict<Record>;
-/// One member's part in one rendezvous.
-pub type Meeting = meeting::Meeting<Record>;
-/// A request of the state machine to its driver.
-pub type Output = meeting::Output<Record>;
-/// The conclusion of a rendezvous on this member.
-pub type Conclusion = meeting::Conclusion<Record>;
+pub type Decision = agreement::Decision<RendezvousProtocol>;
 /// The reason why a rendezvous failed on this member.
-pub type Ending = meeting::Ending<Record>;
+pub type Ending = AgreementError<RendezvousRefusal>;

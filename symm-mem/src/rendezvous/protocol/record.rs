@@ -6,7 +6,7 @@ use process_group::group::GroupId;
 
 use crate::agreement::{
     LogPoint, PoolId,
-    wire::{Malformed, Message, wire_enum, wire_struct},
+    wire::{wire_enum, wire_struct},
 };
 
 /// A device's UUID, in two halves. It is the same in every process.
@@ -117,8 +117,6 @@ pub struct Record {
     pub rank: u32,
     /// A hash of the members' ranks in their order.
     pub members: u64,
-    /// The rank's deadline for the rendezvous, in milliseconds.
-    pub deadline_ms: u64,
     /// The readiness of the rank.
     pub readiness: Readiness,
     /// True if ranks may share a device.
@@ -150,7 +148,6 @@ wire_struct!(Record {
     number,
     rank,
     members,
-    deadline_ms,
     readiness,
     shared_devices,
     subject,
@@ -165,11 +162,6 @@ wire_struct!(Record {
     handles,
 });
 
-impl Message for Record {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 16;
-}
-
 /// The prefix of the store keys of a rendezvous, and of anything built on its mapped memory. It contains the group's
 /// id and no name. The numbers are counted by the group's rendezvous and not by the process.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
@@ -180,18 +172,5 @@ impl Record {
     /// The prefix of the store keys of this rendezvous.
     pub fn prefix(&self) -> String {
         prefix(self.group, self.life, self.number)
-    }
-
-    /// Encodes the record.
-    pub fn encode(&self) -> Vec<u8> {
-        self.to_bytes()
-    }
-
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`Malformed`] for all bytes that [`encode`](Self::encode) of this protocol version does not produce.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        Self::from_bytes(bytes)
     }
 }

@@ -1,7 +1,11 @@
 //! The reasons for a failed rendezvous, as every member gets them.
 
+use bootstrap::agreement::{Failure, Waiting};
+
 use super::record::{Subject, Uuid};
-use crate::agreement::{LogPoint, Ranks, ValuesByRank, meeting::Failure, wire::wire_enum};
+use crate::agreement::{
+    LogPoint, Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum,
+};
 
 /// The reason why no member has the others' memory. All members get the same value. Nothing stays mapped, and the
 /// group can have its next rendezvous.
@@ -9,12 +13,18 @@ use crate::agreement::{LogPoint, Ranks, ValuesByRank, meeting::Failure, wire::wi
 #[non_exhaustive]
 pub enum RendezvousRefusal {
     /// Ranks did not come within the deadline.
-    #[error("RendezvousTimeout: {} did not come within {waited_ms} ms", Ranks(missing))]
+    #[error(
+        "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
+        Ranks(missing),
+        describe_circle(circle)
+    )]
     RendezvousTimeout {
         /// The ranks, ascending.
         missing: Vec<u32>,
         /// The time that the others waited, in milliseconds.
         waited_ms: u64,
+        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        circle: Vec<Waiting>,
     },
     /// A rank's message cannot be decoded.
     #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
@@ -138,7 +148,7 @@ pub enum RendezvousRefusal {
     },
 }
 wire_enum!(RendezvousRefusal {
-    0 => RendezvousTimeout { missing, waited_ms },
+    0 => RendezvousTimeout { missing, waited_ms, circle },
     1 => RecordUnreadable { rank, cause },
     2 => IdentityMismatch { what, values },
     3 => PeerPrepareFailed { rank, cause },
@@ -155,19 +165,41 @@ wire_enum!(RendezvousRefusal {
     14 => VersionMismatch { versions },
 });
 
+impl From<OpeningFailure> for RendezvousRefusal {
+    fn from(failure: OpeningFailure) -> Self {
+        match failure {
+            OpeningFailure::Failed { rank, cause } => Self::SharingFailed { rank, cause },
+            OpeningFailure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+        }
+    }
+}
+
 impl From<Failure> for RendezvousRefusal {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Absent { missing, waited_ms } => Self::RendezvousTimeout { missing, waited_ms },
+            Failure::Absent { missing, waited_ms, circle, .. } => {
+                let missing = missing.into_iter().map(|absentee| absentee.rank).collect();
+                Self::RendezvousTimeout { missing, waited_ms, circle }
+            }
             Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
-            Failure::Versions { versions } => Self::VersionMismatch { versions },
-            Failure::Opening { rank, cause } => Self::SharingFailed { rank, cause },
-            Failure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
+            Failure::Protocols { protocols } => {
+                Self::VersionMismatch { versions: protocols.map(|spoken| spoken.version) }
+            }
+            Failure::Left { rank, .. } => Self::MembersLost { missing: vec![rank], noticed: Vec::new() },
+            failure => {
+                let rank = failure.culprits().first().copied().unwrap_or_default();
+                Self::PeerPrepareFailed { rank, cause: failure.to_string() }
+            }
         }
     }
 }
 
 impl RendezvousRefusal {
+    /// Returns true if members did not come, or were lost.
+    pub(crate) fn is_of_the_missing(&self) -> bool {
+        matches!(self, Self::RendezvousTimeout { .. } | Self::MembersLost { .. })
+    }
+
     /// The name of the refusal. Its message starts with it.
     #[must_use]
     pub fn name(&self) -> &'static str {

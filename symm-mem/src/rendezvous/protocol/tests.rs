@@ -1,17 +1,16 @@
-//! The protocol under seeded schedules. Members come late or die; requests are slow, repeated or lost. Every
-//! difference between members is tested.
+//! Every difference between the records of members, the judgement of outcomes, and the binary forms.
 
+use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
 use proptest::prelude::*;
 
 use super::{
-    Decision, Ending, Handles, Meeting, Outcome, Readiness, Record, RendezvousRefusal, Subject, Uuid,
-    Verdict, decide, verdict,
+    Decision, Handles, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, Uuid,
+    decide,
 };
-use crate::{
-    agreement::{LogPoint, PoolId},
-    simulation::Random,
-    simulation::schedule::{DEADLINE, Fault, World},
+use crate::agreement::{
+    LogPoint, PoolId,
+    wire::{Reader, Wire},
 };
 
 fn record(rank: u32) -> Record {
@@ -21,7 +20,6 @@ fn record(rank: u32) -> Record {
         number: 3,
         rank,
         members: 99,
-        deadline_ms: DEADLINE,
         readiness: Readiness::Ready,
         shared_devices: false,
         subject: Subject::Allocation,
@@ -43,7 +41,7 @@ fn records(count: u32) -> Vec<Record> {
 
 fn refusal(records: &[Record]) -> RendezvousRefusal {
     match decide(records) {
-        Decision::Refuse { refusal } => refusal,
+        Decision::Refused { refusal } => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -102,12 +100,12 @@ fn devices_and_hosts() {
     let RendezvousRefusal::SameDevice { ranks, .. } = refusal(&same) else { panic!() };
     assert_eq!(ranks, [0, 2]);
     same.iter_mut().for_each(|record| record.shared_devices = true);
-    assert!(matches!(decide(&same), Decision::Open { .. }));
+    assert!(matches!(decide(&same), Decision::Act { .. }));
 
     // In one process, no memory has to be exported.
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.process, record.handles.descriptor) = (0, false));
-    assert!(matches!(decide(&together), Decision::Open { .. }));
+    assert!(matches!(decide(&together), Decision::Act { .. }));
 }
 
 /// For each rank: can its memory be shared by file descriptor, can it be shared by fabric handle, and its host.
@@ -127,8 +125,8 @@ proptest! {
         let common = |a: &Ways, b: &Ways| (a.1 && b.1) || (a.0 && b.0 && a.2 == b.2);
         let pairs = |(at, a)| ways.iter().skip(at + 1).all(|b| common(a, b));
         match decide(&records) {
-            Decision::Open { .. } => prop_assert!(ways.iter().enumerate().all(pairs)),
-            Decision::Refuse { refusal } => {
+            Decision::Act { .. } => prop_assert!(ways.iter().enumerate().all(pairs)),
+            Decision::Refused { refusal } => {
                 prop_assert!(!ways.iter().enumerate().all(pairs), "{}", refusal);
                 let nobody = ways.iter().all(|(descriptor, fabric, _)| *descriptor && !fabric);
                 prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
@@ -148,119 +146,60 @@ proptest! {
 fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
     let mut records = records(3);
     records.iter_mut().for_each(|record| record.mapped = Some(1));
-    assert_eq!(decide(&records), Decision::Settled { agreed: 1 });
+    assert_eq!(decide(&records), Decision::Agreed { agreed: 1 });
     // If members have mappings of different rendezvous, or some have none, the old mappings are not kept.
     records[1].mapped = Some(2);
-    assert!(matches!(decide(&records), Decision::Open { .. }));
+    assert!(matches!(decide(&records), Decision::Act { .. }));
     records[1].mapped = None;
-    assert!(matches!(decide(&records), Decision::Open { .. }));
+    assert!(matches!(decide(&records), Decision::Act { .. }));
 }
 
 #[test]
 fn a_failure_outweighs_silence_and_silence_a_wait() {
-    let failed = |cause: &str| Some(Outcome::Failed { cause: cause.into() });
-    let alone = Some(Outcome::Alone { gone: vec![1] });
-    let refused = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
-        Verdict::Failed { refusal } => refusal,
-        Verdict::Opened => panic!(),
+    let failed = |cause: &str| Report::Outcome(Outcome::Failed { cause: cause.into() });
+    let mapped = Report::Outcome(Outcome::Mapped);
+    let alone = Report::Outcome(Outcome::Alone { gone: vec![1] });
+    let judge = |reports: &[(u32, Report<Outcome>)]| RendezvousProtocol::judge(&vec![record(0)], reports);
+    let refused = |reports: &[(u32, Report<Outcome>)]| match judge(reports) {
+        Decision::Refused { refusal } => refusal,
+        other => panic!("{other:?}"),
     };
-    let all = [(0, alone.clone()), (1, None), (2, failed("no addresses"))];
+    let all = [(0, alone.clone()), (1, Report::Late), (2, failed("no addresses"))];
     let cause = "no addresses".to_owned();
     assert_eq!(refused(&all), RendezvousRefusal::SharingFailed { rank: 2, cause });
     let lost = RendezvousRefusal::MembersLost { missing: vec![1], noticed: vec![0] };
-    let outcomes = [(1, None), (0, alone.clone()), (2, Some(Outcome::Mapped))];
-    assert_eq!(refused(&outcomes), lost);
+    assert_eq!(refused(&[(1, Report::Late), (0, alone.clone()), (2, mapped.clone())]), lost);
     // A rank was found gone after it had posted its outcome.
-    assert_eq!(refused(&[(0, alone), (1, Some(Outcome::Mapped)), (2, Some(Outcome::Mapped))]), lost);
-    assert_eq!(verdict(&[(0, Some(Outcome::Mapped)), (1, Some(Outcome::Mapped))]), Verdict::Opened);
+    assert_eq!(refused(&[(0, alone), (1, mapped.clone()), (2, mapped.clone())]), lost);
+    assert_eq!(judge(&[(0, mapped.clone()), (1, mapped)]), Decision::Agreed { agreed: 3 });
 }
 
 /// The stored bytes must not change, so that ranks of one protocol version can decode each other's records.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
-    use crate::agreement::wire::Message;
-    let open = Decision::Open { opening: Vec::new(), deadline_ms: 5 };
-    assert_eq!(open.to_bytes(), b"SY\x05\0\x11\0\0\0\0\0\x05\0\0\0\0\0\0\0");
-    assert_eq!(Decision::Settled { agreed: 7 }.to_bytes(), b"SY\x05\0\x11\x01\x07\0\0\0\0\0\0\0");
+    let bytes = |decision: Decision| {
+        let mut out = Vec::new();
+        decision.write(&mut out);
+        out
+    };
+    assert_eq!(bytes(Decision::Act { plan: Vec::new() }), b"\0\0\0\0\0");
+    assert_eq!(bytes(Decision::Agreed { agreed: 7 }), b"\x01\x07\0\0\0\0\0\0\0");
     let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
-    assert_eq!(Decision::Refuse { refusal: refusal.clone() }.to_bytes(), b"SY\x05\0\x11\x02\x04\0\0\0\0");
-    assert_eq!(Verdict::Opened.to_bytes(), b"SY\x05\0\x13\0");
-    assert_eq!(Verdict::Failed { refusal }.to_bytes(), b"SY\x05\0\x13\x01\x04\0\0\0\0");
+    assert_eq!(bytes(Decision::Refused { refusal }), b"\x02\x04\0\0\0\0");
     assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 
 proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
-        use crate::agreement::wire::Message;
         // No input causes a panic, and encoded values decode to themselves.
-        let _ = (Record::decode(&bytes), Decision::from_bytes(&bytes), Verdict::from_bytes(&bytes));
+        let _ = Record::read(&mut Reader::new(&bytes));
+        let _ = Decision::read(&mut Reader::new(&bytes));
         let mut record = record(rank);
         record.handles.card = bytes;
-        prop_assert_eq!(Record::decode(&record.encode()), Ok(record.clone()));
-        let decision = Decision::Open { opening: vec![record], deadline_ms: 5 };
-        prop_assert_eq!(Decision::from_bytes(&decision.to_bytes()), Ok(decision));
+        let decision = Decision::Act { plan: vec![record] };
+        let mut out = Vec::new();
+        decision.write(&mut out);
+        prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
     }
-
-    #[test]
-    fn every_schedule_ends_alike_for_all(seed in any::<u64>()) {
-        schedule(seed);
-    }
-}
-
-fn schedule(seed: u64) {
-    let mut random = Random(seed);
-    let count = 1 + random.below(5) as u32;
-    let faulty = random.below(count.into()) as u32;
-    let fault = Fault::draw(&mut random, DIFFERENCES.len());
-    let members: Vec<u32> = (0..count).collect();
-    let meeting = |rank: u32| {
-        let mut record = record(rank);
-        if let (Fault::Differs(at), true) = (fault, rank == faulty) {
-            // A rank whose store key differs meets no other rank, and so counts as absent.
-            if !matches!(at, 0..=2 | 4) {
-                DIFFERENCES[at].1(&mut record);
-            }
-        }
-        Meeting::new(record.prefix(), record, members.clone())
-    };
-    let machines = members.iter().map(|rank| meeting(*rank)).collect();
-    let mut world = World::new(random, machines, faulty, fault);
-    world.run();
-
-    let mut said: Vec<&Result<u64, Ending>> = Vec::new();
-    for (rank, conclusion) in &world.ended {
-        match &conclusion.result {
-            Err(Ending::StoreFailed) => assert!(*rank == faulty && matches!(fault, Fault::CutOff(_))),
-            Err(Ending::Unreadable(_) | Ending::OutOfStep) => panic!("rank {rank}: {conclusion:?}"),
-            other => said.push(other),
-        }
-    }
-    assert!(said.windows(2).all(|pair| pair[0] == pair[1]), "members differ: {said:?}");
-    match (fault, said.first()) {
-        (_, None) => {}
-        (Fault::None, Some(end)) => assert_eq!(**end, Ok(3)),
-        (Fault::Absent, Some(Err(Ending::Refused(RendezvousRefusal::RendezvousTimeout { missing, .. })))) => {
-            assert_eq!(*missing, [faulty]);
-        }
-        (Fault::CannotOpen, Some(Err(Ending::Refused(RendezvousRefusal::SharingFailed { rank, .. })))) => {
-            assert_eq!(*rank, faulty);
-        }
-        (Fault::Differs(at), Some(Err(Ending::Refused(refusal)))) => {
-            assert_eq!(refusal.name(), DIFFERENCES[at].0);
-        }
-        // A group of one rank has no differences.
-        (Fault::Differs(_), Some(Ok(_))) => {}
-        (Fault::Dies(_) | Fault::CutOff(_), Some(Err(Ending::Refused(refusal)))) => match refusal {
-            RendezvousRefusal::RendezvousTimeout { missing, .. }
-            | RendezvousRefusal::MembersLost { missing, .. } => assert_eq!(*missing, [faulty]),
-            other => panic!("{other}"),
-        },
-        (Fault::Dies(_) | Fault::CutOff(_), Some(Ok(_))) => {}
-        (fault, end) => panic!("{fault:?} ended in {end:?}"),
-    }
-    // No member maps memory before all have agreed.
-    let refused_early = matches!(said.first(), Some(Err(Ending::Refused(refusal)))
-        if !matches!(refusal.name(), "SharingFailed" | "MembersLost"));
-    assert!(!refused_early || !world.told_to_open.contains(&true));
 }

@@ -302,7 +302,7 @@ fn check(
         // where they wait instead.
         let told: BTreeMap<u32, u64> = circle
             .iter()
-            .map(|waiting| match waiting.place.errand {
+            .map(|waiting| match waiting.place.kind {
                 MeetingKind::Commit { group } => (waiting.rank, group.uid),
                 other => panic!("{at}: {other:?}"),
             })

@@ -255,12 +255,40 @@ fn a_rank_that_never_comes_is_named_and_finds_out() {
 }
 
 #[test]
+fn ranks_that_wait_for_each_other_in_rendezvous_of_two_groups_are_all_told() {
+    let waits = on_ranks(2, |rank| {
+        // Only the deadline of rank 0 passes.
+        let (group, options) = if rank.rank == 0 { (&rank.world, short()) } else { (&rank.tp, options()) };
+        let refused = Rendezvous::of(group, options).unwrap_err();
+        let RendezvousError::Refused { refusal, .. } = refused else { panic!("{refused}") };
+        let RendezvousRefusal::RendezvousTimeout { missing, circle, .. } = refusal else {
+            panic!("{refusal}")
+        };
+        let id = group.id();
+        rank.meet();
+        rank.leave();
+        (missing, circle, id)
+    });
+    let [(missing, circle, world), (absent, other, tp)] = &waits[..] else { panic!("{waits:?}") };
+    assert_eq!((missing, absent), (&vec![1], &vec![0]));
+    assert_eq!(circle, other);
+    let waits: Vec<(u32, bool)> = circle
+        .iter()
+        .map(|it| {
+            let group = if it.rank == 0 { world } else { tp };
+            (it.rank, it.place.name.contains(&format!("symm/meeting/{:x}.{}", group.uid, group.epoch)))
+        })
+        .collect();
+    assert_eq!(waits, [(0, true), (1, true)]);
+}
+
+#[test]
 fn nothing_is_left_in_the_store() {
     on_ranks(3, |rank| {
         let rendezvous = Rendezvous::of(&rank.world, options()).unwrap();
         let memory = rank.own(4096);
         rank.meet();
-        let store = rank.world.store();
+        let store = rank.world.job_store();
         let keys = |store: &dyn Store| -> Vec<String> {
             store.list_keys().unwrap().into_iter().filter(|key| key.contains("symm/meeting")).collect()
         };

@@ -12,10 +12,9 @@ use std::{
 
 use super::{
     super::{
-        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Output, Request, Waiting,
+        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Memory, Output, Request, Waiting,
         messages::told_failure,
     },
-    memory::Memory,
     sum::Sum,
 };
 

@@ -10,18 +10,18 @@ use gpu_sim::sched::{self, Signal};
 
 /// A queue between two actors of the seeded scheduler.
 #[derive(Debug)]
-pub(super) struct LocalRegistry<T> {
+pub(super) struct Queue<T> {
     state: Mutex<(VecDeque<T>, bool)>,
     signal: Signal,
 }
 
-impl<T> Default for LocalRegistry<T> {
+impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self { state: Mutex::new((VecDeque::new(), false)), signal: Signal::new() }
     }
 }
 
-impl<T> LocalRegistry<T> {
+impl<T> Queue<T> {
     fn state(&self) -> MutexGuard<'_, (VecDeque<T>, bool)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,7 +6,6 @@ use process_group::group::GroupId;
 
 use super::{
     record::PoolId,
-    vote::standing_key,
     wire::{Message, wire_enum, wire_struct},
 };
 
@@ -31,13 +30,13 @@ pub struct MeetingId {
     /// The pool of the meeting.
     pub pool: PoolId,
     /// The purpose of the meeting.
-    pub errand: MeetingKind,
+    pub kind: MeetingKind,
     /// The number of the meeting, counted for each pool and purpose.
     pub round: u64,
     /// The ranks that are expected there.
     pub members: Vec<u32>,
 }
-wire_struct!(MeetingId { pool, errand, round, members });
+wire_struct!(MeetingId { pool, kind, round, members });
 
 impl Message for MeetingId {
     const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
@@ -47,14 +46,14 @@ impl Message for MeetingId {
 impl MeetingId {
     /// Returns true if a rank at `other` is in the same meeting.
     pub(super) fn meets(&self, other: &MeetingId) -> bool {
-        (self.pool, self.errand, self.round) == (other.pool, other.errand, other.round)
+        (self.pool, self.kind, self.round) == (other.pool, other.kind, other.round)
     }
 
     /// The prefix of the store keys of a vote of this meeting.
     pub(super) fn vote_prefix(&self, vote: &str) -> String {
         let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
-        match self.errand {
+        match self.kind {
             MeetingKind::Commit { group } => format!("{pool}/{}.{}/{round}/{vote}", group.uid, group.epoch),
             MeetingKind::Retire {} => format!("{pool}/retire/{round}/{vote}"),
             MeetingKind::Length {} => format!("{pool}/length/{round}/{vote}"),
@@ -63,7 +62,7 @@ impl MeetingId {
 
     /// Names the meeting among those of its pool.
     pub(super) fn meeting(&self) -> String {
-        match self.errand {
+        match self.kind {
             MeetingKind::Commit { group } => format!("commit {} of group {group}", self.round),
             MeetingKind::Retire {} => format!("retirement {}", self.round),
             MeetingKind::Length {} => format!("agreed allocation {}", self.round),
@@ -94,4 +93,9 @@ pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
 /// store. A rank is in one meeting at a time.
 pub(super) fn place_key(rank: u32) -> String {
     format!("symm/at/{rank}")
+}
+
+/// The key of the result of the vote with this prefix.
+pub(crate) fn standing_key(prefix: &str) -> String {
+    format!("{prefix}/stands")
 }

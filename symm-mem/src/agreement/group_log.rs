@@ -2,19 +2,17 @@
 
 use std::time::Duration;
 
+use bootstrap::agreement::Member;
 use process_group::group::GroupId;
 
 use super::{
     hash::chain,
     machine::{Commit, Conclusion, Ending, VOTE_FLOOR},
-    place::{MeetingId, MeetingKind},
-    plain::{Attempt, PlainVote},
+    meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
     ranks::RankList,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
-    vote::DecisionRound,
-    wire::Message,
 };
 
 /// The first word of a log entry that records the retirement of a segment. No ordinal has this value.
@@ -157,27 +155,23 @@ impl GroupLog {
 
     /// Counts a commit in which this rank cannot take part. Returns the key and the refusal for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (String, Refusal) {
-        let (pool, errand, round) = (self.pool, MeetingKind::Commit { group: self.group }, self.rounds);
+        let (pool, kind, round) = (self.pool, MeetingKind::Commit { group: self.group }, self.rounds);
         self.rounds += 1;
-        let key = MeetingId { pool, errand, round, members: self.members.clone() }.decision_key();
+        let key = MeetingId { pool, kind, round, members: self.members.clone() }.decision_key();
         if self.members.first() == Some(&self.rank) {
             self.used_keys.push(key.clone());
         }
         (key, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
-    /// Begins the vote on the plain registration of the segments that the last commit left without windows. `attempt`
-    /// is the outcome on this rank. The members may register until `until`; the vote waits for them until then and
-    /// `VOTE_FLOOR` longer.
-    pub fn begin_plain(&mut self, attempt: &Attempt, until: Duration) -> PlainVote {
-        let round = self.rounds.saturating_sub(1);
-        let members = self.members.clone();
-        let (pool, errand) = (self.pool, MeetingKind::Commit { group: self.group });
-        let prefix = MeetingId { pool, errand, round, members: members.clone() }.vote_prefix("plain");
-        let until = until + VOTE_FLOOR;
-        let vote = DecisionRound::new(prefix, self.rank, members.clone(), attempt.to_bytes(), until);
-        self.used_keys.extend(vote.keys_to_remove());
-        PlainVote::new(members, vote)
+    /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
+    /// left without windows. The members may register for the time `patience`; the agreement waits for them for that
+    /// time and `VOTE_FLOOR` longer.
+    pub(crate) fn plain_member(&self, patience: Duration) -> Member {
+        let (round, members) = (self.rounds.saturating_sub(1), self.members.clone());
+        let (pool, kind) = (self.pool, MeetingKind::Commit { group: self.group });
+        let name = MeetingId { pool, kind, round, members: members.clone() }.vote_prefix("plain");
+        Member { name, rank: self.rank, members, generation: 0, patience: patience + VOTE_FLOOR }
     }
 
     /// Applies the conclusion of a commit of `segments`. Returns the keys for this rank to remove, because no member

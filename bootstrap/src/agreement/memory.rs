@@ -1,19 +1,20 @@
-//! An in-memory store for the tests in `model`, `seeds` and `circles`.
+//! An in-memory store that executes the requests of a state machine, for simulations and tests.
 
 use std::collections::BTreeMap;
 
-use super::super::{
+use super::{
     Answer, Request,
     place::{self, Place},
 };
 
-/// A store in memory that executes the requests of a state machine. It maps each key to its value.
+/// A store in memory for simulations that drive [`Agreement`](super::Agreement) themselves. It maps each key to its
+/// value. Numbers are decimal texts, as in the stores of [`store`](crate::store).
 #[derive(Debug, Clone, Default)]
-pub(super) struct Memory(pub(super) BTreeMap<String, Vec<u8>>);
+pub struct Memory(pub BTreeMap<String, Vec<u8>>);
 
 impl Memory {
     /// Executes a request. Returns `None` for a wait for a key that has no value.
-    pub(super) fn execute(&mut self, request: &Request) -> Option<Answer> {
+    pub fn execute(&mut self, request: &Request) -> Option<Answer> {
         let Self(values) = self;
         Some(match request {
             Request::Enter { key, place } => {
@@ -33,9 +34,10 @@ impl Memory {
                 if stands == value { Answer::Stored } else { Answer::Taken }
             }
             Request::Add { key } => {
-                let count = values.get(key).map_or(0, |value| value[0]) + 1;
-                values.insert(key.clone(), vec![count]);
-                Answer::Count(count.into())
+                let text = values.get(key).map(|value| String::from_utf8_lossy(value).into_owned());
+                let count = text.and_then(|text| text.parse().ok()).unwrap_or(0) + 1;
+                values.insert(key.clone(), u64::to_string(&count).into_bytes());
+                Answer::Count(count)
             }
             Request::Fetch { keys } => {
                 Answer::Values(keys.iter().map(|key| values.get(key).cloned()).collect())
@@ -50,12 +52,21 @@ impl Memory {
 
     /// Returns the agreements in which a rank waits, from the rank's list under `key`. Returns none if the key has no
     /// value.
-    pub(super) fn places(&self, key: &str) -> Vec<Place> {
+    #[must_use]
+    pub fn places(&self, key: &str) -> Vec<Place> {
         place::from_value(self.0.get(key).map(|value| &**value))
     }
 
+    /// Removes the decided agreements from the rank's list under `key`. [`run`](super::run) does this when a rank
+    /// enters its next agreement, except for those in which other threads of the rank take part.
+    pub fn leave_decided(&mut self, key: &str) {
+        let mut places = self.places(key);
+        places.retain(|place| !self.0.contains_key(&place.decision_key()));
+        self.0.insert(key.to_owned(), place::to_value(&places));
+    }
+
     /// Removes keys. If the first one does not exist, another member has removed them, and this does nothing.
-    pub(super) fn remove(&mut self, keys: &[String]) {
+    pub fn remove(&mut self, keys: &[String]) {
         if keys.first().is_some_and(|first| !self.0.contains_key(first)) {
             return;
         }

@@ -25,7 +25,7 @@ impl<T: Clone> LocalRegistry<T> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         self.lock().get_or_insert_default().insert(token, thing);
-        LocalToken { desk: self, token }
+        LocalToken { registry: self, token }
     }
 
     /// Returns the value of a token.
@@ -36,13 +36,13 @@ impl<T: Clone> LocalRegistry<T> {
 
 /// A registered value. Dropping this removes it from the registry.
 pub(crate) struct LocalToken<T: 'static> {
-    desk: &'static LocalRegistry<T>,
+    registry: &'static LocalRegistry<T>,
     pub(crate) token: u64,
 }
 
 impl<T: 'static> Drop for LocalToken<T> {
     fn drop(&mut self) {
-        let mut things = self.desk.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut things = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = things.as_mut().and_then(|things| things.remove(&self.token));
         // Unlock first, because the drop of the value may use this registry.
         drop(things);

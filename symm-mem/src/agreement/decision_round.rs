@@ -9,7 +9,10 @@
 
 use std::time::Duration;
 
-use super::machine::{Input, Output};
+use super::{
+    meeting_id::standing_key,
+    request::{Input, Output},
+};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -151,9 +154,4 @@ impl DecisionRound {
     fn standing_key(&self) -> String {
         standing_key(&self.prefix)
     }
-}
-
-/// The key of the result of the vote with this prefix.
-pub(crate) fn standing_key(prefix: &str) -> String {
-    format!("{prefix}/stands")
 }

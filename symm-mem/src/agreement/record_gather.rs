@@ -11,13 +11,13 @@ use super::{
     ValuesByRank,
     circle::{Trace, Traced, generations, others, told},
     decide::{Decision, unlike},
-    machine::{Input, Output},
-    place::{ARRIVAL, MeetingId, MeetingKind, generation_key, place_key},
+    decision_round::{DecisionRound, Step},
+    meeting_id::{ARRIVAL, MeetingId, MeetingKind, generation_key, place_key},
     ranks::RankList,
     record::PoolId,
     refusal::{Absentee, Membership, Refusal, Waiting},
+    request::{Input, Output},
     versions,
-    vote::{DecisionRound, Step},
     wire::Message,
 };
 
@@ -239,7 +239,7 @@ impl RecordGather {
         let decision = Decision::decode(&value);
         let own: RankList = self.place.members.as_slice().into();
         let Some(members) = decision.as_ref().ok().and_then(Decision::members) else { return value };
-        let what = match self.place.errand {
+        let what = match self.place.kind {
             MeetingKind::Commit { .. } => Membership::Group,
             MeetingKind::Retire {} | MeetingKind::Length {} => Membership::Domain,
         };
@@ -250,11 +250,11 @@ impl RecordGather {
 
     /// Returns a refusal if a missing rank waits in another epoch of the same group.
     fn other_epoch(&self, missing: &[Absentee]) -> Option<Refusal> {
-        let MeetingKind::Commit { group: own } = self.place.errand else { return None };
+        let MeetingKind::Commit { group: own } = self.place.kind else { return None };
         let epoch_of = |rank: u32| match missing.iter().find(|absentee| absentee.rank == rank) {
             None => Some(own.epoch),
             Some(absentee) => match absentee.last_seen.as_ref()? {
-                MeetingId { pool, errand: MeetingKind::Commit { group }, .. }
+                MeetingId { pool, kind: MeetingKind::Commit { group }, .. }
                     if (*pool, group.uid) == (self.place.pool, own.uid) =>
                 {
                     Some(group.epoch)

@@ -1,0 +1,76 @@
+//! The common part of a [rendezvous](crate::rendezvous::protocol) and an [exchange](crate::exchange::protocol): after
+//! the decision, each member opens the memory that the others share. All members succeed or none.
+
+use std::collections::BTreeSet;
+
+use bootstrap::agreement::Report;
+
+use super::wire::wire_enum;
+
+/// The outcome of opening the others' memory on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it is mapped.
+    Mapped,
+    /// A call failed, or a peer sent invalid data.
+    Failed {
+        /// A description of the failure.
+        cause: String,
+    },
+    /// Peers are gone, or did not answer.
+    Alone {
+        /// The ranks.
+        gone: Vec<u32>,
+    },
+}
+wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
+
+/// The reason why not all members have opened the others' memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum OpeningFailure {
+    /// A rank could not open the memory that it lacks, or share its own.
+    Failed {
+        /// The rank, the lowest of several.
+        rank: u32,
+        /// A description of the failure.
+        cause: String,
+    },
+    /// Ranks were lost after all had come.
+    Lost {
+        /// The ranks that posted no outcome, ascending. If all did, the ranks that others found gone.
+        missing: Vec<u32>,
+        /// The ranks that waited for them and timed out or found them gone.
+        noticed: Vec<u32>,
+    },
+}
+
+/// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not
+/// depend on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes
+/// precedence over [`Outcome::Alone`] of a rank that only waited for the missing one.
+pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure> {
+    let mut reports: Vec<&(u32, Report<Outcome>)> = reports.iter().collect();
+    reports.sort_by_key(|(rank, _)| *rank);
+    let failed = reports.iter().find_map(|(rank, report)| match report {
+        Report::Outcome(Outcome::Failed { cause }) => Some((*rank, cause.clone())),
+        _ => None,
+    });
+    if let Some((rank, cause)) = failed {
+        return Some(OpeningFailure::Failed { rank, cause });
+    }
+    let ranks_that = |is: fn(&Report<Outcome>) -> bool| -> Vec<u32> {
+        reports.iter().filter(|(_, report)| is(report)).map(|(rank, _)| *rank).collect()
+    };
+    let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
+    let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
+    // A rank may post its outcome and then be gone for a rank that opens its memory later.
+    let gone = reports.iter().filter_map(|(_, report)| match report {
+        Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
+        _ => None,
+    });
+    let gone: BTreeSet<u32> = gone.flatten().collect();
+    match (missing.is_empty(), noticed.is_empty()) {
+        (false, _) => Some(OpeningFailure::Lost { missing, noticed }),
+        (true, false) => Some(OpeningFailure::Lost { missing: gone.into_iter().collect(), noticed }),
+        (true, true) => None,
+    }
+}

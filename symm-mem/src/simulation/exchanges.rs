@@ -1,0 +1,128 @@
+//! The state of a rank's one-sided exchanges: plans, and the memory and slots that ranks lend each other.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Weak},
+};
+
+use bootstrap::agreement::Agreement;
+use caching_alloc::core::{SegmentMemory, SegmentSource};
+
+use super::device::Device;
+use crate::exchange::{
+    generation::Generations,
+    handles::{Handles, Open},
+    lease::Lease,
+    protocol::{self, AllocationId, End, ExchangeProtocol, Route},
+    slots::Slots,
+};
+
+/// The number of slots that a rank has for its peers.
+pub(super) const CHANNELS: usize = 256;
+/// The number of allocations that a rank lends at a time.
+pub(super) const BUFFERS: u64 = 3;
+pub(super) const BUFFER_BYTES: u64 = 2 << 20;
+
+/// Memory that a rank lends. The device gets it back when its last holder is dropped.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    pub(super) id: AllocationId,
+    pub(super) memory: SegmentMemory,
+    pub(super) device: Arc<Device>,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // The device reports an error at the end of the run.
+        let _ = self.device.release(&self.memory);
+    }
+}
+
+/// A peer's memory, opened by this rank.
+#[derive(Debug)]
+pub(super) struct Import(pub(super) Weak<Allocation>);
+
+/// A plan that all members have agreed on, or that the other members may consider agreed.
+pub(super) struct Plan {
+    pub(super) key: String,
+    pub(super) generation: u64,
+    pub(super) slots: Range<usize>,
+    pub(super) peers: Vec<u32>,
+    pub(super) routes: Vec<Route>,
+    pub(super) imports: Open<Import>,
+    pub(super) _lent: Vec<Arc<Allocation>>,
+}
+
+/// The plans with one name.
+#[derive(Default)]
+pub(super) struct Named {
+    pub(super) generations: Generations,
+    /// The last agreed generation known to this rank.
+    pub(super) agreed: u64,
+    pub(super) plans: Vec<Plan>,
+}
+
+/// A rank's exchanges in a group.
+pub(super) struct Exchanges {
+    pub(super) device: Arc<Device>,
+    pub(super) numbers: u64,
+    pub(super) buffers: BTreeMap<u64, Arc<Allocation>>,
+    pub(super) plans: BTreeMap<u64, Named>,
+    pub(super) handles: Handles<Import>,
+    pub(super) slots: Slots,
+    pub(super) leases: Vec<(Plan, Lease)>,
+    pub(super) quarantine: Vec<Plan>,
+}
+
+impl Exchanges {
+    pub(super) fn new(device: Arc<Device>) -> Self {
+        Self {
+            device,
+            numbers: 0,
+            buffers: BTreeMap::new(),
+            plans: BTreeMap::new(),
+            handles: Handles::default(),
+            slots: Slots::new(CHANNELS),
+            leases: Vec::new(),
+            quarantine: Vec::new(),
+        }
+    }
+
+    /// Returns true if the slot belongs to the plan with this key.
+    pub(super) fn has_slot(&self, key: &str, slot: usize) -> bool {
+        let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
+        let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
+        plans.any(|plan| plan.key == key && plan.slots.contains(&slot))
+    }
+}
+
+/// A rank's current exchange.
+pub(super) struct Exchanging {
+    pub(super) machine: Agreement<ExchangeProtocol>,
+    /// The plan whose memory the rank was asked to open.
+    pub(super) acted: Option<protocol::Agreement>,
+    pub(super) group: u64,
+    pub(super) name: u64,
+    pub(super) key: String,
+    pub(super) slots: Range<usize>,
+    pub(super) ends: Vec<End>,
+    pub(super) lent: Vec<Arc<Allocation>>,
+    /// Keeps memory open that this rank has reported as open to the others.
+    pub(super) held: Open<Import>,
+    pub(super) opened: Open<Import>,
+    pub(super) transfers: Vec<Transfer>,
+}
+
+/// A transfer, as known to all members.
+#[derive(Debug, Clone)]
+pub(super) struct Transfer {
+    pub(super) copier: u32,
+    pub(super) lender: u32,
+    pub(super) puts: bool,
+    pub(super) buffer: u64,
+    /// True if the lender allocates new memory for it.
+    pub(super) fresh: bool,
+    pub(super) bytes: u64,
+    pub(super) offset: u64,
+}

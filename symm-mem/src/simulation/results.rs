@@ -1,0 +1,190 @@
+//! The results of meetings, as ranks get them.
+
+use crate::{
+    agreement::{self, Agreed, FLOORS, Plain, Poison, Refusal, Retired},
+    exchange::{ExchangeRefusal, protocol as exchange},
+    rendezvous::{RendezvousRefusal, protocol},
+};
+
+/// The purpose of a meeting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Commit(u64),
+    /// To commit the second pool.
+    Second(u64),
+    /// To keep their plain registrations.
+    Plain(u64),
+    Retire,
+    Length,
+    Meet(u64),
+    Exchange(u64),
+}
+
+impl Kind {
+    /// Returns true if the meeting is about a pool.
+    pub(super) fn is_of_pool(self) -> bool {
+        !matches!(self, Self::Meet(_) | Self::Exchange(_))
+    }
+}
+
+/// The result of a meeting on a rank.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Said {
+    Commit(Result<Agreed, agreement::Ending>),
+    Plain(Result<Plain, agreement::Ending>),
+    Retire(Result<Retired, agreement::Ending>),
+    Length(Result<u64, agreement::Ending>),
+    Meet(Result<u64, protocol::Ending>),
+    Exchange(Result<exchange::Agreement, exchange::Ending>),
+}
+
+/// A meeting as seen by one rank.
+#[derive(Debug, Clone)]
+pub(super) struct Ended {
+    pub(super) rank: u32,
+    pub(super) kind: Kind,
+    pub(super) epoch: u64,
+    pub(super) round: u64,
+    pub(super) said: Said,
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    pub(super) deadline: u64,
+    /// The number of operations in the rank's pool at the start.
+    pub(super) history: usize,
+    pub(super) registered: bool,
+    /// True if the rank then considered all groups of the meeting dead.
+    pub(super) poisoned: bool,
+}
+
+/// A block as used by a group's collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Used {
+    pub(super) rank: u32,
+    pub(super) identity: u64,
+    pub(super) way: Way,
+}
+
+/// The access of a collective to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Window { serial: u64, offset: u64 },
+    Registered,
+    Without,
+}
+
+impl Said {
+    pub(super) fn store_failed(&self) -> bool {
+        matches!(
+            self,
+            Said::Commit(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Plain(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Retire(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Length(Err(agreement::Ending::StoreFailed { .. }))
+                | Said::Meet(Err(protocol::Ending::StoreFailed { .. }))
+                | Said::Exchange(Err(exchange::Ending::StoreFailed { .. }))
+        )
+    }
+
+    /// Returns true for a result that all members can get.
+    pub(super) fn is_agreed(&self) -> bool {
+        let said = |ending: &agreement::Ending| {
+            matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
+        };
+        match self {
+            Said::Commit(result) => result.as_ref().err().is_none_or(said),
+            Said::Plain(result) => result.as_ref().err().is_none_or(said),
+            Said::Retire(result) => result.as_ref().err().is_none_or(said),
+            Said::Length(result) => result.as_ref().err().is_none_or(said),
+            Said::Exchange(result) => {
+                result.as_ref().err().is_none_or(|ending| matches!(ending, exchange::Ending::Refused(_)))
+            }
+            Said::Meet(result) => {
+                result.as_ref().err().is_none_or(|ending| matches!(ending, protocol::Ending::Refused(_)))
+            }
+        }
+    }
+
+    /// Returns true if the result changes the state of members: windows, registrations, segments, or a dead group.
+    pub(super) fn changes_groups(&self) -> bool {
+        let poisons = |ending: &agreement::Ending| matches!(ending, agreement::Ending::Poisoned(_));
+        match self {
+            Said::Commit(result) => result.as_ref().map_or_else(poisons, |agreed| agreed.segments > 0),
+            Said::Plain(result) => result.as_ref().map_or_else(poisons, |_| true),
+            Said::Retire(result) => result.is_ok(),
+            Said::Length(_) | Said::Meet(_) | Said::Exchange(_) => false,
+        }
+    }
+
+    /// The most time in µs that the phases after a decision may take in addition to the deadline.
+    pub(super) fn budgets(&self) -> u64 {
+        let is_timeout = matches!(self.refusal(), Some(Refusal::SyncTimeout { .. }));
+        match self {
+            Said::Commit(Err(_)) if is_timeout => 0,
+            // A failed store is asked once more at the deadline.
+            Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
+            Said::Length(_) => 0,
+            _ => FLOORS.as_micros() as u64,
+        }
+    }
+
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Said::Commit(Ok(agreed)) => agreed.pending.as_ref(),
+            Said::Commit(Err(agreement::Ending::Refused(refusal)))
+            | Said::Retire(Err(agreement::Ending::Refused(refusal)))
+            | Said::Length(Err(agreement::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    pub(super) fn poison(&self) -> Option<&Poison> {
+        match self {
+            Said::Commit(Err(agreement::Ending::Poisoned(poison)))
+            | Said::Plain(Err(agreement::Ending::Poisoned(poison))) => Some(poison),
+            Said::Retire(Ok(Retired::Poisoned { poison, .. })) => Some(poison),
+            _ => None,
+        }
+    }
+
+    pub(super) fn rendezvous(&self) -> Option<&RendezvousRefusal> {
+        match self {
+            Said::Meet(Err(protocol::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    pub(super) fn exchange(&self) -> Option<&ExchangeRefusal> {
+        match self {
+            Said::Exchange(Err(exchange::Ending::Refused(refusal))) => Some(refusal),
+            _ => None,
+        }
+    }
+
+    /// A short name of the result.
+    pub(super) fn name(&self) -> &'static str {
+        if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
+        | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self
+        {
+            return "in doubt";
+        }
+        if self.store_failed() {
+            return "store failed";
+        }
+        match (self, self.refusal(), self.poison(), self.rendezvous()) {
+            (Said::Commit(Ok(agreed)), ..) if agreed.pending.is_some() => "prefix",
+            (_, Some(refusal), ..) => refusal.name(),
+            (_, _, Some(poison), _) => poison.name(),
+            (.., Some(refusal)) => refusal.name(),
+            (Said::Exchange(Ok(_)), ..) => "exchanged",
+            (Said::Exchange(_), ..) => self.exchange().map_or("out of step", ExchangeRefusal::name),
+            (Said::Commit(Ok(agreed)), ..) if agreed.without.is_some() => "without windows",
+            (Said::Commit(Ok(_)), ..) => "committed",
+            (Said::Plain(Ok(Plain::Registered {})), ..) => "registered plainly",
+            (Said::Plain(Ok(_)), ..) => "registration undone",
+            (Said::Retire(Ok(_)), ..) => "retired",
+            (Said::Length(Ok(_)), ..) => "agreed length",
+            (Said::Meet(Ok(_)), ..) => "mapped",
+            _ => "out of step",
+        }
+    }
+}
