@@ -21,6 +21,7 @@ use caching_alloc::core::symmetric::{Placement, SymmetricArena, SymmetricSegment
 use cuda_driver::{DevicePtr, Stream};
 use process_group::graph_memory::{self, GraphMemory};
 
+use super::dropped::DroppedOn;
 use crate::{agreement::PoolId, rendezvous::PeerMappingCache};
 
 /// The part of a pool that captured work has used.
@@ -125,13 +126,15 @@ pub(crate) struct Memory {
     inside: Mutex<Option<Inside>>,
     /// Number of declared captures in progress; read by look-ups without the lock.
     capturing: AtomicU32,
+    /// The streams whose work may still use blocks of dropped slices.
+    dropped_on: DroppedOn,
 }
 
 impl Memory {
     pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        let (homes, capturing) = (PeerMappingCache::default(), AtomicU32::new(0));
-        let memory = Arc::new_cyclic(|me| Self { me: me.clone(), homes, id, inside, capturing });
+        let (homes, capturing, dropped_on) = Default::default();
+        let memory = Arc::new_cyclic(|me| Self { me: me.clone(), homes, id, inside, capturing, dropped_on });
         graph_memory::register(memory.me.clone());
         memory
     }
@@ -139,6 +142,11 @@ impl Memory {
     /// The pool's name.
     pub(crate) fn id(&self) -> PoolId {
         self.id
+    }
+
+    /// The streams on which slices were dropped.
+    pub(super) fn dropped_on(&self) -> &DroppedOn {
+        &self.dropped_on
     }
 
     /// This rank's mappings of its peers' segments.
@@ -315,6 +323,10 @@ impl Drop for Memory {
         if let Some(Inside { arena, .. }) =
             self.inside.get_mut().unwrap_or_else(PoisonError::into_inner).take()
         {
+            if !self.dropped_on.wait() {
+                // Work on the memory may still run, so the memory is never released.
+                return std::mem::forget(arena);
+            }
             // Memory that a source cannot release remains in its own accounts; it has reported the error.
             let _ = arena.release();
         }

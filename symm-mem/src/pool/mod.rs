@@ -5,6 +5,7 @@
 //! | `memory` | the segments, kept until nothing can access them |
 //! | `block`, `capture` | the owners of memory |
 //! | `lookup` | from an address to its segment and the segment's state in a group |
+//! | `dropped` | the streams of dropped slices |
 //! | `explain` | how a group's collectives access a buffer, and why |
 //! | `peers` | addresses of a block on the other members of a group, by its window |
 //! | `places` | places of buffers, for groups that compare them before each operation |
@@ -18,6 +19,7 @@
 mod agreed;
 mod block;
 mod capture;
+mod dropped;
 mod explain;
 mod lookup;
 mod memory;
@@ -81,7 +83,6 @@ pub struct SymmetricPool {
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
-    dropped_on: Arc<typed::DroppedOn>,
     /// Declared last, to be dropped after the table.
     _farewell: places::Farewell,
 }
@@ -134,7 +135,6 @@ impl SymmetricPool {
             seats: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
-            dropped_on: Arc::default(),
             _farewell: places::Farewell,
         })
     }

@@ -1,12 +1,9 @@
 //! Typed blocks: device slices over blocks of a pool, for safe collectives.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use caching_alloc::core::symmetric::SymmetricError;
-use cuda_driver::{
-    DeviceSlice, Element, Event, EventFlags, Stream,
-    graph::{CaptureStatus, StreamBound},
-};
+use cuda_driver::{DeviceSlice, Element, Stream, graph::StreamBound};
 
 use super::{SymmetricBlock, SymmetricPool};
 
@@ -35,48 +32,16 @@ pub enum SliceError {
     Driver(#[from] cuda_driver::Error),
 }
 
-/// The streams on which slices were dropped. Their blocks may be placed again.
-#[derive(Debug, Default)]
-pub(super) struct DroppedOn(Mutex<Vec<Stream>>);
-
-impl DroppedOn {
-    fn add(&self, stream: &Stream) {
-        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if !streams.iter().any(|known| known.is_same(stream)) {
-            streams.push(stream.clone());
-        }
-    }
-
-    /// Makes `stream` wait for the work on all other streams of dropped slices.
-    fn order_before(&self, stream: &Stream) -> Result<(), SliceError> {
-        let others: Vec<Stream> = {
-            let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            streams.iter().filter(|known| !known.is_same(stream)).cloned().collect()
-        };
-        for other in others {
-            for either in [&other, stream] {
-                if either.capture_status()? != CaptureStatus::None {
-                    return Err(SliceError::WhileCapturing);
-                }
-            }
-            let event = Event::new(stream.context(), EventFlags::DISABLE_TIMING)?;
-            other.record(&event)?;
-            stream.wait(&event)?;
-        }
-        Ok(())
-    }
-}
-
 /// The block of a slice.
 struct SliceMemory {
     block: SymmetricBlock,
     stream: Stream,
-    dropped_on: Arc<DroppedOn>,
 }
 
 // SAFETY: the stream is that of the slice. A dropped block is placed again for a slice of the same stream, or of one
 // that waits for this stream first. Users of untyped blocks promise to order their uses after those of the former owner.
-// The pool keeps the memory until no block, window or graph uses it. A leaked clone of a block is never freed.
+// The pool keeps the memory until no block, window or graph uses it, and the streams of dropped slices are done. A leaked
+// clone of a block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -89,7 +54,7 @@ unsafe impl StreamBound for SliceMemory {
 
 impl Drop for SliceMemory {
     fn drop(&mut self) {
-        self.dropped_on.add(&self.stream);
+        self.block.memory().dropped_on().add(&self.stream);
     }
 }
 
@@ -125,12 +90,13 @@ impl SymmetricPool {
         if stream.is_per_thread() {
             return Err(SliceError::PerThreadStream);
         }
-        self.dropped_on.order_before(stream)?;
+        if !self.memory.dropped_on().order_before(stream)? {
+            return Err(SliceError::WhileCapturing);
+        }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
         let block = self.allocate(bytes)?;
         let start = block.ptr();
-        let (stream, dropped_on) = (stream.clone(), self.dropped_on.clone());
-        let memory = Arc::new(SliceMemory { block, stream, dropped_on });
+        let memory = Arc::new(SliceMemory { block, stream: stream.clone() });
         // SAFETY: the block has that many bytes, begins at a multiple of 512, and is this slice's alone.
         Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
     }

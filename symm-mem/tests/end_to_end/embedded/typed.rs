@@ -6,7 +6,8 @@ use process_group::{comm::ReduceOp, group::Scalar};
 use symm_mem::{SliceError, Standing, SymmetricPool};
 
 use super::{
-    job::{Rank, options},
+    NCCL_2_28_9,
+    job::{Rank, options, run_seen},
     on_ranks,
 };
 
@@ -71,6 +72,28 @@ fn a_block_is_reused_on_another_stream_after_its_uses() {
         drop((flag, other, pool));
         rank.leave();
     });
+}
+
+#[test]
+fn a_pool_waits_for_the_streams_of_dropped_slices_before_it_unmaps_them() {
+    run_seen(
+        1,
+        NCCL_2_28_9,
+        |_| {},
+        |world, ranks| {
+            for rank in ranks {
+                let pool = rank.pool();
+                let mut slice = pool.alloc::<u32>(LENGTH, &rank.stream).expect("there is room");
+                rank.stream.memset_zeros(&mut slice).expect("it is enqueued");
+                drop(slice);
+                let (waits, unmapped) = (world.calls("cuStreamSynchronize"), world.calls("cuMemUnmap"));
+                drop(pool);
+                assert_eq!(world.calls("cuStreamSynchronize"), waits + 1);
+                assert!(world.calls("cuMemUnmap") > unmapped);
+                rank.leave();
+            }
+        },
+    );
 }
 
 #[test]
