@@ -5,7 +5,7 @@ use std::fmt;
 use caching_alloc::core::symmetric::Placement;
 use cuda_driver::DevicePtr;
 
-use super::{BufferLocation, LookupError, Standing, SymmetricPool};
+use super::{BufferLocation, LookupError, Standing, SymmetricPool, index::Index};
 use crate::{
     agreement::{GroupId, NoWindows, Poison, Refusal},
     commit::{SymmetricGroup, lock},
@@ -112,7 +112,7 @@ impl SymmetricPool {
         let outside: Vec<u32> =
             group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
         let table = self.table();
-        let BufferLocation { placement, standing } = match table.lookup(ptr.0, bytes, id) {
+        let BufferLocation { placement, standing } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
             Err(error) => return otherwise(None, Why::SpansSegments(error)),
             Ok(None) => return otherwise(None, Why::Elsewhere),
             Ok(Some(_)) if !outside.is_empty() => return otherwise(None, Why::OutsideDomain(outside)),

@@ -66,16 +66,16 @@ pub enum LookupError {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Extent {
-    begin: u64,
-    end: u64,
-    ordinal: u32,
+pub(super) struct Extent {
+    pub(super) begin: u64,
+    pub(super) end: u64,
+    pub(super) ordinal: u32,
 }
 
 /// States of a pool's segments in a group, by ordinal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
-    standings: Vec<Standing>,
+    pub(super) standings: Vec<Standing>,
     /// Each window with the first byte of the segment in it.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
@@ -147,8 +147,8 @@ impl Standings {
 /// whole table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
-    extents: Vec<Extent>,
-    groups: Vec<(GroupId, Standings)>,
+    pub(super) extents: Vec<Extent>,
+    pub(super) groups: Vec<(GroupId, Standings)>,
     /// The groups that are poisoned, and why.
     dead: Vec<(GroupId, Poison)>,
 }
@@ -234,29 +234,10 @@ impl Table {
 
     /// The ordinal, begin and end of the segment that contains `address`, if it lies in a window of `group`.
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
-        let extent = self.around(address)?;
+        let after = self.extents.partition_point(|extent| extent.begin <= address);
+        let extent = self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)?;
         let serial = self.standings(group)?.at(extent.ordinal).serial();
         serial.map(|_| (extent.ordinal, extent.begin, extent.end))
-    }
-
-    fn around(&self, address: u64) -> Option<&Extent> {
-        let after = self.extents.partition_point(|extent| extent.begin <= address);
-        self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)
-    }
-
-    /// One binary search for any number of groups, without a lock or an allocation.
-    pub(crate) fn lookup(
-        &self,
-        address: u64,
-        bytes: u64,
-        group: GroupId,
-    ) -> Result<Option<BufferLocation>, LookupError> {
-        let Some(&Extent { begin, end, ordinal }) = self.around(address) else { return Ok(None) };
-        if bytes > end - address {
-            return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
-        }
-        let standing = self.standings(group).map_or(Standing::Pending, |standings| standings.at(ordinal));
-        Ok(Some(BufferLocation { placement: Placement { ordinal, offset: address - begin }, standing }))
     }
 }
 
@@ -265,6 +246,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::pool::index::Index;
+
+    impl Table {
+        fn lookup(
+            &self,
+            address: u64,
+            bytes: u64,
+            group: GroupId,
+        ) -> Result<Option<BufferLocation>, LookupError> {
+            Index::of(self, 0).lookup(address, bytes, group)
+        }
+    }
 
     const GROUP: GroupId = GroupId { uid: 1, epoch: 0 };
 
@@ -272,11 +265,13 @@ mod tests {
         /// The look-up agrees with a linear search through all segments.
         #[test]
         fn every_address_is_found_where_it_lies(
-            order in Just((0u64..20).collect::<Vec<_>>()).prop_shuffle(),
+            mut order in Just((0u64..20).collect::<Vec<_>>()).prop_shuffle(),
+            count in 1usize..=20,
             committed in 0usize..20,
             address in 0u64..2200,
             bytes in 0u64..200,
         ) {
+            order.truncate(count);
             // Segment k begins at 100 times a drawn number plus 50. Every third slot is directly followed by the next
             // one.
             let place = |slot: u64| (100 * slot + 50, if slot.is_multiple_of(3) { 100 } else { 60 });

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `memory` | the segments, kept until nothing can access them |
 //! | `block`, `capture` | the owners of memory |
+//! | `index` | the published table, and the search for an address |
 //! | `lookup` | from an address to its segment and the segment's state in a group |
 //! | `dropped` | the streams of dropped slices |
 //! | `explain` | how a group's collectives access a buffer, and why |
@@ -21,6 +22,7 @@ mod block;
 mod capture;
 mod dropped;
 mod explain;
+mod index;
 mod lookup;
 mod memory;
 mod peers;
@@ -35,7 +37,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use arc_swap::ArcSwap;
 use caching_alloc::{
     core::{
         SegmentSource,
@@ -61,7 +62,7 @@ pub use self::{
     scope::{PoolScope, PoolSource},
     typed::SliceError,
 };
-pub(crate) use self::{lookup::Table, memory::Memory};
+pub(crate) use self::{index::Published, lookup::Table, memory::Memory};
 use crate::{
     agreement::{GroupId, LogPoint, PoolId},
     commit::GroupState,
@@ -78,7 +79,7 @@ pub struct SymmetricPool {
     domain: Domain,
     context: Option<Context>,
     memory: Arc<Memory>,
-    table: Arc<ArcSwap<Table>>,
+    table: Arc<Published>,
     seats: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
@@ -217,12 +218,12 @@ impl SymmetricPool {
     #[cold]
     fn publish_last(&self, arena: &SymmetricArena) {
         if let Some(SymmetricSegment { ordinal, bytes, memory, .. }) = arena.segments().last() {
-            self.table.store(Arc::new(self.table.load().with_segment(*ordinal, memory.address, *bytes)));
+            self.table.store(self.table.load().with_segment(*ordinal, memory.address, *bytes));
         }
     }
 
     /// Looks up the `bytes` bytes at `ptr`: their place, and the state of their segment in `group`. `None` if they
-    /// are not in this pool. A binary search without a lock or an allocation. During a
+    /// are not in this pool. A search without a lock or an allocation. During a
     /// [capture](Self::begin_capture), the bytes are also marked as used by it.
     ///
     /// # Errors
@@ -234,7 +235,7 @@ impl SymmetricPool {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<BufferLocation>, LookupError> {
-        let found = self.table.load().lookup(ptr.0, bytes, group)?;
+        let found = self.table.read(|index| index.lookup(ptr.0, bytes, group))?;
         if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
             self.memory.note_use(found.placement, bytes);
         }
@@ -311,7 +312,7 @@ impl SymmetricPool {
     pub(crate) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
         // The lock also orders this with the publication of new segments.
         let _alone = self.memory.arena();
-        self.table.store(Arc::new(change(&self.table.load())));
+        self.table.store(change(&self.table.load()));
         places_changed();
     }
 

@@ -2,18 +2,17 @@
 
 use std::sync::{Arc, Weak};
 
-use arc_swap::ArcSwap;
 use caching_alloc::core::symmetric::Placement;
 use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 
-use super::{BufferLocation, Standing, SymmetricPool, Table};
+use super::{BufferLocation, Standing, SymmetricPool, index::Published};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// The places of one pool in one group; empty once the pool is gone.
 struct Places {
     pool: PoolId,
     group: GroupId,
-    table: Weak<ArcSwap<Table>>,
+    table: Weak<Published>,
 }
 
 impl SymmetricPlaces for Places {
@@ -26,7 +25,7 @@ impl SymmetricPlaces for Places {
     /// Returns a place in any segment that the group has committed, with a window or without, so that both cases need
     /// the same calls of the program.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
-        let found = self.table.upgrade()?.load().lookup(address, bytes, self.group);
+        let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {
             Ok(Some(BufferLocation { placement: Placement { ordinal, offset }, standing }))
                 if standing != Standing::Pending =>

@@ -1,0 +1,201 @@
+//! The published table of a pool, and the index that look-ups read.
+//!
+//! A look-up must cost less than a scan of a few segments. Each thread keeps the last index that it read, and compares
+//! one version number. An index holds numbers only, so a thread may keep it after the pool is gone.
+
+use std::{
+    cell::RefCell,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::{ArcSwap, Guard};
+use caching_alloc::core::symmetric::Placement;
+
+use super::{BufferLocation, LookupError, Standing, Table};
+use crate::agreement::GroupId;
+
+/// Up to this number of segments, the search counts instead of halving, which needs no branch.
+const FEW: usize = 16;
+
+/// The segments by address, and their states by group.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    /// The version of the table; 0 for the index of no table.
+    version: u64,
+    /// The first address of each segment, ascending.
+    begins: Vec<u64>,
+    /// The end and the ordinal of each segment, in the same order.
+    rest: Vec<(u64, u32)>,
+    groups: Vec<(GroupId, Vec<Standing>)>,
+}
+
+impl Index {
+    /// Makes the index of a table.
+    pub(super) fn of(table: &Table, version: u64) -> Self {
+        let begins = table.extents.iter().map(|extent| extent.begin).collect();
+        let rest = table.extents.iter().map(|extent| (extent.end, extent.ordinal)).collect();
+        let groups = table.groups.iter().map(|(id, it)| (*id, it.standings.clone())).collect();
+        Self { version, begins, rest, groups }
+    }
+
+    /// Finds the segment that contains `address`: its first address, its end, and its ordinal.
+    #[inline]
+    pub(super) fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
+        let after = match self.begins.len() {
+            ..=FEW => self.begins.iter().map(|begin| usize::from(*begin <= address)).sum(),
+            _ => self.begins.partition_point(|begin| *begin <= address),
+        };
+        let at = after.checked_sub(1)?;
+        let ((end, ordinal), begin) = (*self.rest.get(at)?, *self.begins.get(at)?);
+        (address < end).then_some((begin, end, ordinal))
+    }
+
+    /// The state of segment `ordinal` in `group`.
+    #[inline]
+    fn standing(&self, ordinal: u32, group: GroupId) -> Standing {
+        let of_group = self.groups.iter().find(|(id, _)| *id == group);
+        let standing = of_group.and_then(|(_, standings)| standings.get(ordinal as usize));
+        standing.copied().unwrap_or(Standing::Pending)
+    }
+
+    #[inline]
+    pub(super) fn lookup(
+        &self,
+        address: u64,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<BufferLocation>, LookupError> {
+        let Some((begin, end, ordinal)) = self.around(address) else { return Ok(None) };
+        if bytes > end - address {
+            return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
+        }
+        let standing = self.standing(ordinal, group);
+        Ok(Some(BufferLocation { placement: Placement { ordinal, offset: address - begin }, standing }))
+    }
+}
+
+/// The version of the next table, over all pools. A version identifies a table.
+static VERSIONS: AtomicU64 = AtomicU64::new(1);
+
+/// Number of indexes that a thread keeps.
+const KEPT: usize = 4;
+
+thread_local! {
+    /// The indexes that this thread has read last, by the number of the pool.
+    static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
+}
+
+/// A pool's table, as all threads see it.
+#[derive(Debug)]
+pub(crate) struct Published {
+    table: ArcSwap<Table>,
+    index: ArcSwap<Index>,
+    /// The version of `index`, or of an earlier one.
+    version: AtomicU64,
+    slot: usize,
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
+        let index = Index { version, ..Index::default() };
+        Self {
+            table: ArcSwap::default(),
+            index: ArcSwap::from_pointee(index),
+            version: AtomicU64::new(version),
+            slot: version as usize % KEPT,
+        }
+    }
+}
+
+impl Published {
+    pub(super) fn load(&self) -> Guard<Arc<Table>> {
+        self.table.load()
+    }
+
+    pub(super) fn load_full(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
+    /// Publishes a table. The caller holds the lock of the arena, so that tables follow each other.
+    pub(super) fn store(&self, table: Table) {
+        let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
+        self.index.store(Arc::new(Index::of(&table, version)));
+        self.table.store(Arc::new(table));
+        // Last, so that whoever reads this version reads this index, or a later one.
+        self.version.store(version, Ordering::Release);
+    }
+
+    /// Reads the index, which is at least as new as the last table whose publication happened before this call.
+    #[inline]
+    pub(super) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
+        let version = self.version.load(Ordering::Acquire);
+        let known = SEEN.try_with(|seen| {
+            let mut seen = seen.borrow_mut();
+            let slot = &mut seen[self.slot];
+            match slot {
+                Some(index) if index.version == version => read(index),
+                _ => read(slot.insert(self.index.load_full())),
+            }
+        });
+        // Fails only while the thread exits.
+        known.unwrap_or_else(|_| read(&self.index.load()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const GROUP: GroupId = GroupId { uid: 1, epoch: 0 };
+
+    /// The number of the segment at `address`, as a look-up finds it.
+    fn found(published: &Published, address: u64) -> Option<u32> {
+        let found = published.read(|index| index.lookup(address, 1, GROUP));
+        found.expect("one byte lies in one segment").map(|it| it.placement.ordinal)
+    }
+
+    #[test]
+    fn a_thread_sees_what_was_published_before_whatever_other_pools_it_reads() {
+        let pools: Vec<Published> = (0..2 * KEPT).map(|_| Published::default()).collect();
+        for round in 0..5_u32 {
+            for (pool, number) in pools.iter().zip(0_u64..) {
+                assert_eq!(found(pool, 1000 * u64::from(round) + number), None);
+                let begin = 1000 * u64::from(round) + number;
+                pool.store(pool.load_full().with_segment(round, begin, 1));
+                assert_eq!(found(pool, begin), Some(round));
+            }
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for (pool, number) in pools.iter().zip(0_u64..) {
+                        assert_eq!(found(pool, 1000 * u64::from(round) + number), Some(round));
+                    }
+                });
+            });
+        }
+    }
+
+    #[test]
+    fn a_reader_never_goes_back_to_an_earlier_table() {
+        const TABLES: u64 = 2000;
+        let pool = Published::default();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut last = 0;
+                    while last < TABLES {
+                        let count = pool.read(|index| index.begins.first().copied().unwrap_or(0));
+                        assert!(count >= last, "{count} after {last}");
+                        last = count;
+                    }
+                });
+            }
+            (1..=TABLES).for_each(|begin| pool.store(Table::default().with_segment(0, begin, 1)));
+        });
+    }
+}
