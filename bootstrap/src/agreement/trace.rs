@@ -1,13 +1,16 @@
 //! Detects a circular wait: ranks wait for each other in different agreements.
 //!
 //! Before a rank waits in an agreement, it publishes that agreement as its *place*. A rank with several threads may
-//! have several places. A rank whose patience has ended follows the places of the missing ranks from agreement to
-//! agreement. If they lead back to its own agreement, waiting longer cannot help. The rank then fails all agreements
-//! of the circle, each with the complete list of waits. If it failed only its own agreement, timing would determine
-//! which of the other agreements fail.
+//! have several places. Each member of an agreement posts a record, and waits for the records of the other members.
+//! Its *patience* is the time limit of that wait.
 //!
-//! A rank has *come* to an agreement when it has published that it waits there. It then posts its record without
-//! waiting for other ranks, so the agreement does not wait for this rank any more.
+//! A rank whose patience has ended starts a search. It looks up the places of the members whose records are missing,
+//! then the places of the ranks that are missing there, and so on. If this leads back to its own agreement, waiting
+//! longer cannot help. The rank then fails all agreements of the circle, each with the complete list of waits. If it
+//! failed only its own agreement, timing would determine which of the other agreements fail.
+//!
+//! A rank has *come* to an agreement when it has published the agreement as its place. It then posts its record
+//! without waiting for other ranks, so the agreement does not wait for this rank any more.
 //!
 //! The search starts with the set of all ranks that wait. It removes a rank from the set if one of the agreements in
 //! which the rank waits can complete: the agreement has a decision, or every member that is still in the set has come

@@ -104,7 +104,9 @@ pub struct Gone {
     pub cause: String,
 }
 
-/// The state of a vote. Except for `Unposted` and `Holding`, it is named after the request whose answer is awaited.
+/// The state of a vote. In all states but `Unposted` and `Holding`, the vote awaits the answer to a request:
+/// [`Post`](Request::Post) in `Posting`, [`Add`](Request::Add) in `Counting`, [`Await`](Request::Await) in `Waiting`,
+/// [`Fetch`](Request::Fetch) in `Gathering`, and [`Propose`](Request::Propose) in `Proposing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// No request was sent yet.

@@ -81,7 +81,8 @@ impl Unidentified {
         listener: &Listener,
         deadline: Deadline,
     ) -> Result<Option<(OwnedFd, Message)>, LinkError> {
-        // After the deadline, the connections that are there are still served.
+        // After the deadline, readable sockets are still served, but only for this many rounds. So new connections
+        // cannot prolong the call without end.
         let mut rounds = 2 * MAX_UNIDENTIFIED;
         loop {
             let ready = self.ready(listener, deadline)?;

@@ -33,7 +33,7 @@ impl GroupHealth {
         let has_left = matches!(end, End::Trouble(Trouble::Left { .. }));
         if self.end.set(end.clone()).is_err() {
             // If another member had left before, the watchdog may not have aborted yet. `settled` is set before the
-            // abort, because aborted work looks done.
+            // abort. Otherwise a wait for work could return success, because aborted work looks done.
             if force.is_some() && self.was_left() && self.settled.set(false).is_ok() {
                 self.abort();
             }
@@ -138,7 +138,8 @@ impl GroupHealth {
         if !is_behind && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
-        // `settled` is set before the abort, because aborted work looks done.
+        // `settled` is set before the abort. Otherwise a wait for work could return success, because aborted work
+        // looks done.
         if self.settled.set(is_done).is_ok() {
             self.abort();
             let recorder = self.recorder.clone();
@@ -148,13 +149,15 @@ impl GroupHealth {
         }
     }
 
-    /// Aborts communicators, or a path, added while the group ended, which the end of the group may have missed.
+    /// Aborts communicators or a path that were added while the group was ending. The abort at the group's end may have
+    /// missed them.
     pub(super) fn abort_late(&self) {
         if !self.is_over() {
             return;
         }
         if self.was_left() {
-            // `settled` is set before the abort, because aborted work looks done.
+            // `settled` is set before the abort. Otherwise a wait for work could return success, because aborted work
+            // looks done.
             let _ = self.settled.set(false);
         }
         self.abort();
@@ -180,8 +183,8 @@ impl GroupHealth {
         let held = Held::new(communicators);
         aside("abort", move || {
             let held = held;
-            // Failures are only reported here: a later abort finds the communicators aborted, even if this abort
-            // failed.
+            // Failures are reported, but the abort is not retried: a later call of `abort` skips these communicators,
+            // because they count as ended even if this abort failed.
             let aborted = AbortHandle::abort_together(&held.what, Deadline::after(PATIENCE));
             let failed = aborted.iter().filter_map(|aborted| aborted.as_ref().err());
             // Only the owner of an adopted communicator may abort it, so this error is not reported.
@@ -201,8 +204,8 @@ impl GroupHealth {
     }
 }
 
-/// An object to abort on another thread. Waits for dropped communicators also wait until `_beside` is dropped. Fields
-/// drop in declaration order, so `what` is dropped before these waits end.
+/// An object to abort on another thread. `comm::wait_for_dropped` does not return before `_beside` is dropped. Fields
+/// drop in declaration order, so `what` is dropped before `comm::wait_for_dropped` returns.
 #[derive(Clone)]
 struct Held<T> {
     what: T,

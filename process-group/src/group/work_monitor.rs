@@ -22,8 +22,8 @@ pub(super) trait OpenWork: Send + Sync {
     /// Returns true if all enqueued work is known to be done.
     fn is_done(&self) -> bool;
 
-    /// Returns the oldest unfinished work of every stream that has any. Costs one query for a stream without
-    /// changes.
+    /// Returns the oldest unfinished work of every stream that has any. Makes one query of the driver for a
+    /// stream whose oldest work is still unfinished.
     fn oldest(&self) -> Vec<OldestWork>;
 }
 
@@ -67,8 +67,8 @@ struct Oldest {
 }
 
 impl WorkMonitor {
-    /// The most time that one check adds to the age of work. While the process was stopped, its work did not
-    /// wait for other ranks.
+    /// The most time that one check adds to the age of work. If this process was stopped between two checks, for
+    /// example by a debugger, the rest of that time does not count as a wait for other ranks.
     pub(super) const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(

@@ -5,7 +5,7 @@
 
 use std::{io, ptr};
 
-/// A list node, as large as a slot.
+/// A list node. It is as large as a `page::Slot`, the entry in shared memory that contains one futex word.
 #[repr(C, align(64))]
 struct Entry {
     next: *const Entry,

@@ -9,14 +9,18 @@
 //! | `trouble` | the events that end a group, and their encoding |
 //! | `machine` | heartbeats, the trouble log, questions: the protocol, without clock, thread or store |
 //! | `heartbeat` | the heartbeat thread, one per job, which runs the protocol over the store |
-//! | `wake` | signals that make ranks read the log at once |
+//! | `signal` | the wake-up signal of the heartbeat thread, with the notices for that thread |
+//! | `wake` | signals through the store that make other ranks read the trouble log at once |
 //! | `watchdog` | one thread per process that checks the work and the communicators of all groups |
 //! | `rolling` | the hash of a group's calls, which members compare |
 //! | `evidence` | finds the first call in which members differ, and the rank that differs from the majority |
 //!
-//! Invariants: A call of an operation runs no code of this module except one step of a hash. The watchdog makes no
-//! store requests, so a store that hangs delays no deadline. If several troubles of a group are in the log, the first
-//! one ends the group on every member on which it has not ended before. This module never ends the process.
+//! Invariants:
+//! - A call that starts an operation runs no code of this module except at most one step of the rolling hash.
+//! - The watchdog makes no store requests, so a store that hangs delays no deadline.
+//! - If the trouble log contains several troubles of a group, each member ends the group because of the first one,
+//!   unless the group has already ended on that member.
+//! - This module never ends the process.
 
 mod evidence;
 mod heartbeat;

@@ -66,8 +66,8 @@ impl WakeThread {
                         break;
                     }
                     match store.wait(&[&key], Deadline::after(WAIT)).and_then(|()| store.delete(&key)) {
-                        // The key is deleted before the rank reads the entries, so a rank that writes an
-                        // entry later sets the key again.
+                        // The key is deleted before this rank reads the entries. An entry that is written
+                        // too late for that read sets the key again, so no entry is missed.
                         Ok(_) => woken(),
                         Err(StoreError::Timeout { .. }) => {}
                         Err(_) => _ = runtime::wait(&end.changed, seen, PAUSE),

@@ -1,10 +1,11 @@
 //! Waiting clients, and the changes that wake them.
 //!
-//! A client that waits for keys is in the [`Line`] of one absent key. When that key is set, or when its queue gets an
-//! element and no client in the line has waited longer, the client is *woken*: it leaves the line, and its other keys
-//! are checked later, by [`Waits::resume`]. A server calls that in the client's own turn. Setting a key therefore costs
-//! little per waiting client. A client that waits for a number (a barrier) is in the line of the number's key until the
-//! number is large enough.
+//! A client that waits for keys is in the [`Line`] of one absent key. Setting that key *wakes* all clients in the line.
+//! If the key names a queue, each new element of the queue wakes one client: the one that has waited longest. A woken
+//! client leaves the line. Its other keys are checked later, by [`Waits::resume`], which a server calls in the turn of
+//! that client (see `server`). Setting a key therefore costs little per waiting client.
+//!
+//! A client that waits for a number (a barrier) is in the line of the number's key until the number is large enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +17,9 @@ use super::{
     request::{Key, Refusal},
 };
 
-/// The most keys of a wait that ends only when all of its keys exist at the same time. A wait for more keys ends when
-/// each key has existed at some time during the wait, as with PyTorch's server. In both cases, the key whose change
-/// woke the client is not checked again when the client is resumed, even if it was deleted in between.
+/// A wait for at most this many keys ends only when all of them exist at the same time. A wait for more keys ends when
+/// each key has existed at some time during the wait, as with PyTorch's server. Both have one exception: the key whose
+/// change woke the client counts as existing when the client is resumed, even if it was deleted in between.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -136,9 +137,9 @@ impl Waits {
         Ok(())
     }
 
-    /// Continues the wait of a woken client. Ends the wait if no key is absent according to `is_there`, or if it is
-    /// for a number, because such a client is woken only when the number is large enough. Otherwise puts the client
-    /// in the line of an absent key.
+    /// Continues the wait of a woken client. A wait for a number ends, because its client is woken only when the number
+    /// is large enough. A wait for keys ends if all keys exist according to `is_there`. If one is absent, the client
+    /// joins the line of that key. If the budget does not allow this work, the client stays woken.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -280,7 +281,7 @@ fn wake(waits: &mut BTreeMap<ClientId, Wait>, client: ClientId, woken: &mut Vec<
     }
 }
 
-/// Returns the work of ending a wait for these keys, in units.
+/// Returns the work of ending a wait for these keys, in units of a [`Budget`].
 fn end_of(keys: &[Key]) -> usize {
     WAKE + dropping(keys.len())
 }

@@ -200,7 +200,7 @@ impl Inner {
     }
 
     /// Counts this process as connected, if the number of workers is set. On the host, also waits until all workers are
-    /// counted, and returns [`StoreError::Workers`] if they are not at the deadline.
+    /// counted. Returns [`StoreError::Workers`] if the deadline passes before that.
     fn count_workers(&self, connection: &mut Connection, deadline: Deadline) -> Result<()> {
         let Some(expected) = self.options.workers else { return Ok(()) };
         let key = WORKERS.to_vec();
@@ -270,9 +270,10 @@ impl Inner {
         }
     }
 
-    /// Makes the call that `call` returns, on an idle connection or a new one. `call` gets the connection because the
-    /// times in a [`Call`] are on that connection's clock. `deadline` is that of the operation. Keeps the connection
-    /// afterwards if it is still usable.
+    /// Makes a call on an idle connection, or on a new one if none is idle. Keeps the connection afterwards if it is
+    /// still usable. The closure `call` builds the [`Call`] for the connection that was chosen, because the times in a
+    /// [`Call`] are on that connection's clock. `deadline` is the deadline of the operation. It also determines how
+    /// long opening a new connection may take.
     fn run(
         &self,
         operation: &Operation,

@@ -74,7 +74,8 @@ impl Turns {
     /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
     /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
     /// [`begin`](Self::begin), and must not be `None` if work is left. A client that returns to the queue counts as
-    /// having joined it in step `since`, even if it was added again during the turn.
+    /// having joined it in step `since`. If `since` is `None`, it counts as having joined in the step in which it was
+    /// added again.
     pub(super) fn end(
         &mut self,
         client: ClientId,

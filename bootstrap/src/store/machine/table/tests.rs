@@ -42,9 +42,9 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     /// After each request, the memory equals the recount, has grown by no more than predicted, and is within the limit.
-    /// A refused request does not change it. A reply to the client, except for `MultiGet` and `ListKeys`, has at most
-    /// the predicted size or 8 bytes. A client that waits has wait memory. When all clients have left, nothing of their
-    /// waits is left.
+    /// A refused request does not change the memory. A reply to the client, except for `MultiGet` and `ListKeys`, has
+    /// at most the predicted size, or at most 8 bytes if the prediction is smaller. A client that waits has wait
+    /// memory. After all clients have left, the table contains no wait.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
