@@ -125,6 +125,14 @@ impl GroupHealth {
         });
     }
 
+    /// Publishes that this rank destroys the group. A member that has called more collectives then ends the group on all
+    /// members, because this rank will not join. Does not block.
+    pub(super) fn announce_destruction(&self) {
+        if let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) {
+            self.signal.destroy(monitor.id(), monitor.rolling().count());
+        }
+    }
+
     /// Called by the watchdog after another member has left. Aborts the group's communicators once this rank has called
     /// more collectives than that member, or after one heartbeat. Until then, work that both members have called may
     /// complete, and is valid.

@@ -214,15 +214,16 @@ pub enum GroupError {
         loss: Loss,
     },
 
-    /// Another member has dropped or aborted the group, and did not [destroy](super::ProcessGroup::destroy)
-    /// it together with all members. The group is over. Work that was finished before stays valid.
+    /// Another member has dropped or aborted the group, or has [destroyed](super::ProcessGroup::destroy) it
+    /// after fewer collectives than other members have called. The group is over. Work that was finished
+    /// before stays valid.
     #[error("{group}: rank {rank} has {how} the group, which ends it for all members")]
     Left {
         /// The group's name.
         group: String,
         /// The member's rank of the job.
         rank: usize,
-        /// The member's action: `dropped` or `aborted`.
+        /// The member's action: `dropped`, `aborted` or `destroyed`.
         how: String,
     },
 

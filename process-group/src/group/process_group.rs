@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    panic::Location,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -29,7 +30,7 @@ use crate::{
     profile,
     record::{Dump, Look as _, Progress, ProgressRpc},
     store::{Deadline, PrefixStore, Store, TcpStore},
-    watch::{Guard, Watch},
+    watch::{Divergence, Guard, Watch},
 };
 
 /// A process group, as one of its ranks uses it. The group's operations are methods of this type.
@@ -272,6 +273,31 @@ impl ProcessGroup {
         self.meeting("the barrier", "barrier").gather((), deadline).map(drop)
     }
 
+    /// Like [`barrier`](Self::barrier), and checks that all members have called the same collectives so far.
+    /// Finds a member that has skipped one of several equal calls. Otherwise such a member is found when it
+    /// destroys the group, or by the [work timeout](super::GroupSettings::work_timeout). No other thread may
+    /// call collectives of the group meanwhile. Costs as much as a barrier, so call it at the end of a step or
+    /// an epoch.
+    ///
+    /// # Errors
+    /// - [`GroupError::CollectiveDiverged`] with the members whose calls differ. This ends the group on all
+    ///   members.
+    /// - Those of [`barrier`](Self::barrier).
+    #[track_caller]
+    pub fn compare_calls(&self, deadline: Deadline) -> Result<()> {
+        const CALL: &str = "compare_calls";
+        self.agrees(CALL)?;
+        let (health, site) = (&self.counter.health, Location::caller());
+        let last = health.monitor().and_then(|monitor| monitor.rolling().last()).unwrap_or_default();
+        let record = (last, format!("{}:{}", site.file(), site.line()));
+        let records = self.meeting("the comparison of calls", CALL).gather(record, deadline)?;
+        let members: Vec<_> = records.into_iter().map(|(rank, record)| (rank as usize, record)).collect();
+        match Divergence::of_counts(&members) {
+            None => Ok(()),
+            Some(divergence) => Err(health.diverged(divergence)),
+        }
+    }
+
     /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs
     /// are not included, unless marked with [`track_graph_launch`](Self::track_graph_launch).
     ///
@@ -371,6 +397,7 @@ impl ProcessGroup {
         if messages.are_on_path() && counter.health.check_work().is_ok() {
             outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
         }
+        counter.health.announce_destruction();
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();

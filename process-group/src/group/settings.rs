@@ -104,7 +104,7 @@ impl GroupSettings {
     /// Calls `callback` once, with the reason, when the group ends for one of these reasons: [`GroupError::Lost`],
     /// [`GroupError::MemberFailed`] (an NCCL error, or [`ProcessGroup::fail`](super::ProcessGroup::fail)),
     /// [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`], [`GroupError::MessagesDiffer`], or
-    /// [`GroupError::Left`] when another member has dropped or aborted the group. The callback is not called when this
+    /// [`GroupError::Left`] when another member has left the group. The callback is not called when this
     /// rank destroys, drops or aborts the group. It is not called either when making the group fails, because the
     /// caller then gets the error.
     ///

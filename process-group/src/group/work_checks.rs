@@ -7,11 +7,11 @@ use std::{
 
 use bootstrap::runtime::{self, Instant};
 
-use super::{MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor};
+use super::{GroupError, MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor};
 use crate::{
     record::Progress,
     store::{Deadline, Store},
-    watch::Trouble,
+    watch::{Divergence, Trouble},
 };
 
 impl GroupHealth {
@@ -22,6 +22,20 @@ impl GroupHealth {
         let trouble = Trouble::MessagesDiffer { group, difference };
         self.signal.tell(trouble.clone());
         self.trouble(trouble);
+    }
+
+    /// Ends the group because its members' calls differ. Every member that takes part in the comparison calls this. Returns
+    /// the error that ended the group.
+    pub(super) fn diverged(self: &Arc<Self>, divergence: Divergence) -> GroupError {
+        let group = self.monitor().map_or(String::new(), |monitor| monitor.id.clone());
+        let trouble = Trouble::Diverged { group, divergence };
+        let error = GroupError::of_trouble(trouble.clone(), &self.name);
+        // One notice is enough for members that no longer take part.
+        if self.place == 0 {
+            self.signal.tell(trouble.clone());
+        }
+        self.trouble(trouble);
+        self.reason(error)
     }
 
     /// Runs the watchdog's check of this group once.
@@ -116,8 +130,8 @@ mod tests {
     use rusty_fork::rusty_fork_test;
 
     use super::*;
+    use crate::comm::wait_for_dropped;
     use crate::embedded_machine::{far, hold, machine};
-    use crate::{comm::wait_for_dropped, group::GroupError};
 
     const LONG: Duration = Duration::from_secs(3600);
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bootstrap::{Ranges, wire::wire_struct};
 
-use super::rolling::Rolling;
+use super::rolling::{Mark, Rolling};
 use crate::{messages::message, record::Dump};
 
 /// The first difference between the calls of a group's members.
@@ -158,17 +158,8 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
         (heard == members.len()).then_some(*number)
     };
     let after = numbers.range(..*by).rev().find_map(agreed).unwrap_or(0);
-    let most = hashes.values().map(Vec::len).max().unwrap_or(0);
-    let heard: usize = hashes.values().map(Vec::len).sum();
-    // Ranks outside the majority differ. Without a majority, every rank differs from some other rank.
-    let majority = hashes.values().find(|ranks| ranks.len() == most && 2 * most > heard);
-    let mut ranks: Vec<usize> = match majority {
-        Some(majority) => hashes.values().filter(|ranks| *ranks != majority).flatten().copied().collect(),
-        None => hashes.values().flatten().copied().collect(),
-    };
-    ranks.sort_unstable();
-    let other = majority.and_then(|majority| majority.first());
-    let calls = ranks.iter().chain(other).filter(|_| after + 1 == *by).filter_map(|rank| {
+    let (ranks, other) = minority(hashes.values());
+    let calls = ranks.iter().chain(&other).filter(|_| after + 1 == *by).filter_map(|rank| {
         let (_, history) = members.iter().find(|(member, _)| member == rank)?;
         let (call, site) = history.call(*by)?.clone();
         Some(DivergentCall { rank: *rank, call, site })
@@ -177,9 +168,42 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
     Divergence { ranks, after, by: *by, calls }
 }
 
+/// Returns the ranks outside the majority, and one rank of the majority. `groups` are the ranks with equal values.
+/// Without a majority, every rank differs from some other rank, so all ranks are returned.
+fn minority<'a>(groups: impl Iterator<Item = &'a Vec<usize>> + Clone) -> (Vec<usize>, Option<usize>) {
+    let heard: usize = groups.clone().map(Vec::len).sum();
+    let majority = groups.clone().find(|ranks| 2 * ranks.len() > heard);
+    let mut ranks: Vec<_> = groups.filter(|ranks| Some(*ranks) != majority).flatten().copied().collect();
+    ranks.sort_unstable();
+    (ranks, majority.and_then(|majority| majority.first().copied()))
+}
+
 impl Divergence {
     /// Maximum number of calls in a report.
     const NAMED: usize = 16;
+
+    /// Compares the last marks of all members, each with the call site of the comparison. `members` begin with the rank
+    /// in the job. Returns `None` if all marks are equal.
+    pub(crate) fn of_counts(members: &[(usize, (Mark, String))]) -> Option<Self> {
+        let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
+        for (rank, (mark, _)) in members {
+            marks.entry(*mark).or_default().push(*rank);
+        }
+        let (((fewest, _), _), ((most, _), _)) = marks.first_key_value().zip(marks.last_key_value())?;
+        if marks.len() < 2 {
+            return None;
+        }
+        // If all counts are equal, the hashes do not show which call was the first to differ.
+        let (after, by) = if fewest < most { (*fewest, fewest + 1) } else { (0, *most) };
+        let (ranks, other) = minority(marks.values());
+        let calls = ranks.iter().chain(&other).filter_map(|rank| {
+            let (_, ((count, _), site)) = members.iter().find(|(member, _)| member == rank)?;
+            let call = format!("compare_calls after {count} collectives");
+            Some(DivergentCall { rank: *rank, call, site: site.clone() })
+        });
+        let calls = calls.take(Self::NAMED).collect();
+        Some(Self { ranks, after, by, calls })
+    }
 }
 
 /// The sender and the receiver of a message have made different calls. The ranks are ranks of the group in
@@ -241,6 +265,23 @@ mod tests {
             prop_assert_eq!(&found.calls[0].call, &format!("call {}", calls[at] + 7));
             prop_assert_eq!(&found.calls[1].call, &format!("call {}", calls[at]));
         }
+    }
+
+    #[test]
+    fn a_member_with_other_marks_than_the_majority_is_named() {
+        let of = |marks: [Mark; 3]| {
+            let members = (4..).zip(marks.map(|mark| (mark, "a.rs:1".to_owned())));
+            Divergence::of_counts(&members.collect::<Vec<_>>())
+        };
+        assert_eq!(of([(10, 7); 3]), None);
+        assert_eq!(
+            of([(10, 7), (9, 6), (10, 7)]).unwrap().to_string(),
+            "rank(s) 5 differ in collective 10; rank 5 called compare_calls after 9 collectives at a.rs:1; rank 4 \
+             called compare_calls after 10 collectives at a.rs:1"
+        );
+        assert_eq!(of([(10, 3), (9, 2), (8, 1)]).unwrap().ranks, [4, 5, 6]);
+        let found = of([(10, 7), (10, 7), (10, 8)]).unwrap();
+        assert_eq!((&found.ranks[..], found.after, found.by), (&[6][..], 0, 10));
     }
 
     #[test]

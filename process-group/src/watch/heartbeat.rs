@@ -12,7 +12,7 @@ use std::{
 
 use bootstrap::{
     runtime::{self, Instant, JoinHandle},
-    wire::{Message, wire_struct},
+    wire::{Message, Unsent, wire_struct},
 };
 
 use super::{
@@ -43,9 +43,17 @@ struct Heartbeat {
     number: Option<u64>,
     /// The hash marks of the rank's groups, each with the group's id.
     marks: Vec<(String, Vec<Mark>)>,
+    /// The ids of the groups that the rank has destroyed last, each with the number of collectives that it had called.
+    destroyed: Vec<(String, u64)>,
 }
-wire_struct!(Heartbeat { number, marks });
+wire_struct!(Heartbeat { number, marks, destroyed });
 message!(Heartbeat, HEARTBEAT);
+
+impl Default for Heartbeat {
+    fn default() -> Self {
+        Self { number: Some(0), marks: Vec::new(), destroyed: Vec::new() }
+    }
+}
 
 /// The groups of this rank that the heartbeat thread monitors.
 #[derive(Default)]
@@ -81,7 +89,7 @@ impl Watch {
         for counter in [TROUBLES, DUMPS, ProgressRpc::ASKED] {
             store.add(counter, 0)?;
         }
-        store.set(&beat_key(rank), &Heartbeat { number: Some(0), marks: Vec::new() }.to_bytes())
+        store.set(&beat_key(rank), &Heartbeat::default().to_bytes())
     }
 
     /// Starts to monitor the members through the job's part of the store. `peers` already monitors the members on this
@@ -117,7 +125,7 @@ impl Watch {
             patience: heartbeat.max(Duration::from_millis(100)),
             begun: Instant::now(),
             machine: Machine::new(post, Duration::ZERO),
-            said: Vec::new(),
+            said: Heartbeat::default(),
             recorder: Arc::downgrade(recorder),
             dumping: None,
             groups: groups.clone(),
@@ -219,8 +227,8 @@ struct HeartbeatThread {
     patience: Duration,
     begun: Instant,
     machine: Machine,
-    /// The hash marks in the last heartbeat that was written.
-    said: Vec<(String, Vec<Mark>)>,
+    /// The last heartbeat that was written.
+    said: Heartbeat,
     recorder: Weak<Recorder>,
     /// The last thread that was started to write a dump.
     dumping: Option<JoinHandle<()>>,
@@ -355,17 +363,12 @@ impl HeartbeatThread {
         let mut read = watched.to_vec();
         read.extend(groups.iter().flat_map(|health| neighbours(health.ranks(), self.rank)));
         drop(groups);
-        match beat {
-            None => {
-                let heartbeat = Heartbeat { number: None, marks: Vec::new() };
-                self.store.set(&beat_key(self.rank), &heartbeat.to_bytes())?;
-            }
-            Some(_) if self.is_heard || marks != self.said => {
-                let heartbeat = Heartbeat { number: beat, marks };
-                self.store.set(&beat_key(self.rank), &heartbeat.to_bytes())?;
-                self.said = heartbeat.marks;
-            }
-            Some(_) => {}
+        let destroyed = self.signal.destroyed();
+        let has_news = (&marks, &destroyed) != (&self.said.marks, &self.said.destroyed);
+        if beat.is_none() || self.is_heard || has_news {
+            let heartbeat = Heartbeat { number: beat, marks, destroyed };
+            self.store.set(&beat_key(self.rank), &heartbeat.to_bytes())?;
+            self.said = heartbeat;
         }
         let wakes = self.signal.take_wakes();
         self.wake_all(&wakes)?;
@@ -385,15 +388,24 @@ impl HeartbeatThread {
         let groups = self.groups();
         for (other, bytes) in read.into_iter().zip(beats) {
             // A heartbeat that cannot be decoded is replaced by a constant, so that its rank counts as silent.
-            let unread = Heartbeat { number: Some(0), marks: Vec::new() };
-            let Heartbeat { number, marks } = Heartbeat::from_bytes(bytes).unwrap_or(unread);
+            let Heartbeat { number, marks, destroyed } = Heartbeat::from_bytes(bytes).unwrap_or_default();
             board.beats.push((other, number));
+            for (group, collectives) in destroyed {
+                let health = groups.iter().find(|health| {
+                    let monitor = health.monitor().filter(|monitor| monitor.id() == group);
+                    monitor.is_some_and(|monitor| monitor.rolling().count() > collectives)
+                });
+                if let Some(members) = health.map(|health| Unsent(health.ranks().into())) {
+                    let how = Trouble::DESTROYED.into();
+                    board.noticed.push(Trouble::Left { group, rank: other, how, collectives, members });
+                }
+            }
             for (group, marks) in marks {
                 let monitors = groups.iter().filter_map(|health| health.monitor());
                 let own = monitors.filter(|monitor| monitor.id() == group);
                 for number in own.filter_map(|monitor| monitor.rolling().differs(&marks)) {
                     let (group, ranks) = (group.clone(), [self.rank, other]);
-                    board.suspects.push(Trouble::Suspect { group, number, ranks });
+                    board.noticed.push(Trouble::Suspect { group, number, ranks });
                 }
             }
         }
@@ -414,7 +426,10 @@ impl HeartbeatThread {
             self.signal.hurry();
             return self.wake_all(ranks);
         }
-        if matches!(trouble, Trouble::Left { rank, .. } if rank == self.rank) {
+        // A rank that has dropped or aborted a group needs no notice of that. If it destroys the group, it may be waiting
+        // for the other members.
+        if matches!(&trouble, Trouble::Left { rank, how, .. } if *rank == self.rank && how != Trouble::DESTROYED)
+        {
             return Ok(());
         }
         lock(&self.groups).known.push(trouble.clone());

@@ -70,8 +70,9 @@ pub(super) struct Board {
     /// The ranks whose heartbeats were read, each with the heartbeat's number. The number is `None` if the rank has
     /// left.
     pub(super) beats: Vec<(usize, Option<u64>)>,
-    /// One [`Trouble::Suspect`] for each difference found between this rank's hashes and another rank's.
-    pub(super) suspects: Vec<Trouble>,
+    /// One [`Trouble::Suspect`] for each difference between this rank's hashes and another rank's, and one
+    /// [`Trouble::Left`] for each group that another rank has destroyed after fewer collectives than this rank called.
+    pub(super) noticed: Vec<Trouble>,
 }
 
 /// The result of the last action, or an event.
@@ -320,7 +321,7 @@ impl Machine {
                 self.noticed.push_back(Trouble::Lost { rank: watched.rank, loss });
             }
         }
-        self.noticed.extend(board.suspects);
+        self.noticed.extend(board.noticed);
         for inquiry in &mut self.inquiries {
             inquiry.is_due = true;
         }

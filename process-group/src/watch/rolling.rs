@@ -107,6 +107,12 @@ impl Rolling {
         far.filter(|_| is_far(self.count()))
     }
 
+    /// Returns the mark of the last collective. `None` if there is none, or if another thread calls collectives.
+    pub(crate) fn last(&self) -> Option<Mark> {
+        let number = self.count();
+        Some((number, self.after(number)?)).filter(|_| number > 0)
+    }
+
     /// Returns the marks that other ranks compare: for the last collective, and for the last one whose number is a
     /// multiple of `STRIDE`.
     pub(crate) fn marks(&self) -> Vec<Mark> {

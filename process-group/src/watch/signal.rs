@@ -20,6 +20,8 @@ struct State {
     notices: Option<Notices>,
     /// Ranks to wake once this rank's next heartbeat is written.
     wakes: Vec<usize>,
+    /// The ids of the groups that this rank has destroyed last, each with the number of collectives that it had called.
+    destroyed: Vec<(String, u64)>,
     /// True once the heartbeat thread has ended.
     gone: bool,
 }
@@ -31,6 +33,9 @@ impl Default for WatchSignal {
 }
 
 impl WatchSignal {
+    /// Maximum number of destroyed groups in a heartbeat.
+    const DESTROYED: usize = 64;
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,6 +65,23 @@ impl WatchSignal {
     pub(crate) fn compare(&self, ranks: &[usize]) {
         self.lock().wakes.extend(ranks);
         self.hurry();
+    }
+
+    /// Publishes that this rank destroys a group after so many collectives. A member that has called more waits for this
+    /// rank in vain, and then ends the group.
+    pub(crate) fn destroy(&self, group: &str, collectives: u64) {
+        {
+            let destroyed = &mut self.lock().destroyed;
+            let excess = (destroyed.len() + 1).saturating_sub(Self::DESTROYED);
+            destroyed.drain(..excess);
+            destroyed.push((group.to_owned(), collectives));
+        }
+        self.hurry();
+    }
+
+    /// Returns the groups that this rank has destroyed last.
+    pub(super) fn destroyed(&self) -> Vec<(String, u64)> {
+        self.lock().destroyed.clone()
     }
 
     /// Removes and returns the ranks to wake after a heartbeat.

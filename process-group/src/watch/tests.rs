@@ -181,7 +181,7 @@ impl World {
                 let size = table.beats.len();
                 for other in [(at + 1) % size, (at + size - 1) % size] {
                     if let Some(number) = rank.rolling.differs(&table.beats[&other].1) {
-                        board.suspects.push(Trouble::Suspect {
+                        board.noticed.push(Trouble::Suspect {
                             group: GROUP.into(),
                             number,
                             ranks: [at, other],

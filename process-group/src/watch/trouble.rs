@@ -13,11 +13,12 @@ use crate::{messages::message, peers::Loss, record::Progress};
 pub(crate) enum Trouble {
     /// A rank is lost. Ends every group of which that rank is a member.
     Lost { rank: usize, loss: Loss },
-    /// A member has dropped or aborted the group while others may wait for it.
+    /// A member has dropped or aborted the group while others may wait for it, or has destroyed it before another member
+    /// called a collective.
     Left {
         group: String,
         rank: usize,
-        /// `dropped` or `aborted`.
+        /// `dropped`, `aborted` or `destroyed`.
         how: String,
         /// Number of collectives that the rank had called. A member that has called more waits for that rank
         /// in vain.
@@ -47,6 +48,9 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
+    /// The value of `how` in [`Left`](Self::Left) for a member that has destroyed the group.
+    pub(crate) const DESTROYED: &str = "destroyed";
+
     /// Returns the id of the group that the trouble concerns. `None` for a loss, which concerns all groups of
     /// the lost rank.
     pub(crate) fn group(&self) -> Option<&str> {

@@ -13,7 +13,7 @@ use process_group::{
 use rustix::process::{Signal, getpid, kill_process};
 use rusty_fork::rusty_fork_test;
 
-use super::common::{Rank, faithful, far, hold, machine, values};
+use super::common::{Machine, Rank, faithful, far, hold, machine, values};
 use super::{
     background::{call_differently, until_over},
     hooked::Hooked,
@@ -45,6 +45,24 @@ fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<Work, GroupError> {
 
 fn everybody(group: &ProcessGroup) -> Request {
     Request::Lists(vec![(0..group.size()).collect()])
+}
+
+/// Rank 1 destroys the group, and the others call another collective.
+fn destroyed_by_one(machine: &Machine) {
+    machine.ranks(3, |rank| {
+        let world = rank.world();
+        all_reduce(&rank, &world).unwrap().wait_until(far()).unwrap();
+        if rank.rank == 1 {
+            if let Err(error) = world.destroy(far()) {
+                assert_left(&error, 1, "destroyed");
+            }
+            return;
+        }
+        let error = all_reduce(&rank, &world).and_then(|work| work.wait_until(far())).unwrap_err();
+        assert_left(&error, 1, "destroyed");
+        assert_left(&world.barrier(far()).unwrap_err(), 1, "destroyed");
+    });
+    assert!(wait_for_dropped(far()));
 }
 
 /// Returns true if the stream becomes idle before the deadline.
@@ -248,6 +266,52 @@ rusty_fork_test! {
                 thread::sleep(Duration::from_millis(5));
             }
         });
+    }
+
+    #[test]
+    fn who_waits_for_a_member_that_has_destroyed_the_group_is_told() {
+        destroyed_by_one(&faithful(3, 22809));
+    }
+
+    /// A strict world fails the call of the others.
+    #[test]
+    fn who_fails_because_a_member_has_destroyed_the_group_is_told() {
+        destroyed_by_one(&machine(3));
+    }
+
+    /// All calls are equal, so their hashes do not differ.
+    #[test]
+    fn a_member_that_skipped_a_call_is_named_by_a_comparison_and_when_it_destroys_the_group() {
+        let machine = faithful(3, 22809);
+        for (epoch, last) in ["compare", "destroy"].into_iter().enumerate() {
+            machine.ranks(3, |rank| {
+                let world = rank.builder().epoch(epoch as u64).build().unwrap();
+                world.compare_calls(far()).unwrap();
+                all_reduce(&rank, &world).unwrap();
+                world.compare_calls(far()).unwrap();
+                // A rank whose comparison has not returned would learn that rank 1 has destroyed the group.
+                rank.store.set(&format!("{last}/{}", rank.rank), b"").unwrap();
+                let all = [0, 1, 2].map(|rank| format!("{last}/{rank}"));
+                rank.store.wait(&all.each_ref().map(String::as_str), far()).unwrap();
+                for _ in 0..if rank.rank == 1 { 8 } else { 9 } {
+                    all_reduce(&rank, &world).unwrap();
+                }
+                if last == "destroy" {
+                    let destroyed = world.destroy(far());
+                    // Rank 1 may have destroyed its communicator before the others know.
+                    if rank.rank != 1 || destroyed.is_err() {
+                        assert_left(&destroyed.unwrap_err(), 1, "destroyed");
+                    }
+                    return;
+                }
+                let error = world.compare_calls(far()).unwrap_err();
+                let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+                assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[1][..], 9, 10), "{error}");
+                assert!(error.to_string().contains("rank 1 called compare_calls after 9 collectives at"), "{error}");
+                assert_eq!(world.check().unwrap_err().to_string(), error.to_string());
+            });
+            assert!(wait_for_dropped(far()));
+        }
     }
 
     #[test]
