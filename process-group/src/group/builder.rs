@@ -12,7 +12,7 @@ use super::{
     form::stay_away,
     group_parts::{GroupParts, take_numbers},
     health::GroupHealth,
-    join::join,
+    join::{join, meet_grown_peers},
     meeting::follow_up,
     member::{self, Joining},
     p2p::{
@@ -326,7 +326,13 @@ impl Builder {
         let ranks: Arc<[usize]> = (0..size).collect();
         let (members, uid) = join((&name, source.health()), &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
-        let peers = Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?;
+        let peers = match source {
+            Source::Grown(_) => {
+                let group = (&*name, source.health());
+                meet_grown_peers(group, &store, (rank, &ranks), &members, self.heartbeat, deadline)?
+            }
+            _ => Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?,
+        };
         let met = began.elapsed();
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
         let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))

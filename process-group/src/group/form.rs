@@ -16,6 +16,7 @@ use super::{
 use crate::{
     comm::{CommError, Communicator, UniqueId},
     error_text, messages,
+    peers::PeerError,
     store::{Deadline, PrefixStore},
 };
 
@@ -248,8 +249,14 @@ impl Meeting<'_> {
     }
 }
 
+/// Returns true if another rank, which has not reported yet, may be the cause of this rank's error.
 fn is_timeout(error: &GroupError) -> bool {
-    matches!(error, GroupError::Comm(CommError::DeadlineExceeded { .. }))
+    match error {
+        GroupError::Comm(CommError::DeadlineExceeded { .. }) => true,
+        // A rank that waits for a late one does not answer a third, which then has any of these errors.
+        GroupError::Peers(error) => !matches!(error, PeerError::Folder { .. }),
+        _ => false,
+    }
 }
 
 /// Notifies the members of a group that is being made that `rank` of the job will not take part in making the

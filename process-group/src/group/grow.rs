@@ -65,11 +65,11 @@ impl ProcessGroup {
     /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work
     ///   of this member is not done by the builder's timeout.
     /// - [`GroupError::Grow`] if the ranks are not the members of one group, followed by new ranks.
-    /// - [`GroupError::Peers`] or [`GroupError::Absent`] if a new rank dies while it waits. This may take up to 10 s
-    ///   more than the builder's timeout.
-    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Peers`],
-    ///   [`GroupError::Disagreement`], and [`GroupError::Unmade`] for a rank that could not take part. If
-    ///   NCCL fails or a rank is lost during the call, this group is unusable too, and all members must abort it.
+    /// - [`GroupError::Absent`] with a new rank that dies while it waits, the same on all other ranks. Comes within the
+    ///   builder's timeout if that is at least 20 s.
+    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Disagreement`],
+    ///   and [`GroupError::Unmade`] for a rank that could not take part. If NCCL fails or a rank is lost during the
+    ///   call, this group is unusable too, and all members must abort it.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, builder: Builder) -> Result<Self> {
         const CALL: &str = "grow";

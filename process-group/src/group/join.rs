@@ -1,17 +1,19 @@
 //! The first agreement of the ranks of a job.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bootstrap::agreement::{Failure, PlainProtocol};
 
 use super::{
     Disagreement, GroupError, Member, Result,
+    form::Readiness,
     health::GroupHealth,
     meeting::{Meeting, different_lists},
     member::{self, Joining},
 };
 use crate::{
     messages,
+    peers::Peers,
     store::{Deadline, PrefixStore},
 };
 
@@ -49,6 +51,23 @@ pub(super) fn join(
         Err(error) => Err(disagreement(&error).ok_or(error)?),
     };
     agreed.map_err(|source| GroupError::Disagreement { group: group.to_owned(), source })
+}
+
+/// Connects the processes of each host for a group that grows. All ranks succeed, or all get the same error: a new rank
+/// may die after [`join`], before other processes can notice that.
+pub(super) fn meet_grown_peers(
+    (group, health): (&str, Option<&Arc<GroupHealth>>),
+    job: &PrefixStore,
+    (rank, ranks): (usize, &[usize]),
+    members: &[Member],
+    heartbeat: Duration,
+    deadline: Deadline,
+) -> Result<Peers> {
+    let (what, name) = ("the connection of the processes of a host", "join/peers".into());
+    let meeting = Meeting { health, is_larger: health.is_some(), job, group, what, name, rank, ranks };
+    meeting.make(Readiness::ready(), deadline, |_, until, _| {
+        Ok(Peers::meet(job, rank, members, heartbeat, until)?)
+    })
 }
 
 /// Converts an error of the agreement to a disagreement, if it reports different lists of ranks or an unreadable

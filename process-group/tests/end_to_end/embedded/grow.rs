@@ -16,6 +16,7 @@ use process_group::{
     group::{Buffer, Builder, Disagreement, GroupError, P2pPolicy, Request},
     store::{Store, StoreError, TcpStore},
 };
+use rustix::process::{Signal, getpid, kill_process};
 use rusty_fork::rusty_fork_test;
 
 use super::common::{Machine, Rank, faithful, far, machine, machine_with, values};
@@ -348,10 +349,29 @@ fn one_rank() {
     if case == "dies" && rank.rank == 2 {
         machine.world.faults().inject(Injection::new("ncclCommGrow", Action::Kill)).unwrap();
     }
-    let grown = larger(old.as_ref(), builder().epoch(1).world_size(3));
-    if case == "dies" {
+    let larger_builder = builder().epoch(1).world_size(3).timeout(Duration::from_secs(20));
+    let larger_builder = match case == "dies early" && rank.rank == 2 {
+        true => {
+            let address = format!("127.0.0.1:{}", env::var("MASTER_PORT").unwrap());
+            let die = |_: &'static str, key: &str| {
+                if key.ends_with("/peers/2") {
+                    kill_process(getpid(), Signal::KILL).unwrap();
+                }
+                Ok(())
+            };
+            let store = Arc::new(TcpStore::connect(&address, far()).unwrap());
+            larger_builder.store(Arc::new(Hooked::new(&store, die)))
+        }
+        false => larger_builder,
+    };
+    let grown = larger(old.as_ref(), larger_builder);
+    if case != "lives" {
         let error = grown.unwrap_err();
-        assert!(matches!(error, GroupError::Lost { rank: 2, .. }), "{error}");
+        let is_named = match case.as_str() {
+            "dies" => matches!(error, GroupError::Lost { rank: 2, .. }),
+            _ => matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]),
+        };
+        assert!(is_named, "{error}");
         let old = old.unwrap();
         old.check().unwrap();
         old.barrier(far()).unwrap();
@@ -378,12 +398,23 @@ fn the_host_of_the_store_hosts_it_for_the_grown_group() {
     all_succeed((0..3).map(|rank| start(rank, port, "lives", "False")).collect());
 }
 
-#[test]
-fn a_new_rank_that_dies_in_the_call_is_named() {
+/// Every member that is left gets the same error.
+fn a_new_rank_dies(case: &str) {
     let store = TcpStore::host(0).unwrap();
     let port = store.address().rsplit(':').next().unwrap().parse().unwrap();
-    let mut ranks: Vec<_> = (0..3).map(|rank| start(rank, port, "dies", "True")).collect();
+    let mut ranks: Vec<_> = (0..3).map(|rank| start(rank, port, case, "True")).collect();
     let mut victim = ranks.pop().unwrap();
     all_succeed(ranks);
     assert!(!victim.wait().unwrap().success());
+}
+
+#[test]
+fn a_new_rank_that_dies_in_the_call_is_named() {
+    a_new_rank_dies("dies");
+}
+
+/// It has met the others, but their processes do not watch it yet.
+#[test]
+fn a_new_rank_that_dies_before_it_is_watched_is_named() {
+    a_new_rank_dies("dies early");
 }

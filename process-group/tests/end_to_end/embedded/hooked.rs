@@ -9,18 +9,18 @@ use process_group::store::{
 
 /// A rank's store that calls a test's hook before each operation, with the operation's name and its first
 /// key.
-pub(crate) struct Hooked<F> {
-    store: Arc<HashStore>,
+pub(crate) struct Hooked<F, S = HashStore> {
+    store: Arc<S>,
     before: F,
 }
 
-impl<F: Fn(&'static str, &str) -> store::Result<()>> Hooked<F> {
-    pub(crate) fn new(store: &Arc<HashStore>, before: F) -> Self {
+impl<F: Fn(&'static str, &str) -> store::Result<()>, S: Store> Hooked<F, S> {
+    pub(crate) fn new(store: &Arc<S>, before: F) -> Self {
         Self { store: store.clone(), before }
     }
 }
 
-impl<F: Fn(&'static str, &str) -> store::Result<()> + Send + Sync> Store for Hooked<F> {
+impl<F: Fn(&'static str, &str) -> store::Result<()> + Send + Sync, S: Store> Store for Hooked<F, S> {
     fn call(&self, request: Request) -> store::Result<Option<Reply>> {
         let mut keys = Vec::new();
         request.clone().for_each_key(|key| keys.push(String::from_utf8_lossy(key).into_owned()));
