@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock, Weak};
 
 use cuda_driver::Context;
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::shared_settings::SharedSettings;
 use super::{
@@ -92,12 +93,24 @@ impl ProcessGroup {
 
 /// Reserves `count` numbers for new groups in the store, and returns the lowest. Only the first member does that. The
 /// other members get 0 here, and read the number from the first member's record.
+///
+/// The first number of a store is random, so that groups of different stores have different numbers.
 pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) -> Result<u64, StoreError> {
+    const KEY: &str = "groups";
     if !is_first {
         return Ok(0);
     }
+    if !numbers.check(&[KEY])? {
+        let mut random = [0; 4];
+        getrandom(&mut random, GetRandomFlags::empty())
+            .map_err(|error| StoreError::Argument(format!("no random number for a group: {error}")))?;
+        // The number of groups takes the lower bits. The sign bit stays clear.
+        let first = i64::from(u32::from_le_bytes(random) >> 1) << GroupId::STORE_SHIFT;
+        // If another rank has set the first number meanwhile, that number stays.
+        numbers.compare_set(KEY, b"", first.to_string().as_bytes())?;
+    }
     let count = i64::try_from(count).unwrap_or(i64::MAX);
-    Ok((numbers.add("groups", count)? - count + 1).unsigned_abs())
+    Ok((numbers.add(KEY, count)? - count + 1).unsigned_abs())
 }
 
 impl GroupParts {

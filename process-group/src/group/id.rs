@@ -2,21 +2,31 @@
 
 use std::fmt;
 
-/// The identity of a group: equal on all its members, and never given to another group of the store.
+/// The identity of a group: equal on all its members, and given to no other group, not even in another store.
+/// Displayed as three numbers: a random number of the store in hexadecimal, the number of the group in the store, and
+/// the epoch.
 ///
 /// Groups of one store have ascending uids in the order in which they are made. A program that uses its
 /// groups in the order of their ids therefore uses them in the same order on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId {
-    /// The group's number in the store.
+    /// The group's number. The upper 32 bits are a random number of the store.
     pub uid: u64,
     /// The generation of the job that made the group; see [`Builder::epoch`](super::Builder::epoch).
     pub epoch: u64,
 }
 bootstrap::wire_struct!(GroupId { uid, epoch });
 
+impl GroupId {
+    /// The position in `uid` of the store's random number.
+    pub(super) const STORE_SHIFT: u32 = 32;
+}
+
 impl fmt::Display for GroupId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.uid, self.epoch)
+        match self.uid >> Self::STORE_SHIFT {
+            0 => write!(f, "{}.{}", self.uid, self.epoch),
+            store => write!(f, "{store:x}.{}.{}", self.uid & u64::from(u32::MAX), self.epoch),
+        }
     }
 }

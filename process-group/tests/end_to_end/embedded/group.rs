@@ -66,7 +66,8 @@ rusty_fork_test! {
         machine.ranks(4, |rank| {
             let world = rank.world();
             assert_eq!((world.rank(), world.size(), world.name()), (rank.rank, 4, "world"));
-            assert_eq!(world.id(), GroupId { uid: 1, epoch: 0 });
+            assert_eq!((world.id().uid & u64::from(u32::MAX), world.id().epoch), (1, 0));
+            assert_ne!(world.id(), GroupId { uid: 1, epoch: 0 }, "it has the number of its store");
             assert_eq!(world.global_ranks(), [0, 1, 2, 3]);
             assert!(world.members().iter().all(|member| member.process == std::process::id()));
             world.windows_supported().unwrap();
@@ -271,11 +272,12 @@ rusty_fork_test! {
                 // A subgroup of a subgroup, by the job's ranks.
                 let alone = rows.split("alone", &Request::Lists(vec![vec![rows.global_ranks()[0]]])).unwrap();
                 assert_eq!(alone.is_some(), rows.rank() == 0);
-                let ids = [Some(world.id()), Some(pairs.id()), Some(rows.id()), three.as_ref().map(ProcessGroup::id)];
+                let world_id = world.id();
+                let ids = [Some(world_id), Some(pairs.id()), Some(rows.id()), three.as_ref().map(ProcessGroup::id)];
                 for group in [alone, three, Some(rows), Some(pairs), Some(world)].into_iter().flatten() {
                     group.destroy(far()).unwrap();
                 }
-                ids.map(|id| id.map(|id| id.uid))
+                ids.map(|id| id.map(|id| id.uid - world_id.uid + 1))
             });
             assert_eq!(ids, [
                 [Some(1), Some(2), Some(6), None],
