@@ -58,12 +58,15 @@ impl Progress {
         called.map(|last| last.collectives).max().unwrap_or(0)
     }
 
-    /// Returns the members that have called fewer collectives than [`front`](Self::front), and the members
-    /// that did not answer.
+    /// Returns the members for which the others wait: those that have called the fewest collectives, if other
+    /// members have called more, and the members that did not answer. A member that is behind the
+    /// [`front`](Self::front), but not last, may itself wait for the last ones, and is not returned.
     pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
         let front = self.front();
-        let behind = move |last: &LastCall| last.collectives < front;
-        self.members.iter().filter(move |member| member.last.as_ref().is_none_or(behind))
+        let called = self.members.iter().filter_map(|member| member.last.as_ref());
+        let fewest = called.map(|last| last.collectives).min().unwrap_or(front);
+        let is_last = move |last: &LastCall| last.collectives < front && last.collectives == fewest;
+        self.members.iter().filter(move |member| member.last.as_ref().is_none_or(is_last))
     }
 }
 
@@ -254,6 +257,29 @@ mod tests {
         assert_eq!(progress.to_string(), format!("{both}{first}"));
         progress.members.extend((2..20).map(member));
         assert!(progress.to_string().ends_with("; and 11 more whose last call is not done"), "{progress}");
+    }
+
+    #[test]
+    fn a_member_that_is_behind_but_not_last_is_not_named() {
+        let member = |(rank, collectives): (usize, u64)| MemberProgress {
+            rank,
+            last: (collectives > 0).then(|| LastCall {
+                collectives,
+                messages: 0,
+                operation: None,
+                is_completed: false,
+                age: Duration::ZERO,
+                site: String::new(),
+            }),
+        };
+        let not_joined = |collectives: [u64; 4]| {
+            let members = (0..).zip(collectives).map(member).collect();
+            let progress = Progress { group: "world".into(), members };
+            progress.not_joined().map(|member| member.rank).collect::<Vec<_>>()
+        };
+        assert_eq!(not_joined([12, 9, 11, 9]), [1, 3]);
+        assert_eq!(not_joined([12, 9, 11, 0]), [1, 3]);
+        assert_eq!(not_joined([12, 12, 12, 12]), [0; 0]);
     }
 
     proptest! {
