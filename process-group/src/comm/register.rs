@@ -46,21 +46,16 @@ impl Registration {
     ///
     /// # Errors
     /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) if another thread was
-    /// inside NCCL with the communicator until the deadline. In that case the call tries once more for ten seconds
-    /// before it returns, but returns the error whatever the result. Treat the buffer as registered then, and do not
-    /// reuse the memory.
+    /// inside NCCL with the communicator until the deadline. The next call of the communicator then deregisters the
+    /// buffer. Keep the memory until the communicator has ended.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(mut self, deadline: Deadline) -> Result<()> {
         self.release(deadline)
     }
 
     fn release(&mut self, deadline: Deadline) -> Result<()> {
-        let Some(shared) = self.communicator.upgrade() else { return Ok(()) };
-        let released = shared.deregister(self.ptr, deadline);
-        if !matches!(released, Err(super::CommError::Busy { .. })) {
-            self.communicator = Weak::new();
-        }
-        released
+        let shared = std::mem::take(&mut self.communicator).upgrade();
+        shared.map_or(Ok(()), |shared| shared.deregister(self.ptr, deadline))
     }
 }
 

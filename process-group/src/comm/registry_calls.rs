@@ -15,20 +15,9 @@ use super::{
 use crate::store::Deadline;
 
 impl Shared {
-    /// Registers a range now. If another thread is inside the call guard, the communicator's next call registers the
-    /// range instead. A failure is passed to `hold`.
-    pub(crate) fn register_range(
-        &self,
-        address: u64,
-        bytes: usize,
-        hold: Arc<dyn SegmentHold>,
-    ) -> Result<(), Unsettled> {
-        self.note(address, bytes, hold)?;
-        self.flush_if_free(REGISTER)
-    }
-
-    /// Records a range to register. The communicator's next call, or [`flush_by`](Self::flush_by), registers the
-    /// range.
+    /// Records a range to register, without a call of NCCL. The communicator's next call,
+    /// [`flush_if_free`](Self::flush_if_free) or [`flush_by`](Self::flush_by) registers the range. A failure is passed to
+    /// `hold`.
     pub(crate) fn note(
         &self,
         address: u64,
@@ -41,22 +30,15 @@ impl Shared {
         })
     }
 
-    /// Deregisters a range now. If another thread is inside the call guard, the communicator's next call deregisters
-    /// the range instead.
-    pub(crate) fn deregister_range(&self, address: u64) -> Result<(), Unsettled> {
-        self.registry.leave(DEREGISTER, address).map_err(|source| Unsettled {
-            address,
-            bytes: 0,
-            is_registration: false,
-            source: source.into(),
-        })?;
-        self.flush_if_free(DEREGISTER)
+    /// Records a range to deregister, like [`note`](Self::note). Does nothing if the range is not registered.
+    pub(crate) fn note_removal(&self, address: u64) {
+        let _ = self.registry.leave(DEREGISTER, address);
     }
 
     /// Executes the pending requests. If another thread is inside the call guard, or the communicator is suspended, leaves
     /// them to the communicator's next call.
-    fn flush_if_free(&self, call: &'static str) -> Result<(), Unsettled> {
-        match self.guard.enter(call, Kind::Local, Some(Deadline::now())) {
+    pub(crate) fn flush_if_free(&self) -> Result<(), Unsettled> {
+        match self.guard.enter(REGISTER, Kind::Local, Some(Deadline::now())) {
             // No suspension begins while this thread is inside.
             Ok(_entry) if !self.guard.is_suspended() => self.flush(),
             _ => Ok(()),
@@ -160,8 +142,8 @@ impl Shared {
         })?
     }
 
-    /// Deregisters a range that [`register`](Self::register) registered. May be called again after
-    /// [`CommError::Busy`].
+    /// Deregisters a range that [`register`](Self::register) registered. After [`CommError::Busy`], the communicator's
+    /// next call deregisters the range.
     pub(super) fn deregister(&self, ptr: DevicePtr, deadline: Deadline) -> Result<()> {
         // A poisoned communicator is aborted later, which deregisters its ranges. This crate does not abort an
         // adopted one, so the range must be deregistered here even if the communicator is poisoned.
@@ -172,6 +154,8 @@ impl Shared {
                 if self.is_adopted()
                     || matches!(self.guard.check(DEREGISTER), Ok(()) | Err(CommError::Suspended { .. })) =>
             {
+                // This fails only if the range is not registered any more.
+                let _ = self.registry.leave(DEREGISTER, ptr.0);
                 return Err(busy);
             }
             // The communicator has ended, or can only be aborted.

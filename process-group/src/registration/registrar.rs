@@ -15,7 +15,7 @@ use caching_alloc::core::{Action, Entry, Hold, PoolId, Segment, SegmentId, Snaps
 
 use super::{Counts, RegistrarError, Result, Unregistrable};
 use crate::{
-    comm::{CommError, SegmentHold, Shared, Unsettled},
+    comm::{CommError, SegmentHold, Shared},
     memory::{self, Extent},
     store::Deadline,
 };
@@ -241,11 +241,13 @@ impl Registrar {
         if refusal.is_some() {
             return Ok(());
         }
+        let working = state.working();
         let mut first = Ok(());
-        for (service, shared) in state.working() {
-            first = first.and(self.register_segment(&mut state, &service, &shared, segment, false));
+        for (service, shared) in &working {
+            first = first.and(self.note_segment(&mut state, service, shared, segment));
         }
-        first
+        drop(state);
+        flush(working.iter().map(|(_, shared)| shared), first)
     }
 
     /// Removes a segment and deregisters it from every communicator.
@@ -257,13 +259,13 @@ impl Registrar {
         let mut state = self.lock();
         state.segments.remove(&segment.id());
         let kept = state.kept.remove(&segment.id()).unwrap_or_default();
-        let mut first = Ok(());
-        for kept in kept.iter().filter_map(Weak::upgrade) {
-            first = first.and(deregister(&kept.service, segment.address()));
-        }
+        let holders = kept.iter().filter_map(Weak::upgrade);
+        let communicators: Vec<_> = holders.filter_map(|kept| kept.service.communicator.upgrade()).collect();
+        communicators.iter().for_each(|shared| shared.note_removal(segment.address()));
         state.gone.retain(|kept| kept.strong_count() > 0);
-        state.gone.extend(kept.into_iter().filter(|kept| kept.strong_count() > 0));
-        first
+        state.gone.extend(kept);
+        drop(state);
+        flush(&communicators, Ok(()))
     }
 
     /// Removes a segment from the map of memory.
@@ -274,15 +276,13 @@ impl Registrar {
         }
     }
 
-    /// Registers a segment with a communicator. If `noted`, only records the segment, and the communicator's next
-    /// call registers it.
-    fn register_segment(
+    /// Requests the registration of a segment with a communicator, without a call of NCCL.
+    fn note_segment(
         &self,
         state: &mut State,
         service: &Arc<Service>,
         shared: &Shared,
         segment: &Segment,
-        noted: bool,
     ) -> Result<()> {
         let hold = segment.hold(shared.name())?;
         let is_registered = AtomicBool::new(false);
@@ -292,12 +292,7 @@ impl Registrar {
         holders.retain(|kept| kept.strong_count() > 0);
         holders.push(Arc::downgrade(&kept));
         let (address, bytes) = (segment.address(), usize::try_from(segment.bytes()).unwrap_or(usize::MAX));
-        let brought = if noted {
-            shared.note(address, bytes, kept)
-        } else {
-            shared.register_range(address, bytes, kept)
-        };
-        Ok(brought?)
+        Ok(shared.note(address, bytes, kept)?)
     }
 
     /// Serves a communicator. On success every present segment is registered with the communicator, and every new
@@ -320,7 +315,7 @@ impl Registrar {
             let registrable: Vec<_> = registrable.map(|(segment, _)| segment.clone()).collect();
             registrable
                 .iter()
-                .try_for_each(|segment| self.register_segment(&mut state, &service, shared, segment, true))
+                .try_for_each(|segment| self.note_segment(&mut state, &service, shared, segment))
         };
         let settled = noted.and_then(|()| shared.flush_by(deadline).map_err(RegistrarError::from));
         if settled.is_err() {
@@ -349,19 +344,18 @@ impl Registrar {
             return Err(RegistrarError::NotServed { communicator: shared.name().to_owned() });
         };
         let service = state.services.swap_remove(at);
-        let mut first = Ok(());
         for (id, kept) in &state.kept {
             let own = kept.iter().filter_map(Weak::upgrade).any(|kept| Arc::ptr_eq(&kept.service, &service));
             if let Some((segment, _)) = state.segments.get(id).filter(|_| own) {
-                first = first.and(deregister(&service, segment.address()));
+                shared.note_removal(segment.address());
             }
         }
         drop(state);
         // A suspended communicator deregisters the segments after it is resumed.
         if !works(shared) || shared.guard.is_suspended() {
-            return first;
+            return Ok(());
         }
-        first.and(shared.flush_by(deadline).map_err(RegistrarError::from))
+        Ok(shared.flush_by(deadline)?)
     }
 
     /// Stops serving all communicators, and removes all segments.
@@ -377,14 +371,11 @@ impl Registrar {
     }
 }
 
-/// Deregisters a segment from a communicator. Does nothing if the communicator is gone, or the segment is not
-/// registered with it.
-fn deregister(service: &Service, address: u64) -> Result<()> {
-    let Some(shared) = service.communicator.upgrade() else { return Ok(()) };
-    match shared.deregister_range(address) {
-        Err(Unsettled { source, .. }) if matches!(*source, CommError::Argument(_)) => Ok(()),
-        other => Ok(other?),
-    }
+/// Executes the noted requests of each communicator, unless another thread is inside NCCL with it. Returns the first
+/// failure. The registrar's lock is not held, because NCCL's calls may take long.
+fn flush<'a>(communicators: impl IntoIterator<Item = &'a Arc<Shared>>, first: Result<()>) -> Result<()> {
+    let flushed = communicators.into_iter().map(|shared| shared.flush_if_free());
+    flushed.fold(first, |first, flushed| first.and(flushed.map_err(RegistrarError::from)))
 }
 
 impl fmt::Debug for Registrar {

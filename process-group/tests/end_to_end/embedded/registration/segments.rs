@@ -1,6 +1,10 @@
 //! Segments are registered before their first block is handed out, and for as long as they are there.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
 
 use caching_alloc::core::{Action as Event, ActionKind, Entry, Filter, Tracker, TrackerError};
 use gpu_sim::{Action, Injection};
@@ -80,6 +84,33 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn nobody_waits_for_a_registration_that_takes_long() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let (allocator, stream) = allocator(&rank);
+            let registrar = SegmentRegistrar::attach(&allocator).unwrap();
+            let communicator = rank.communicator();
+            add(&registrar, &communicator).unwrap();
+            let slow = Action::Delay(Duration::from_secs(3));
+            machine.world.faults().inject(Injection::new("ncclCommRegister", slow)).unwrap();
+            thread::scope(|scope| {
+                let allocating = scope.spawn(|| drop(allocator.allocate(LARGE, stream).unwrap()));
+                while machine.world.calls("ncclCommRegister") == 0 {
+                    thread::yield_now();
+                }
+                assert_eq!(registrar.counts().segments, 1);
+                assert!(!allocating.is_finished(), "the registrar was locked until NCCL returned");
+            });
+            assert_eq!(registrar.counts().registrations, 1);
+            allocator.empty_cache().unwrap();
+            assert_eq!((registrar.counts().registrations, registrar.counts().kept), (0, 0));
+            communicator.destroy(far()).unwrap();
+            registrar.detach().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn a_failed_registration_poisons_the_communicator_and_harms_nobody_else() {
         let machine = machine(1);
         alone(&machine, |rank| {
@@ -139,7 +170,7 @@ rusty_fork_test! {
         let machine = machine(1);
         alone(&machine, |rank| {
             let (allocator, stream) = allocator(&rank);
-            let registrar = SegmentRegistrar::attach_with(&allocator, std::time::Duration::from_millis(50)).unwrap();
+            let registrar = SegmentRegistrar::attach_with(&allocator, Duration::from_millis(50)).unwrap();
             let communicator = rank.communicator();
             add(&registrar, &communicator).unwrap();
             drop(allocator.allocate(LARGE, stream).unwrap());

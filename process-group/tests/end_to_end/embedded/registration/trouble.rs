@@ -13,7 +13,7 @@ use process_group::{
 use rusty_fork::rusty_fork_test;
 
 use super::{
-    super::common::{faithful, far, machine, machine_with},
+    super::common::{faithful, far, machine, machine_with, soon},
     LARGE, Memory, add, allocator, allocator_of, alone, gather, numbers,
 };
 
@@ -102,6 +102,36 @@ rusty_fork_test! {
             registrar.remove(&communicator).unwrap();
             communicator.destroy(far()).unwrap();
             registrar.detach().unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_deregistration_waits_no_longer_than_its_deadline() {
+        let machine = machine(1);
+        alone(&machine, |rank| {
+            let communicator = rank.communicator();
+            let stream = rank.stream();
+            let memory = rank.memory(&[1.0; 8]);
+            let registration = unsafe { communicator.register(memory.ptr(), 32, far()) }.unwrap();
+            let reduce = || {
+                unsafe { communicator.all_reduce(memory.ptr(), memory.ptr(), 8, F32, ReduceOp::Sum, &stream) }.unwrap();
+            };
+            let slow = Action::Delay(std::time::Duration::from_secs(3));
+            machine.world.faults().inject(Injection::new("ncclAllReduce", slow)).unwrap();
+            thread::scope(|scope| {
+                let inside = scope.spawn(reduce);
+                while machine.world.calls("ncclAllReduce") == 0 {
+                    thread::yield_now();
+                }
+                let error = registration.deregister(soon()).unwrap_err();
+                assert!(matches!(error, CommError::Busy { .. }), "{error}");
+                assert!(!inside.is_finished(), "it waited for the other call");
+                assert_eq!(machine.world.calls("ncclCommDeregister"), 0);
+            });
+            reduce();
+            assert_eq!(machine.world.calls("ncclCommDeregister"), 1);
+            communicator.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
     }
