@@ -141,7 +141,7 @@ fn a_group_works_from_windows_and_in_graphs() {
                 })
                 .collect();
             world.barrier(far()).unwrap();
-            group.communicator().deregister_windows(windows, far()).unwrap();
+            unsafe { group.communicator().deregister_windows(windows, far()) }.unwrap();
         }
         pair.destroy(far()).unwrap();
         world.destroy(far()).unwrap();

@@ -194,8 +194,7 @@ impl Communicator {
     }
 
     /// Deregisters windows, in the order given, on the service thread. Every rank makes this call with the same
-    /// order. Before the call, all work of all ranks that uses the windows must be done, and all graphs that use the
-    /// windows must be destroyed.
+    /// order.
     ///
     /// # Errors
     /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl), which poison
@@ -205,8 +204,12 @@ impl Communicator {
     ///   deregistered then.
     /// - [`WindowRequest`](super::CommError::WindowRequest) for a window that is deregistered already. The windows
     ///   before it in the list are deregistered then, the windows after it are not.
+    ///
+    /// # Safety
+    /// On every rank, all work that uses the windows is done, and all graphs that captured such work are destroyed or
+    /// not launched any more. NCCL unmaps the other members' memory, which that work accesses.
     #[doc(alias = "ncclCommWindowDeregister")]
-    pub fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
+    pub unsafe fn deregister_windows(&self, windows: Vec<Window>, deadline: Deadline) -> Result<()> {
         const CALL: &str = "ncclCommWindowDeregister";
         open_group::refuse_inside(CALL)?;
         let own = Arc::as_ptr(self.shared());

@@ -57,9 +57,9 @@ rusty_fork_test! {
             assert!(windows.iter().all(|window| !window.raw().is_null()));
             let again = unsafe { communicator.register_windows(&[request(&segments[0])], far()) };
             assert!(matches!(again, Err(CommError::WindowRequest(_))), "{again:?}");
-            communicator.deregister_windows(windows.clone(), far()).unwrap();
+            unsafe { communicator.deregister_windows(windows.clone(), far()) }.unwrap();
             // NCCL must not be given the handle of a window that is gone.
-            let twice = communicator.deregister_windows(windows, far());
+            let twice = unsafe { communicator.deregister_windows(windows, far()) };
             assert!(matches!(&twice, Err(CommError::WindowRequest(error)) if error.index == 0), "{twice:?}");
             unsafe { communicator.register_windows(&[request(&segments[0])], far()) }.unwrap();
             communicator.destroy(far()).unwrap();
