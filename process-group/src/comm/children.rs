@@ -104,13 +104,13 @@ impl Communicator {
         self.nccl().api().require(Feature::REVOKE)?;
         let waiting_for = "this rank's work to be given up".into();
         self.begin(CALL, waiting_for, |shared| {
-            // Set before the call: NCCL would refuse work that arrives during the call, and the guard gives a clearer
-            // reason.
-            shared.guard.revoke();
+            // Set before the call, so that work that arrives during the call is refused at once.
+            shared.guard.set_revoked(true);
             // SAFETY: the call guard keeps the communicator alive during the call.
-            unsafe {
+            let revoked = unsafe {
                 call!(&shared.nccl, shared.name(), ncclCommRevoke(shared.raw(), NCCL_REVOKE_DEFAULT as c_int))
-            }
+            };
+            revoked.inspect_err(|_| shared.guard.set_revoked(false))
         })
         .finish(deadline)
     }

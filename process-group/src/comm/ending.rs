@@ -1,6 +1,12 @@
 //! Destroys a communicator together with all ranks, or aborts a communicator of this rank.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use nccl_sys::Feature;
 
@@ -15,6 +21,9 @@ use super::{
 };
 use crate::store::Deadline;
 
+/// How a destroyed communicator ended, in the errors of later calls.
+const DESTROYED: &str = "destroyed";
+
 impl Communicator {
     /// Destroys the communicator once all enqueued work is done, or given up by a [revocation](Self::revoke).
     /// Collective: every rank must destroy the communicator. Windows and local registrations that remain are
@@ -22,7 +31,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::DeadlineExceeded`] if other ranks did not finish in time (the communicator is then aborted in the
-    /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself; [`CommError::Poisoned`]
+    /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself (which goes on, and may still
+    /// succeed); [`CommError::Poisoned`]
     /// for a communicator that can only be aborted; [`CommError::Adopted`] for a communicator that was
     /// [adopted](Self::adopt) (the communicator is then [released](Self::release) in the background).
     #[doc(alias = "ncclCommDestroy")]
@@ -42,7 +52,7 @@ impl Communicator {
             // If NCCL has not begun to make the communicator, there is nothing to destroy.
             .map(|communicator| {
                 communicator.shared.refuse_adopted("ncclCommDestroy")?;
-                let made = !communicator.shared.guard.close_unmade("destroyed");
+                let made = !communicator.shared.guard.close_unmade(DESTROYED);
                 Ok(made.then(|| communicator.begin_finalize()))
             })
             .collect();
@@ -81,8 +91,10 @@ impl Communicator {
         const GRACE: Duration = Duration::from_millis(50);
         let (promise, ticket) = promise();
         let interruption = ticket.interruption(GRACE);
-        self.shared.guard.close_working(CALL, "destroyed", &interruption)?;
+        self.shared.guard.close_working(CALL, DESTROYED, &interruption)?;
         let shared = self.shared.clone();
+        let returned = Arc::new(AtomicBool::new(false));
+        let has_returned = returned.clone();
         self.service.keep(promise, move || {
             let end = || {
                 // Queries and local registrations may still be inside NCCL. They do not block, so they return soon.
@@ -100,10 +112,13 @@ impl Communicator {
             };
             // After a failure the state of the communicator is unknown, and no call may use it again.
             end().inspect_err(|_| abort::keep(&shared))?;
+            // The caller may have stopped waiting, and recorded that the call has not returned.
+            has_returned.store(true, Ordering::SeqCst);
+            shared.guard.set_ending(DESTROYED);
             shared.let_go().iter().for_each(reaper::take);
             Ok(())
         });
-        Ok(Destroying { ticket, _interruption: interruption })
+        Ok(Destroying { ticket, returned, _interruption: interruption })
     }
 
     fn finish_destroy(&self, destroying: Destroying, deadline: Deadline) -> Result<()> {
@@ -112,7 +127,11 @@ impl Communicator {
                 Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
                 _ => format!("ncclCommDestroy did not return within {:.1?}", deadline.waited()),
             };
-            self.shared.guard.set_ending(&format!("leaked: {why}"));
+            // Without a result, the destruction may still succeed later. It then corrects this text.
+            self.shared.guard.set_ending(&format!("being destroyed: {why}"));
+            if destroying.returned.load(Ordering::SeqCst) {
+                self.shared.guard.set_ending(DESTROYED);
+            }
             Err(CommError::Leaked { communicator: self.name().into(), why })
         })
     }
@@ -141,6 +160,8 @@ impl Communicator {
 /// A communicator that is being destroyed.
 struct Destroying {
     ticket: Ticket<Result<()>>,
+    /// True once NCCL has destroyed the communicator.
+    returned: Arc<AtomicBool>,
     /// Ends the wait of `ticket` when the communicator is aborted. The call guard holds only a weak reference.
     _interruption: Arc<Listener>,
 }

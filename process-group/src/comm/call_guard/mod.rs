@@ -333,10 +333,10 @@ impl CallGuard {
         self.changed(state);
     }
 
-    /// Records that the communicator is revoked. Work is refused from now on.
-    pub(crate) fn revoke(&self) {
+    /// Records whether the communicator is revoked, or about to be. Work is refused as long as it is.
+    pub(crate) fn set_revoked(&self, revoked: bool) {
         let mut state = self.lock();
-        state.revoked = true;
+        state.revoked = revoked;
         self.changed(state);
     }
 

@@ -94,7 +94,7 @@ fn a_group_keeps_out_collectives_of_others_but_not_local_calls() {
 #[test]
 fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
     let guard = guard();
-    guard.revoke();
+    guard.set_revoked(true);
     for kind in [Kind::Enqueue, Kind::Collective] {
         assert!(matches!(guard.enter("x", kind, None), Err(CommError::Revoked { .. })));
     }
@@ -125,7 +125,7 @@ fn a_suspended_communicator_admits_its_resumption_and_its_end_alone() {
     guard.enter("x", Kind::Enqueue, None).unwrap();
     assert_eq!(guard.word.load(Ordering::Relaxed), 0, "calls pass the lock by again");
     guard.set_suspended(true);
-    guard.revoke();
+    guard.set_revoked(true);
     assert!(matches!(guard.enter("x", Kind::Enqueue, None), Err(CommError::Revoked { .. })));
     guard.poison("an error");
     assert!(matches!(guard.enter("x", Kind::Suspended, None), Err(CommError::Poisoned { .. })));

@@ -154,6 +154,29 @@ rusty_fork_test! {
         });
     }
 
+    /// The caller does not wait long enough. The destruction goes on.
+    #[test]
+    fn a_destruction_that_succeeds_late_is_known() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let communicator = rank.communicator();
+            let handle = communicator.abort_handle();
+            let late = Action::Delay(Duration::from_secs(1));
+            machine.world.faults().inject(Injection::new("ncclCommDestroy", late)).unwrap();
+            let error = communicator.destroy(soon()).unwrap_err();
+            assert!(matches!(&error, CommError::Leaked { .. }), "{error}");
+            let patience = far();
+            loop {
+                match handle.async_error() {
+                    Err(CommError::Closed { how, .. }) if how == "destroyed" => break,
+                    found => assert!(!patience.expired(), "{found:?}"),
+                }
+                thread::yield_now();
+            }
+        });
+        machine.world.finish().unwrap();
+    }
+
     #[test]
     fn several_communicators_go_together() {
         let machine = machine(2);
