@@ -1,13 +1,14 @@
 //! Settings of a communicator.
 
-use nccl_sys::{ConfigError, Missing, NCCL_CONFIG_UNDEF_INT};
+use nccl_sys::{ConfigError, Missing, NCCL_CONFIG_UNDEF_INT, overrides};
 
 pub use nccl_sys::{ConfigBuilder, CtaPolicy, GraphUsage};
 
 use super::{Nccl, Result, WindowFacts};
 
 /// Settings of a communicator. NCCL chooses the values of settings that are not set. NCCL's environment variables
-/// override all settings.
+/// override all settings. Making a communicator fails if a variable sets `blocking`, `splitShare` or `shrinkShare` to a
+/// value that [`nccl`](Self::nccl()) refuses.
 ///
 /// Communicators are always blocking, because a non-blocking communicator costs 25 to 30 µs more per call. Deadlines of
 /// blocking calls are kept by the service thread. An NCCL release silently ignores settings that it does not know;
@@ -114,7 +115,7 @@ impl Config {
     /// Converts the settings to `nccl_sys::Config`. NCCL keeps the address of the name in the returned value, so that
     /// value must live as long as the communicator.
     pub(crate) fn lower(&self, nccl: &Nccl) -> Result<nccl_sys::Config> {
-        self.check()?;
+        self.check(nccl)?;
         // Always set to blocking, whatever the default of the release.
         let mut builder = self.nccl.clone().blocking(true);
         if let Some(name) = &self.name {
@@ -139,7 +140,7 @@ impl Config {
     }
 
     /// Refuses settings that would break guarantees of this crate.
-    fn check(&self) -> Result<()> {
+    fn check(&self, nccl: &Nccl) -> Result<()> {
         const UNSET: i32 = NCCL_CONFIG_UNDEF_INT;
         let raw = self.nccl.raw();
         let one_by_one = "communicators of this crate end one by one, and share no resources";
@@ -156,19 +157,32 @@ impl Config {
                 "NCCL must order its kernels in graphs",
             ),
         ];
-        match refused.into_iter().find(|(_, value, allowed, _)| !allowed.contains(value)) {
-            None => Ok(()),
-            Some((field, value, _, problem)) => {
-                let (value, problem) = (value.to_string(), problem.to_owned());
-                Err(ConfigError::Value { field, value, problem }.into())
+        if let Some((field, value, _, problem)) =
+            refused.iter().find(|(_, value, allowed, _)| !allowed.contains(value))
+        {
+            let (value, problem) = (value.to_string(), (*problem).to_owned());
+            return Err(ConfigError::Value { field, value, problem }.into());
+        }
+        // NCCL's variables for graphs are left to the user: their wrong use is undefined behaviour in every program.
+        for found in overrides(nccl.release()) {
+            let value = found.value.to_str().and_then(|value| value.trim().parse::<i32>().ok());
+            let known = refused[..3].iter().find(|(field, ..)| *field == found.field).zip(value);
+            if let Some(((field, _, allowed, problem), value)) = known
+                && !allowed.contains(&value)
+            {
+                let problem = format!("{problem}; unset {}", found.variable);
+                return Err(ConfigError::Value { field, value: value.to_string(), problem }.into());
             }
         }
+        Ok(())
     }
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
     use super::*;
+    use rusty_fork::rusty_fork_test;
+
     use crate::embedded_machine::machine_with;
 
     #[test]
@@ -198,5 +212,26 @@ mod tests {
         assert_eq!(lower(declared).unwrap().graphUsageMode, 1);
         let ignored = Config::new().nccl(builder().rma_signals(1)).ignored_by(&machine.nccl).unwrap();
         assert_eq!(ignored.len(), 1);
+    }
+
+    rusty_fork_test! {
+        /// NCCL reads these variables after the configuration.
+        #[test]
+        fn variables_that_break_promises_are_refused() {
+            let machine = machine_with(1, 22907);
+            for (variable, bad, good) in [
+                ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1", "0"),
+                ("NCCL_COMM_SHRINK_SHARE_RESOURCES", " 1", "0"),
+                ("NCCL_COMM_BLOCKING", "0", "1"),
+            ] {
+                // SAFETY: this process runs only this test, and no other thread reads the environment.
+                unsafe { std::env::set_var(variable, bad) };
+                let error = crate::error_text(&Config::new().lower(&machine.nccl).unwrap_err());
+                assert!(error.contains(&format!("unset {variable}")), "{error}");
+                // SAFETY: as above.
+                unsafe { std::env::set_var(variable, good) };
+                Config::new().lower(&machine.nccl).unwrap();
+            }
+        }
     }
 }
