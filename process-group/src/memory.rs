@@ -121,7 +121,10 @@ pub(crate) struct Place {
 #[derive(Default)]
 struct Map {
     segments: BTreeMap<u64, Extent>,
-    /// The driver's answers for other memory: the end address and the device of each range, by start address.
+    /// The driver's answers for other memory: the end address and the device of each range, by start address. An answer
+    /// is stale if the memory was freed and other memory has its addresses. It then only lets pass a raw address that is
+    /// not valid, which its caller has promised: a refusal is always the driver's current answer, and a segment replaces
+    /// the answers for its addresses.
     others: BTreeMap<u64, (u64, u32)>,
 }
 
