@@ -74,11 +74,35 @@ impl Store for PrefixStore {
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
         keys.iter_mut().for_each(|key| self.add_prefix(key));
+        // The other store would answer these two with all of its keys.
+        if let Some(request @ (Request::ListKeys | Request::NumKeys)) = request {
+            self.store.call_when_there(keys, None, deadline)?;
+            return self.call(request);
+        }
         request.iter_mut().for_each(|request| request.for_each_key(|key| self.add_prefix(key)));
         self.store.call_when_there(keys, request, deadline)
     }
 
     fn unexpected(&self, operation: &'static str, reply: Option<Reply>) -> StoreError {
         self.store.unexpected(operation, reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::HashStore;
+
+    #[test]
+    fn a_request_about_all_keys_that_waits_for_a_key_sees_only_the_prefix() {
+        let shared = Arc::new(HashStore::new());
+        shared.set("other", b"").unwrap();
+        let store = PrefixStore::new("own", shared);
+        store.set("key", b"").unwrap();
+        let ask =
+            |request| store.call_when_there(vec![b"key".into()], Some(request), Deadline::now()).unwrap();
+        let (keys, number) = (ask(Request::ListKeys), ask(Request::NumKeys));
+        assert!(matches!(&keys, Some(Reply::Keys(keys)) if keys[..] == [b"key"]), "{keys:?}");
+        assert!(matches!(number, Some(Reply::Integer(1))), "{number:?}");
     }
 }
