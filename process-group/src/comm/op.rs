@@ -409,6 +409,7 @@ impl Communicator {
             // The driver's and the runtime's stream are one type under two names.
             stream: stream.raw().cast(),
             place: self.place(),
+            unused_buffer: &shared.unused_buffer,
             window,
         };
         // SAFETY: the caller upholds the contract of `launch`. The guard keeps the communicator alive, and admits
@@ -425,6 +426,8 @@ pub(super) struct Launch<'a> {
     pub(super) comm: ncclComm_t,
     pub(super) stream: cudaStream_t,
     pub(super) place: &'a Place,
+    /// See [`Shared::unused_buffer`](super::shared::Shared::unused_buffer).
+    unused_buffer: &'a DevicePtr,
     /// The window that a put writes into, and the byte offset in that window.
     pub(super) window: Option<(ncclWindow_t, usize)>,
 }
@@ -444,6 +447,7 @@ impl Launch<'_> {
         let (send, receive, root) = (op.send.0 as *const _, op.receive.0 as *mut _, rank as i32);
         let moved = || dtype.moved(self.release());
         let native = || nccl.has(Feature::ALL_TO_ALL);
+        let is_root = || self.place.rank == rank;
         // SAFETY: the caller upholds this function's contract. `Op::check` has checked the ranks.
         unsafe {
             match primitive {
@@ -468,14 +472,13 @@ impl Launch<'_> {
                 Primitive::AllToAll if native() => {
                     call!(nccl, name, ncclAlltoAll(send, receive, count, moved(), comm, stream))
                 }
-                // Only the root has both buffers. The others give NCCL their one buffer twice: with
-                // `NCCL_CHECK_MODE=DEBUG_GLOBAL` or `DEBUG_LOCAL`, it refuses a null buffer that it does not use.
+                // Only the root uses both buffers.
                 Primitive::Gather if native() => {
-                    let receive = if receive.is_null() { send.cast_mut() } else { receive };
+                    let receive = if is_root() { receive } else { self.unused_buffer.0 as *mut _ };
                     call!(nccl, name, ncclGather(send, receive, count, moved(), root, comm, stream))
                 }
                 Primitive::Scatter if native() => {
-                    let send = if send.is_null() { receive.cast_const() } else { send };
+                    let send = if is_root() { send } else { self.unused_buffer.0 as *const _ };
                     call!(nccl, name, ncclScatter(send, receive, count, moved(), root, comm, stream))
                 }
                 Primitive::AllToAll | Primitive::Gather | Primitive::Scatter => self.messages(*op),

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    fmt,
+    env, fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering},
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::Context;
+use cuda_driver::{Context, DevicePtr, memory::DeviceMemory};
 use nccl_sys::{ncclComm, ncclComm_t, ncclResult_t};
 
 use super::{
@@ -41,6 +41,11 @@ pub(crate) struct Shared {
     /// The configuration that NCCL received. NCCL keeps the address of the name string that it contains.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
+    /// The address that NCCL gets for a buffer that this rank does not use. Null, except if NCCL
+    /// [checks buffers](checks_buffers): it then refuses null. The address is then that of a small allocation of this
+    /// communicator, and not that of the buffer that the rank uses. A buffer in a window could make NCCL choose another
+    /// algorithm on this rank than on the others.
+    pub(super) unused_buffer: DevicePtr,
     /// Set once NCCL has made the communicator.
     pub(super) making: OnceLock<Making>,
     /// True once one-sided operations are prepared.
@@ -51,6 +56,12 @@ pub(crate) struct Shared {
     /// Reference that keeps an adopted communicator's owner alive until the release. Not set for communicators that
     /// are not adopted.
     pub(super) owner: OnceLock<Mutex<Option<Owner>>>,
+}
+
+/// Returns true if this process's environment makes NCCL check the buffers of calls, including those that a rank does
+/// not use.
+fn checks_buffers() -> bool {
+    env::var("NCCL_CHECK_MODE").is_ok_and(|mode| mode.starts_with("DEBUG"))
 }
 
 /// The owner of an adopted communicator.
@@ -69,6 +80,11 @@ impl Shared {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let rank = setup.rank;
         let name = config.name.as_deref().unwrap_or("unnamed");
+        // Without memory for this buffer, NCCL gets null, and its error names the buffer.
+        let unused_buffer =
+            checks_buffers().then(|| DeviceMemory::new(setup.context, 1).ok()).flatten().map(Arc::new);
+        let mut windows = Windows::default();
+        windows.kept.extend(unused_buffer.clone().map(|memory| memory as _));
         Arc::new(Self {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             nccl: setup.nccl.clone(),
@@ -77,7 +93,8 @@ impl Shared {
             guard: Arc::new(CallGuard::new(format!("communicator {name} (rank {rank} of {size})"))),
             handle,
             config: raw,
-            windows: Mutex::default(),
+            windows: Mutex::new(windows),
+            unused_buffer: unused_buffer.map_or(DevicePtr(0), |memory| memory.ptr()),
             making: OnceLock::new(),
             one_sided: AtomicBool::new(false),
             registry: Registry::default(),
@@ -272,5 +289,32 @@ impl<T: Send + 'static> Serving<T> {
         let communicator = self.shared.name().to_owned();
         let late = CommError::DeadlineExceeded { communicator, waiting_for, waited: deadline.waited() };
         Ok(self.shared.judge(Err(late))?)
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use rusty_fork::rusty_fork_test;
+
+    use super::*;
+    use crate::embedded_machine::{far, machine};
+
+    rusty_fork_test! {
+        #[test]
+        fn a_communicator_allocates_a_buffer_only_if_nccl_checks_buffers() {
+            let machine = machine(1);
+            for (mode, allocates) in [(None, false), (Some("DEFAULT"), false), (Some("DEBUG_LOCAL"), true)] {
+                if let Some(mode) = mode {
+                    // SAFETY: this process runs one test, and no other thread uses the environment.
+                    unsafe { env::set_var("NCCL_CHECK_MODE", mode) };
+                }
+                machine.ranks(1, |rank| {
+                    let communicator = rank.communicator();
+                    assert_eq!(communicator.shared().unused_buffer.0 != 0, allocates, "{mode:?}");
+                    communicator.destroy(far()).unwrap();
+                });
+            }
+            machine.world.finish().unwrap();
+        }
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Windows {
     pub(super) live: Vec<Live>,
     /// Every cell whose address was passed to NCCL.
     pub(super) cells: Vec<Cell>,
-    /// The memory under the windows, if a caller asked to keep it.
+    /// The memory under the windows, if a caller asked to keep it, and this crate's own memory for the communicator.
     pub(crate) kept: Vec<Arc<dyn Any + Send + Sync>>,
 }
 
