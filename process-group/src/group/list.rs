@@ -9,6 +9,9 @@ use crate::{
     operation::Operation,
 };
 
+/// The rule for the lengths of a message that a rank sends to itself.
+const TO_ONESELF: &str = "a message to oneself is received as it is sent";
+
 impl Ops {
     pub(super) fn all_gather_list(&self, send: Buffer, receive: &[Buffer]) -> Result<Vec<Op>, ArgumentError> {
         const CALL: Operation = Operation::AllGatherList;
@@ -56,6 +59,7 @@ impl Ops {
         self.own(CALL, "receive", receive)?;
         self.one_type(CALL, send[own], send)?;
         self.one_type(CALL, send[own], receive)?;
+        self.own_share(CALL, send[own], receive[own])?;
         apart(CALL.name(), parts(send, receive, Some((own, own))))?;
         let in_place = |peer: usize| peer == own && send[own] == receive[own];
         let pair =
@@ -76,6 +80,7 @@ impl Ops {
         }
         self.own(CALL, "receive", receive)?;
         self.one_type(CALL, send, receive)?;
+        self.own_share(CALL, send, receive[own])?;
         apart(CALL.name(), parts(&[send], receive, Some((0, own))))?;
         let to_root = (send != receive[own]).then_some(message(CALL, send, true, own));
         let from = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, false, peer);
@@ -96,6 +101,7 @@ impl Ops {
         }
         self.own(CALL, "send", send)?;
         self.one_type(CALL, receive, send)?;
+        self.own_share(CALL, send[own], receive)?;
         apart(CALL.name(), parts(send, &[receive], Some((own, 0))))?;
         let from_root = (receive != send[own]).then_some(message(CALL, receive, false, own));
         let to = |(peer, buffer): (usize, &Buffer)| message(CALL, *buffer, true, peer);
@@ -126,6 +132,14 @@ impl Ops {
         }
     }
 
+    /// Checks that this rank sends itself as many elements as it receives from itself.
+    fn own_share(&self, operation: Operation, send: Buffer, receive: Buffer) -> Result<(), ArgumentError> {
+        if send.elements == receive.elements {
+            return Ok(());
+        }
+        Err(self.lengths(operation, send, receive, TO_ONESELF))
+    }
+
     /// Fails if `ops` contains a message from this rank to itself without a counterpart, or with one of another
     /// length or type.
     pub(super) fn to_oneself(&self, ops: &[Op]) -> Result<(), ArgumentError> {
@@ -137,8 +151,7 @@ impl Ops {
                 (Some(from), Some(to)) if (from.count, from.dtype) == (to.count, to.dtype) => {}
                 (Some(from), Some(to)) => {
                     let buffer = |op: &Op| Buffer::new(op.send, op.count, op.dtype);
-                    let rule = "a message to oneself is received as it is sent";
-                    return Err(self.lengths(from.call, buffer(from), buffer(to), rule));
+                    return Err(self.lengths(from.call, buffer(from), buffer(to), TO_ONESELF));
                 }
                 (Some(half), None) | (None, Some(half)) => {
                     return Err(ArgumentError::ToOneself { call: half.call.name(), rank: self.rank });
@@ -235,6 +248,24 @@ mod tests {
     use crate::comm::DataType;
     use cuda_driver::DevicePtr;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_share_of_a_list_that_a_rank_sends_to_itself_is_as_long_as_the_received_one() {
+        let buffer = |at, elements| Buffer::new(DevicePtr(at), elements, DataType::U8);
+        let (ops, own, other) = (Ops { rank: 0, size: 2 }, buffer(16, 2), buffer(32, 2));
+        for (elements, fits) in [(1, false), (2, true), (3, false)] {
+            let received = [buffer(64, elements), buffer(96, 2)];
+            let results = [
+                ops.all_to_all_list(&[own, other], &received),
+                ops.gather_list(own, &received, 0),
+                ops.scatter_list(&[own, other], received[0], 0),
+            ];
+            for result in results {
+                assert_eq!(result.is_ok(), fits, "{result:?}");
+                assert!(matches!(result, Ok(_) | Err(ArgumentError::Lengths { .. })), "{result:?}");
+            }
+        }
+    }
 
     fn buffers() -> impl Strategy<Value = Vec<Buffer>> {
         let buffer = (1u64..40, 0usize..6)
