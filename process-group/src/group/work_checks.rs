@@ -129,7 +129,7 @@ mod tests {
     use gpu_sim::{Action, Injection};
     use rusty_fork::rusty_fork_test;
 
-    use super::*;
+    use super::{super::GroupSettings, *};
     use crate::comm::wait_for_dropped;
     use crate::embedded_machine::{far, hold, machine};
 
@@ -138,10 +138,15 @@ mod tests {
     /// Returns a function that runs the watchdog's check so many times, at times later than all earlier
     /// checks.
     fn looks(health: &Arc<GroupHealth>) -> impl FnMut(u64) + use<> {
+        looks_after(health, WorkMonitor::STEP)
+    }
+
+    /// Like [`looks`], with this pause before each check.
+    fn looks_after(health: &Arc<GroupHealth>, pause: Duration) -> impl FnMut(u64) + use<> {
         let (health, mut now) = (health.clone(), Instant::now() + LONG);
         move |times| {
             for _ in 0..times {
-                now = now + WorkMonitor::STEP;
+                now = now + pause;
                 health.look(now);
             }
         }
@@ -202,6 +207,32 @@ mod tests {
                 assert!(matches!(&error, GroupError::Overdue { sequence: 2, .. }), "{error}");
                 drop(open);
                 rank.context.synchronize().unwrap();
+                group.abort(far()).unwrap();
+            });
+            assert!(wait_for_dropped(far()));
+            machine.world.finish().unwrap();
+        }
+
+        #[test]
+        fn a_long_pause_between_checks_does_not_delay_the_report_of_late_work() {
+            let machine = machine(1);
+            machine.ranks(1, |rank| {
+                let (timeout, pause) = (LONG, LONG / 16);
+                let settings = GroupSettings::new().work_timeout(timeout).check_interval(pause);
+                let group = rank.builder().settings(settings).build().unwrap();
+                let health = &group.counter.health;
+                health.monitor().unwrap().store.set("overdue", b"1").unwrap();
+                let stream = rank.stream();
+                let open = hold(&stream);
+                let _work = group.track_graph_launch(&stream).unwrap();
+                // The first check sees the work. After 16 more the work is late, and the next one has waited for an
+                // answer of the other members.
+                assert!(pause > health.patience() * 2);
+                looks_after(health, pause)(1 + 16 + 1);
+                let error = group.check().unwrap_err();
+                assert!(matches!(&error, GroupError::Overdue { sequence: 1, .. }), "{error}");
+                drop(open);
+                stream.synchronize().unwrap();
                 group.abort(far()).unwrap();
             });
             assert!(wait_for_dropped(far()));

@@ -67,8 +67,7 @@ struct Oldest {
 }
 
 impl WorkMonitor {
-    /// The most time that one check adds to the age of work. If this process was stopped between two checks, for
-    /// example by a debugger, the rest of that time does not count as a wait for other ranks.
+    /// The least value of [`longest_step`](Self::longest_step).
     pub(super) const STEP: Duration = Duration::from_secs(1);
 
     pub(super) fn new(
@@ -116,6 +115,13 @@ impl WorkMonitor {
         self.pause
     }
 
+    /// Returns the most time that one check adds to the age of work. If this process was stopped between two checks, for
+    /// example by a debugger, the rest of that time does not count as a wait for other ranks. The value is more than a
+    /// pause, so that a check that is a little late still counts in full.
+    fn longest_step(&self) -> Duration {
+        (self.pause * 2).max(Self::STEP)
+    }
+
     /// Returns true if all enqueued work is known to be done.
     pub(super) fn is_done(&self) -> bool {
         self.work.upgrade().is_some_and(|work| work.is_done())
@@ -129,7 +135,7 @@ impl WorkMonitor {
         let Oldest { looked, works } = std::mem::take(&mut *oldest);
         oldest.looked = Some(now);
         let step = looked.map_or(Duration::ZERO, |looked| now.saturating_duration_since(looked));
-        let step = step.min(Self::STEP);
+        let step = step.min(self.longest_step());
         let works = open.into_iter().map(|work| {
             let former = works.iter().find(|(other, _)| *other == work.key);
             let waited = former.map_or(Duration::ZERO, |(_, waited)| *waited + step);
