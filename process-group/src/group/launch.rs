@@ -63,6 +63,7 @@ impl Ops {
 
     #[inline(always)]
     pub(super) fn gather(&self, send: Buffer, receive: Option<Buffer>, root: usize) -> Op {
+        let receive = receive.filter(|_| self.rank == root);
         let all = receive.unwrap_or(Buffer { ptr: NONE, ..send });
         let elements = receive.map(|receive| receive.elements);
         Op::new(Primitive::Gather, send.ptr, all.ptr, send.elements, send.dtype)
@@ -72,6 +73,7 @@ impl Ops {
 
     #[inline(always)]
     pub(super) fn scatter(&self, send: Option<Buffer>, receive: Buffer, root: usize) -> Op {
+        let send = send.filter(|_| self.rank == root);
         let all = send.unwrap_or(Buffer { ptr: NONE, ..receive });
         let elements = send.map(|send| send.elements);
         Op::new(Primitive::Scatter, all.ptr, receive.ptr, receive.elements, receive.dtype)
@@ -279,7 +281,7 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// The error that ended the group; [`GroupError::Comm`] for a stream of another device;
+    /// The error that ended the group; [`GroupError::Argument`] for a stream of another device;
     /// [`GroupError::Driver`].
     #[track_caller]
     pub fn track_graph_launch(&self, stream: &Stream) -> Result<Work> {
@@ -287,7 +289,9 @@ impl ProcessGroup {
         health.check()?;
         // The stream is checked before the call is counted. A call that is counted and then fails would make this
         // rank's count differ from the other members'.
-        self.communicator.check_stream("track_graph_launch", stream).map_err(|error| *error)?;
+        self.communicator
+            .check_stream("track_graph_launch", stream)
+            .map_err(|error| *self.refused_by_check(*error))?;
         let blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
         let entry = LogEntry::new(Location::caller(), None);
         let marked = self.commit(blank, entry, "graph", true, &[], stream);
@@ -317,5 +321,25 @@ impl ProcessGroup {
             return Ok(work);
         }
         Ok(self.outstanding.put(work))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::DataType;
+
+    #[test]
+    fn the_buffer_of_a_root_is_ignored_on_other_ranks() {
+        let buffer = |at| Buffer::new(DevicePtr(at), 2, DataType::F32);
+        let op = |rank| {
+            let ops = Ops { rank, size: 2 };
+            let gather = ops.gather(buffer(64), Some(buffer(128)), 0);
+            let scatter = ops.scatter(Some(buffer(64)), buffer(128), 0);
+            [gather.send, gather.receive, scatter.send, scatter.receive]
+        };
+        let (from, to) = (DevicePtr(64), DevicePtr(128));
+        assert_eq!(op(0), [from, to, from, to]);
+        assert_eq!(op(1), [from, NONE, NONE, to]);
     }
 }

@@ -424,6 +424,9 @@ rusty_fork_test! {
                 }).unwrap_err();
                 assert!(matches!(error, GroupError::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
             }
+            let other = rank.context.driver().device(1 - me as u32).unwrap().retain_primary().unwrap();
+            let error = argument(world.track_graph_launch(&Stream::legacy_default(&other)));
+            assert!(matches!(error, ArgumentError::ForeignStream { .. }), "{error}");
             let error = part(0, 4).split(&[3, 2]).unwrap_err();
             assert!(matches!(error, GroupError::Sizes { elements: 4, parts: 2, sum: 5 }), "{error}");
             assert_eq!(world.sequence(), 0);
