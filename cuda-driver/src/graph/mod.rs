@@ -38,7 +38,9 @@ use self::kept::Kept;
 pub use self::kept::captures_of_this_thread;
 pub use self::kept::{BoundMemory, StreamBound};
 pub(crate) use self::kept::{Owner, keep};
-pub(crate) use self::uses::{DuringCapture, enqueue, keep_in_capture, refuse_capture, synchronize};
+pub(crate) use self::uses::{
+    DuringCapture, enqueue, keep_in_capture, order_after, refuse_capture, synchronize,
+};
 pub(crate) use self::watch::Watch;
 use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};

@@ -111,6 +111,24 @@ pub(crate) fn enqueue<T, E: From<Error>>(
     Ok(enqueued)
 }
 
+/// Makes later work of `stream` wait for the work on `other`. Returns an error if one of them captures, or if another
+/// thread may have begun a capture meanwhile.
+pub(crate) fn order_after(stream: &Stream, other: &Stream) -> Result<()> {
+    let watch = Watch::new([stream, other]);
+    refuse_capture(other)?;
+    refuse_capture(stream)?;
+    let not_captured = || match watch.is_certain() {
+        true => Ok(()),
+        false => Err(Error::CaptureRace { what: "a wait for another stream" }),
+    };
+    let earlier = event_of(other)?;
+    other.record(&earlier)?;
+    // A stream that waits for an event of a capture joins that capture.
+    not_captured()?;
+    stream.wait_uncounted(&earlier)?;
+    not_captured()
+}
+
 /// Returns `None` if `stream` does not capture. Otherwise makes the graph of the stream's capture hold `memory`, and
 /// returns the number of the capture. Returns an error if the stream captures and `during_capture` is
 /// [`Refuse`](DuringCapture::Refuse), if the capture is invalidated, or if another library began it.

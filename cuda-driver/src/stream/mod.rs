@@ -327,6 +327,17 @@ impl Stream {
         self.wait_uncounted(event)
     }
 
+    /// Enqueues a wait for all work that is enqueued on `other` so far. The host does not wait. Neither stream may
+    /// capture. `other` may be of another device.
+    ///
+    /// # Errors
+    /// [`Error::WhileCapturing`] if one of the streams captures; [`Error::CaptureRace`] if another thread may have begun
+    /// a capture of one during the call. Then the wait may be missing, or part of that capture.
+    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from calls on streams and events.
+    pub fn wait_stream(&self, other: &Stream) -> Result<()> {
+        crate::graph::order_after(self, other)
+    }
+
     /// Like [`wait`](Self::wait), but not counted by [`count_capture_call`](Self::count_capture_call). For an event
     /// that no capture recorded, or one that this stream's own capture recorded.
     pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {

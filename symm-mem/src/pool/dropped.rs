@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use cuda_driver::{
-    Event, EventFlags, Stream,
+    Stream,
     graph::{CaptureStatus, RelaxedCapture},
 };
 
@@ -12,6 +12,7 @@ use cuda_driver::{
 pub(super) struct DroppedOn(Mutex<Vec<Stream>>);
 
 impl DroppedOn {
+    /// Adds the stream of a slice. Called before the slice's block is freed.
     pub(super) fn add(&self, stream: &Stream) {
         let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.is_same(stream)) {
@@ -19,33 +20,42 @@ impl DroppedOn {
         }
     }
 
-    /// Waits for the work on these streams. Returns false if it is not known to be done.
+    fn streams(&self) -> Vec<Stream> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits for the work on these streams. Returns false if it is not known to be done. A stream that captures is not
+    /// waited for, because that would invalidate its capture.
     pub(super) fn wait(&self) -> bool {
-        let streams = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        streams.iter().all(|stream| {
+        self.streams().iter().all(|stream| {
             // Must not become part of an open capture.
             let relaxed = RelaxedCapture::enter(stream.context().driver());
-            relaxed.is_ok() && stream.synchronize().is_ok()
+            relaxed.is_ok() && matches!(does_not_capture(stream), Ok(true)) && stream.synchronize().is_ok()
         })
     }
 
-    /// Makes `stream` wait for the work on all other streams of dropped slices. Returns false if one of the two streams
-    /// captures, so that they cannot be ordered.
-    pub(super) fn order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
-        let others: Vec<Stream> = {
-            let streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            streams.iter().filter(|known| !known.is_same(stream)).cloned().collect()
-        };
-        for other in others {
-            for either in [&other, stream] {
-                if either.capture_status()? != CaptureStatus::None {
-                    return Ok(false);
-                }
+    /// Returns false if `stream` cannot be ordered after the other streams, because one of them or `stream` captures.
+    pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
+        for other in self.others(stream) {
+            if !does_not_capture(&other)? || !does_not_capture(stream)? {
+                return Ok(false);
             }
-            let event = Event::new(stream.context(), EventFlags::DISABLE_TIMING)?;
-            other.record(&event)?;
-            stream.wait(&event)?;
         }
         Ok(true)
     }
+
+    /// Makes `stream` wait for the work on all other streams of dropped slices.
+    pub(super) fn order_before(&self, stream: &Stream) -> Result<(), cuda_driver::Error> {
+        self.others(stream).iter().try_for_each(|other| stream.wait_stream(other))
+    }
+
+    fn others(&self, stream: &Stream) -> Vec<Stream> {
+        let mut streams = self.streams();
+        streams.retain(|known| !known.is_same(stream));
+        streams
+    }
+}
+
+fn does_not_capture(stream: &Stream) -> Result<bool, cuda_driver::Error> {
+    Ok(stream.capture_status()? == CaptureStatus::None)
 }

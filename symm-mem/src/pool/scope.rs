@@ -127,6 +127,14 @@ impl SymmetricPool {
 /// pool alike on all ranks, on one stream, and drops all handles of a block before it is reused. Otherwise the places of
 /// blocks may differ, which the next commit or the hash of a collective reports.
 ///
+/// Calls that release cached segments of all pools of an allocator free segments of this pool too, so all ranks must
+/// make them alike: `Allocator::empty_cache` and the collection of idle segments. An allocator also releases cached
+/// segments before it refuses a request for lack of memory, which depends on the free memory of each rank. An allocator
+/// that serves only this pool does so only if the symmetric pool itself is out of memory.
+///
+/// Each new segment waits on the host for the work of dropped slices ([`SymmetricPool::alloc`]). It fails if that is
+/// impossible, such as while one of their streams captures. The request then counts as an allocation and a free.
+///
 /// ```no_run
 /// # use std::sync::Arc;
 /// # use caching_alloc::core::{Allocator, PoolSettings, StreamId};
@@ -172,6 +180,11 @@ impl SegmentSource for PoolSource {
                 SymmetricError::OutOfMemory { .. } => SourceError::OutOfMemory { wanted: bytes },
                 error => SourceError::Failed { call: "SymmetricPool::allocate", source: Box::new(error) },
             })?;
+        // The allocator uses the memory on streams that the pool does not know.
+        if !self.pool.memory().dropped_on().wait() {
+            let source = "the work on dropped slices of the pool cannot be waited for: a stream of theirs captures, or failed";
+            return Err(SourceError::Failed { call: "SymmetricPool::allocate", source: source.into() });
+        }
         let memory = SegmentMemory { address: block.ptr().0, bytes, token: 0 };
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner).insert(memory.address, block);
         Ok(memory)

@@ -27,7 +27,8 @@ pub enum SliceError {
          capture, or use one stream for all slices of the pool"
     )]
     WhileCapturing,
-    /// The streams could not be ordered.
+    /// The streams could not be ordered. This includes a capture of one of them that another thread began during the
+    /// call.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }
@@ -81,7 +82,8 @@ impl SymmetricPool {
     /// ```
     ///
     /// # Errors
-    /// [`SliceError`]. Only [`SliceError::Pool`] is part of the sequence of requests.
+    /// [`SliceError`]. [`SliceError::Pool`] is part of the sequence of requests. So is [`SliceError::Driver`] after the
+    /// block was placed, as an allocation and a free. The other errors are not.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
         if self.context.as_ref() != Some(stream.context()) {
@@ -90,11 +92,14 @@ impl SymmetricPool {
         if stream.is_per_thread() {
             return Err(SliceError::PerThreadStream);
         }
-        if !self.memory.dropped_on().order_before(stream)? {
+        let dropped_on = self.memory.dropped_on();
+        if !dropped_on.can_order_before(stream)? {
             return Err(SliceError::WhileCapturing);
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
         let block = self.allocate(bytes)?;
+        // Only now: until the block is placed, another thread may drop the slice that had it.
+        dropped_on.order_before(stream)?;
         let start = block.ptr();
         let memory = Arc::new(SliceMemory { block, stream: stream.clone() });
         // SAFETY: the block has that many bytes, begins at a multiple of 512, and is this slice's alone.

@@ -1,10 +1,11 @@
 //! Slices: contents, order between streams, memory in flight, captures, failures.
 
+use std::cell::Cell;
 use std::sync::{Barrier, Mutex, mpsc};
 
-use cuda_driver::graph::{CaptureMode, CaptureStatus};
+use cuda_driver::graph::{Capture, CaptureMode, CaptureStatus};
 use cuda_driver::module::{JitOptions, LaunchConfig, LaunchError, Module};
-use cuda_driver::sys::{CUdeviceptr, CUresult, CUstream, CUstreamCaptureMode};
+use cuda_driver::sys::{CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureMode};
 use cuda_driver::{
     Context, DeviceSlice, DeviceView, DeviceViewMut, Error, PinnedSlice, Result, Stream, StreamFlags,
 };
@@ -626,6 +627,48 @@ fn memory_that_another_threads_capture_may_hold_is_kept_for_ever() {
     drop((stream, context, driver));
     *TABLE.lock().unwrap() = None;
     world.finish().expect_err("three allocations are left");
+}
+
+unsafe extern "C" fn record_in_capture(event: CUevent, stream: CUstream) -> CUresult {
+    let record = TABLE.lock().unwrap().as_ref().unwrap().cuEventRecord.unwrap();
+    let Some(captured) = CAPTURED.lock().unwrap().take() else {
+        // SAFETY: the caller's arguments.
+        return unsafe { record(event, stream) };
+    };
+    OPEN.set(Some(captured.begin_capture(CaptureMode::Relaxed).unwrap()));
+    // SAFETY: the caller's arguments.
+    unsafe { record(event, stream) }
+}
+
+thread_local! {
+    /// The capture that [`record_in_capture`] has begun.
+    static OPEN: Cell<Option<Capture>> = const { Cell::new(None) };
+}
+
+#[test]
+fn a_stream_that_waits_for_another_one_joins_no_capture() {
+    let _turn = turn();
+    let world = start(1);
+    let mut table = world.cuda();
+    *TABLE.lock().unwrap() = Some(world.cuda());
+    table.cuEventRecord = Some(record_in_capture);
+    let driver = driver(table);
+    let context = context(&driver, 0);
+    let (stream, other) = (stream_of(&context), stream_of(&context));
+    stream.wait_stream(&other).unwrap();
+    let capture = other.begin_capture(CaptureMode::Relaxed).unwrap();
+    refused_while_capturing(stream.wait_stream(&other));
+    refused_while_capturing(other.wait_stream(&stream));
+    capture.end().unwrap();
+    // Another thread begins a capture of `other` between the query and the record.
+    *CAPTURED.lock().unwrap() = Some(other.clone());
+    let raced = stream.wait_stream(&other).unwrap_err();
+    assert!(matches!(raced, Error::CaptureRace { .. }), "{raced}");
+    assert_eq!(stream.capture_status().unwrap(), CaptureStatus::None);
+    OPEN.take().unwrap().end().unwrap();
+    drop((stream, other, context, driver));
+    *TABLE.lock().unwrap() = None;
+    world.finish().unwrap();
 }
 
 /// The steps of two threads: one begins a capture while the other fills a slice.

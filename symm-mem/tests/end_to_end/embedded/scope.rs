@@ -6,10 +6,10 @@ use std::sync::{
 };
 
 use caching_alloc::{
-    core::{Allocator, PoolSettings, Settings},
+    core::{Allocator, PoolSettings, SegmentSource, Settings, SourceError},
     driver::{DriverEvents, DriverSource},
 };
-use cuda_driver::{DevicePtr, memory::DeviceMemory};
+use cuda_driver::{DevicePtr, graph::CaptureMode, memory::DeviceMemory};
 use process_group::store::{HashStore, Result, Store};
 use symm_mem::{
     CommitError, Domain, Geometry, PoolSource, Refusal, Standing, SymmetricBlock, SymmetricGroup,
@@ -17,7 +17,8 @@ use symm_mem::{
 };
 
 use super::{
-    job::{Rank, options, soon},
+    NCCL_2_28_9,
+    job::{self, Rank, options, soon},
     on_ranks,
 };
 use crate::common::intercept::{Intercept, Intercepted};
@@ -153,6 +154,39 @@ fn a_lack_of_memory_in_a_scope_is_told_to_all_at_once() {
         assert_eq!(scope.finish().remove(0).expect("the ranks agree again").new_windows, 1);
         rank.sum(&block, &rank.world);
     });
+}
+
+#[test]
+fn a_source_waits_for_the_streams_of_dropped_slices() {
+    job::run_seen(
+        1,
+        NCCL_2_28_9,
+        |_| {},
+        |world, ranks| {
+            for rank in ranks {
+                let pool = Arc::new(rank.pool());
+                let source = PoolSource::new(pool.clone());
+                let slice = pool.alloc::<u32>(1000, &rank.stream).expect("there is room");
+                let at = slice.device_ptr();
+                drop(slice);
+                let waits = world.calls("cuStreamSynchronize");
+                let segment = source.allocate(MIB).expect("there is room");
+                assert_eq!(DevicePtr(segment.address), at);
+                assert_eq!(world.calls("cuStreamSynchronize"), waits + 1);
+                source.release(&segment).expect("it is a segment of the source");
+
+                let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).expect("a capture");
+                let refused = source.allocate(MIB).expect_err("the stream captures");
+                assert!(matches!(refused, SourceError::Failed { .. }), "{refused}");
+                capture.end().expect("the capture is valid");
+                let segment = source.allocate(MIB).expect("the stream no longer captures");
+                assert_eq!(DevicePtr(segment.address), at, "the refused request has no block");
+                source.release(&segment).expect("it is a segment of the source");
+                drop((source, pool));
+                rank.leave();
+            }
+        },
+    );
 }
 
 #[test]

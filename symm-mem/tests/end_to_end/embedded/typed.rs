@@ -1,15 +1,24 @@
 //! Typed blocks in the safe collectives.
 
-use cuda_driver::{Element, Stream, StreamFlags, graph::CaptureMode};
+use std::sync::{Arc, Mutex};
+
+use cuda_driver::{
+    DeviceSlice, Driver, Element, Stream, StreamFlags, WaitCondition,
+    graph::CaptureMode,
+    memory::DeviceMemory,
+    sys::{Api, CUresult, CUstream, CUstreamCaptureStatus, Table},
+};
+use gpu_sim::World;
 use half::{bf16, f16};
-use process_group::{comm::ReduceOp, group::Scalar};
-use symm_mem::{SliceError, Standing, SymmetricPool};
+use process_group::{comm::ReduceOp, group::Scalar, store::HashStore};
+use symm_mem::{Domain, Geometry, SliceError, Standing, SymmetricPool};
 
 use super::{
     NCCL_2_28_9,
     job::{Rank, options, run_seen},
     on_ranks,
 };
+use crate::common::turn;
 
 const LENGTH: usize = 1000;
 
@@ -49,11 +58,11 @@ fn a_block_is_reused_on_another_stream_after_its_uses() {
         let first = pool.alloc::<u32>(LENGTH, &rank.stream).expect("there is room");
         let at = first.device_ptr();
         // Work that holds back the stream of the first slice, until the flag is set.
-        let flag = cuda_driver::memory::DeviceMemory::new(&rank.context, 4).expect("there is room");
+        let flag = DeviceMemory::new(&rank.context, 4).expect("there is room");
         flag.copy_from_host(0, &[0_u32]).expect("it is copied");
         // SAFETY: the flag lives until the streams are done.
         unsafe {
-            let condition = cuda_driver::WaitCondition::GreaterOrEqual;
+            let condition = WaitCondition::GreaterOrEqual;
             rank.stream.wait_value32(flag.ptr(), condition, 1).expect("it is enqueued");
         }
         drop(first);
@@ -94,6 +103,84 @@ fn a_pool_waits_for_the_streams_of_dropped_slices_before_it_unmaps_them() {
             }
         },
     );
+}
+
+/// Calls `job` with a pool on a world of one device, whose functions `replace` may replace.
+fn on_device(
+    replace: impl FnOnce(&mut Table),
+    job: impl FnOnce(&World, SymmetricPool, [Stream; 3]),
+) -> World {
+    let world = World::builder().devices(1).start().expect("no other world is alive");
+    let mut table = world.cuda();
+    replace(&mut table);
+    // SAFETY: the functions are those of the living world, or call them, and nothing of it outlives the world.
+    let api = unsafe { Api::from_parts(table) }.expect("the table has what it must have");
+    let driver = Driver::new(api).expect("there is a device");
+    let context = driver.device(0).and_then(|device| device.retain_primary()).expect("a device");
+    let domain = Domain::new(Arc::new(HashStore::new()), 77, 0, [0]).expect("a member");
+    let pool = SymmetricPool::new(&domain, &context, Geometry::default()).expect("virtual memory");
+    let streams = [(); 3]
+        .map(|()| Stream::new(&context, StreamFlags::NON_BLOCKING).expect("there is room for a stream"));
+    job(&world, pool, streams);
+    world
+}
+
+/// The slice that another thread drops during the next query of a capture status.
+static DROPPED: Mutex<Option<DeviceSlice<u32>>> = Mutex::new(None);
+static IS_CAPTURING: Mutex<Option<Table>> = Mutex::new(None);
+
+unsafe extern "C" fn drop_and_query(stream: CUstream, status: *mut CUstreamCaptureStatus) -> CUresult {
+    drop(DROPPED.lock().unwrap().take());
+    let query = IS_CAPTURING.lock().unwrap().as_ref().and_then(|table| table.cuStreamIsCapturing);
+    // SAFETY: the caller's arguments.
+    unsafe { query.unwrap()(stream, status) }
+}
+
+#[test]
+fn a_slice_that_is_dropped_during_an_allocation_is_waited_for() {
+    let _turn = turn();
+    let replace = |table: &mut Table| {
+        *IS_CAPTURING.lock().unwrap() = Some(table.clone());
+        table.cuStreamIsCapturing = Some(drop_and_query);
+    };
+    let world = on_device(replace, |_, pool, [first, second, third]| {
+        let alloc = |stream: &Stream| pool.alloc::<u32>(LENGTH, stream).expect("there is room");
+        drop(alloc(&first));
+        let (kept, dropped) = (alloc(&first), alloc(&second));
+        let at = dropped.device_ptr();
+        let flag = DeviceMemory::new(first.context(), 4).expect("there is room");
+        flag.copy_from_host(0, &[0_u32]).expect("it is copied");
+        // SAFETY: the flag lives until the streams are done.
+        unsafe { second.wait_value32(flag.ptr(), WaitCondition::GreaterOrEqual, 1) }.expect("it is enqueued");
+        *DROPPED.lock().unwrap() = Some(dropped);
+        let slice = alloc(&third);
+        assert_eq!(slice.device_ptr(), at, "the slice was dropped before the block was placed");
+        assert!(!third.query().expect("the device is well"), "it waits for the dropped slice's stream");
+        flag.copy_from_host(0, &[1_u32]).expect("it is copied");
+        third.synchronize().expect("it ends");
+        drop((kept, slice));
+    });
+    *IS_CAPTURING.lock().unwrap() = None;
+    world.finish().expect("nothing is left behind");
+}
+
+#[test]
+fn a_dropped_pool_leaves_a_capture_valid() {
+    let _turn = turn();
+    let world = on_device(
+        |_| {},
+        |world, pool, [stream, ..]| {
+            let mut slice = pool.alloc::<u32>(LENGTH, &stream).expect("there is room");
+            stream.memset_zeros(&mut slice).expect("it is enqueued");
+            drop(slice);
+            let unmapped = world.calls("cuMemUnmap");
+            let capture = stream.begin_capture(CaptureMode::ThreadLocal).expect("a capture");
+            drop(pool);
+            capture.end().expect("the capture is valid");
+            assert_eq!(world.calls("cuMemUnmap"), unmapped, "the work may still run");
+        },
+    );
+    world.finish().expect_err("the memory is left");
 }
 
 #[test]
