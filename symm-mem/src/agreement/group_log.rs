@@ -46,8 +46,8 @@ pub struct Situation {
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
 ///
-/// Every commit is counted, whether or not it succeeds and even if members miss it. So the k-th commit of one member
-/// meets the k-th of the others, and a late member finds the decision that was made without it.
+/// Every commit is counted, whether or not it succeeds and even if members miss it or [skip](Self::skip) it. So the k-th
+/// commit of one member meets the k-th of the others, and a late member finds the decision that was made without it.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -56,6 +56,10 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: u64,
     committed: LogPoint,
+    /// The length of the pool's log in the last commit that was begun.
+    offered: u64,
+    /// The length up to which the members' logs of the pool are known to be equal.
+    equal: u64,
     /// The ordinal of the first segment that the group has neither committed nor skipped.
     next: u32,
     poison: Option<Poison>,
@@ -65,8 +69,19 @@ pub struct GroupLog {
 impl GroupLog {
     /// The state of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
     pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
-        let (rounds, next, poison, used_keys) = (0, 0, None, Vec::new());
-        Self { pool, group, rank, members, rounds, committed: LogPoint::default(), next, poison, used_keys }
+        Self {
+            pool,
+            group,
+            rank,
+            members,
+            rounds: 0,
+            committed: LogPoint::default(),
+            offered: 0,
+            equal: 0,
+            next: 0,
+            poison: None,
+            used_keys: Vec::new(),
+        }
     }
 
     /// The group.
@@ -103,7 +118,7 @@ impl GroupLog {
     /// Forgets the commits of a communicator that is gone. The number of the next commit is kept, so that a stored
     /// value of an earlier commit is never taken for an answer to a later one.
     pub fn forget(&mut self) {
-        (self.committed, self.next, self.poison) = (LogPoint::default(), 0, None);
+        (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
 
     /// Records that the pool has retired segment `ordinal`. The logs detect members on which the pool has not.
@@ -119,6 +134,17 @@ impl GroupLog {
     /// Returns true if the group has neither committed nor skipped the segment.
     pub(crate) fn is_new(&self, ordinal: u32) -> bool {
         ordinal >= self.next
+    }
+
+    /// The length up to which a commit found the members' logs of the pool equal.
+    pub(crate) fn equal_length(&self) -> u64 {
+        self.equal
+    }
+
+    /// Counts a commit that this rank skips because it has nothing new. If a member does not skip it, the next commits of
+    /// both still meet.
+    pub(crate) fn skip(&mut self) {
+        self.rounds += 1;
     }
 
     /// Begins the next commit. Returns its state machine and its segments.
@@ -150,6 +176,7 @@ impl GroupLog {
             segments: segments.clone(),
         };
         self.rounds += 1;
+        self.offered = situation.log.length;
         (Commit::new(record, self.members.clone()), segments)
     }
 
@@ -179,6 +206,9 @@ impl GroupLog {
     pub fn conclude(&mut self, conclusion: &Conclusion, segments: &[Segment]) -> Vec<String> {
         match &conclusion.result {
             Ok(agreed) => {
+                if agreed.pending.is_none() {
+                    self.equal = self.offered;
+                }
                 for segment in segments.iter().take(agreed.segments as usize) {
                     let Segment { ordinal, bytes, flags, log } = segment.alone();
                     let joined = u64::from(agreed.joined.contains(&ordinal));

@@ -10,7 +10,7 @@ use crate::agreement::{GroupLog, NoWindows, Refusal};
 pub(crate) struct GroupState {
     pub(crate) seat: GroupLog,
     /// The group's name, for errors, from its last commit.
-    pub(super) group_name: Option<Arc<str>>,
+    pub(crate) group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered plainly either, by ordinal, each with the reason.

@@ -10,9 +10,13 @@ use std::{
 use caching_alloc::core::{
     MemoryInfo, Pool, SegmentMemory, SegmentSource, SourceError, ThreadRoute, symmetric::SymmetricError,
 };
+use process_group::comm::CommError;
 
 use super::{SymmetricBlock, SymmetricPool};
-use crate::commit::{CommitError, CommitOptions, CommitReport, SymmetricGroup, commit_all, lock};
+use crate::{
+    agreement::GroupId,
+    commit::{CommitError, CommitOptions, CommitReport, SymmetricGroup, commit_all, lock},
+};
 
 /// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish).
 ///
@@ -47,22 +51,25 @@ impl<'a> PoolScope<'a> {
     /// Without new segments for a group, this rank does not take part in a commit: it neither uses the store nor waits.
     /// This is right if the members made the same requests, as a pool demands. Then they have the same new segments,
     /// because segments are a function of the requests, and all skip the commit or none. A refused request counts as
-    /// new, so a lack of memory on one rank is reported to all at once. If a member made other requests, so that it
-    /// has nothing new and the others have, they get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which names
-    /// it. Nothing is registered then. The next commit of that member and the others compares all their requests, and
-    /// reports the first difference. Until then, the hash of each collective has the places of its buffers in committed
-    /// segments, so no collective pairs a window with other memory unnoticed.
+    /// new until it is granted or a commit finds that the requests of all members are equal, so a lack of memory on one
+    /// rank is reported to all at once. If a member made other requests, so that it has nothing new and the others have,
+    /// they wait for their deadlines and get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which names it.
+    /// Nothing is registered then. A skipped commit counts, so the next commit of that member meets the next one of the
+    /// others, which compares all their requests and reports the first difference. Until then, the hash of each
+    /// collective has the places of its buffers in committed segments, so no collective pairs a window with other memory
+    /// unnoticed.
     ///
     /// # Errors
-    /// Those of [`SymmetricPool::commit`], for each group.
+    /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was
+    /// aborted, at once, if this rank has nothing new for it.
     pub fn finish(self) -> Vec<Result<CommitReport, CommitError>> {
         let Self { pool, groups, options, route } = self;
         drop(route);
-        let known: Vec<_> = groups.iter().map(|group| pool.unchanged(*group)).collect();
+        let known: Vec<_> = groups.iter().map(|group| pool.skip_unchanged(*group)).collect();
         let new = groups.iter().zip(&known).filter(|(_, known)| known.is_none());
         let commits: Vec<_> = new.map(|(group, _)| (pool, *group)).collect();
         let mut committed = commit_all(&commits, options).into_iter();
-        known.into_iter().filter_map(|known| known.map(Ok).or_else(|| committed.next())).collect()
+        known.into_iter().filter_map(|known| known.or_else(|| committed.next())).collect()
     }
 }
 
@@ -93,17 +100,33 @@ impl SymmetricPool {
         PoolScope { pool: self, groups: groups.to_vec(), options: CommitOptions::default(), route: None }
     }
 
-    /// Returns the report of a commit without new segments, or `None` if there is something to commit for the group.
-    fn unchanged(&self, group: &dyn SymmetricGroup) -> Option<CommitReport> {
+    /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit then,
+    /// otherwise `None`.
+    fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, CommitError>> {
         let id = group.id();
         let seated = self.seats().get(&id).cloned()?;
-        let seated = lock(&seated);
+        let mut seated = lock(&seated);
         let arena = self.memory().arena();
         let is_new = arena.segments().iter().any(|it| !it.retired && seated.seat.is_new(it.ordinal));
-        if is_new || arena.has_refused() || seated.seat.poison().is_some() {
+        if is_new || arena.has_refused_since(seated.seat.equal_length()) || seated.seat.poison().is_some() {
             return None;
         }
         drop(arena);
+        let report = self.unchanged(id)?;
+        seated.seat.skip();
+        let closed = || match group.communicator().check() {
+            Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
+            _ => Ok(()),
+        };
+        let group_name = seated.group_name.clone();
+        Some(match group.standing().and_then(|()| closed()) {
+            Ok(()) => Ok(report),
+            Err(ended) => Err(CommitError::GroupOver { group: id, group_name, cause: Arc::new(ended) }),
+        })
+    }
+
+    /// Returns the report of a commit without new segments, or `None` if nothing was committed for the group.
+    fn unchanged(&self, id: GroupId) -> Option<CommitReport> {
         let table = self.table();
         let standings = table.standings(id)?;
         Some(CommitReport {

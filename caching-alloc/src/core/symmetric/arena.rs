@@ -225,10 +225,11 @@ impl SymmetricArena {
         self.frozen > 0
     }
 
-    /// Returns true if the last request was refused, so that this rank's log may differ from those of other ranks.
+    /// Returns true if a request after the first `length` operations of the log was refused, and did not succeed when
+    /// it was repeated next. Then this rank's log may differ from those of other ranks.
     #[must_use]
-    pub fn has_refused(&self) -> bool {
-        self.journal.has_refused()
+    pub fn has_refused_since(&self, length: u64) -> bool {
+        self.journal.has_refused_since(length)
     }
 
     /// Retires segment `ordinal`, which must have no blocks. Nothing is placed there any more, the ordinal is not

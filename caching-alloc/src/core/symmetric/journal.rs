@@ -36,13 +36,16 @@ pub(in crate::core) struct Journal {
     /// Bytes in all blocks.
     in_use: u64,
     /// True if the last operation is a refused request.
-    refused: bool,
+    ends_refused: bool,
+    /// The lengths of the log just after the last two refusals that were not granted; 0 if there is none.
+    refusals: [u64; 2],
 }
 
 impl Journal {
     pub(in crate::core) fn new(geometry: Geometry) -> Self {
         let log = Log::new(geometry, LOG_OPERATIONS);
-        Self { geometry, log, segments: Vec::new(), reserved: 0, in_use: 0, refused: false }
+        let (ends_refused, refusals) = (false, [0; 2]);
+        Self { geometry, log, segments: Vec::new(), reserved: 0, in_use: 0, ends_refused, refusals }
     }
 
     pub(in crate::core) fn geometry(&self) -> Geometry {
@@ -78,9 +81,12 @@ impl Journal {
             OperationKind::Free => self.in_use = self.in_use.saturating_sub(bytes.next_multiple_of(UNIT)),
             OperationKind::Refuse | OperationKind::Retire => {}
         }
-        if !self.refused || !self.is_repeated(kind, bytes, placement, site) {
+        if !self.ends_refused || !self.is_repeated(kind, bytes, placement, site) {
             self.log.push(kind, bytes, placement, site);
-            self.refused = kind == OperationKind::Refuse;
+            self.ends_refused = kind == OperationKind::Refuse;
+            if self.ends_refused {
+                self.refusals = [self.refusals[1], self.log.state().length];
+            }
         }
     }
 
@@ -96,7 +102,12 @@ impl Journal {
         match (kind, placement) {
             (OperationKind::Allocate, Some(placement)) => {
                 let granted = self.log.grant(bytes, placement, site);
-                self.refused &= !granted;
+                if granted {
+                    self.ends_refused = false;
+                    // Only the last operation is granted, and another refusal comes before the next grant. So the
+                    // refusal before this one is enough to know.
+                    self.refusals = [self.refusals[0]; 2];
+                }
                 granted
             }
             (OperationKind::Refuse, _) => self.log.has_refused(bytes),
@@ -104,9 +115,9 @@ impl Journal {
         }
     }
 
-    /// Returns true if the last operation is a refused request.
-    pub(super) fn has_refused(&self) -> bool {
-        self.refused
+    /// Returns true if a request after the first `length` operations was refused and not granted since.
+    pub(super) fn has_refused_since(&self, length: u64) -> bool {
+        self.refusals[1] > length
     }
 
     /// Returns the bytes in all segments that are not retired, and in all blocks.

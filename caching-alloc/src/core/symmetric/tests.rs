@@ -264,6 +264,26 @@ fn a_repeated_request_takes_the_place_of_the_refused_one() {
 }
 
 #[test]
+fn a_refusal_counts_until_it_is_granted() {
+    let source = Arc::new(HostSource::new(u64::MAX));
+    let mut arena = SymmetricArena::new(source.clone(), NARROW).unwrap();
+    let small = arena.allocate(1 << 20).unwrap().placement;
+    assert!(!arena.has_refused_since(0));
+    source.fail(SourceCall::Allocate, Failing::for_ever(0).for_want_of_memory());
+    arena.allocate(5 << 20).unwrap_err();
+    // Later operations do not change that another rank may have got the memory.
+    arena.free(small).unwrap();
+    assert!(arena.has_refused_since(1) && !arena.has_refused_since(2));
+    arena.allocate(6 << 20).unwrap_err();
+    assert!(arena.has_refused_since(3));
+    source.heal();
+    arena.allocate(6 << 20).unwrap();
+    assert!(!arena.has_refused_since(3), "granted");
+    assert!(arena.has_refused_since(1), "the first refusal stays");
+    arena.release().unwrap();
+}
+
+#[test]
 fn reserved_memory_serves_later_requests() {
     let mut arena = arena(1 << 40, u64::MAX, NARROW);
     arena.reserve(100 << 20).unwrap();

@@ -114,22 +114,65 @@ fn a_member_without_anything_new_is_named_and_then_compared() {
             assert_eq!(result.expect("it has nothing new").new_segments, 0);
         }
         rank.world.barrier(soon()).expect("both come");
-        // The refusal of the skipped commit stands; then all requests are compared.
-        let mut catch_up = extra;
-        let mut refusals = Vec::new();
-        let report = loop {
-            match pool.commit(&rank.world, options()) {
-                Ok(report) => break report,
-                Err(CommitError::Refused { refusal, .. }) => refusals.push(refusal),
-                Err(error) => panic!("{error}"),
-            }
-            if refusals.last().is_some_and(|last| matches!(last, Refusal::SegmentCountMismatch { .. })) {
-                catch_up.get_or_insert_with(|| pool.allocate(2 * MIB).expect("there is room"));
-            }
-        };
+        // The skipped commit counts, so the next ones meet and compare all requests.
+        let refused = pool.commit(&rank.world, options()).expect_err("rank 1 lacks a request");
+        assert!(matches!(refused.refusal(), Some(Refusal::SegmentCountMismatch { .. })), "{refused}");
+        let block = extra.unwrap_or_else(|| pool.allocate(2 * MIB).expect("there is room"));
+        let report = pool.commit(&rank.world, options()).expect("the ranks agree again");
         assert_eq!(report.segments, 2);
-        assert!(matches!(refusals.last(), Some(Refusal::SegmentCountMismatch { .. })), "{refusals:?}");
-        rank.sum(&catch_up.expect("both have it now"), &rank.world);
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_member_that_made_a_request_late_is_met_by_the_others_at_once() {
+    on_pools(|rank, pool, _| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let short = options().deadline(std::time::Duration::from_secs(2));
+        let scope = pool.scope(&[&rank.world]).options(short);
+        let block = (rank.rank == 0).then(|| pool.allocate(2 * MIB).expect("there is room"));
+        assert_eq!(scope.finish().remove(0).is_ok(), rank.rank == 1, "rank 1 has nothing new");
+        rank.world.barrier(soon()).expect("both come");
+        let scope = pool.scope(&[&rank.world]).options(options());
+        let block = block.unwrap_or_else(|| pool.allocate(2 * MIB).expect("there is room"));
+        let report = scope.finish().remove(0).expect("the members' requests are equal now");
+        assert_eq!((report.new_windows, report.segments), (1, 2));
+        rank.sum(&block, &rank.world);
+    });
+}
+
+#[test]
+fn a_refusal_counts_as_new_although_other_requests_follow() {
+    on_pools(|rank, pool, _| {
+        let (_blocks, _) = scoped(rank, pool, &[MIB]);
+        let taken = (rank.rank == 1).then(|| {
+            let (free, _) = rank.context.memory_info().expect("the device is well");
+            DeviceMemory::new(&rank.context, free - MIB as usize).expect("there is as much")
+        });
+        let scope = pool.scope(&[&rank.world]).options(options());
+        let block = pool.allocate(2 * MIB);
+        assert_eq!(block.is_err(), rank.rank == 1);
+        let small = pool.allocate(MIB / 4).expect("there is room in the first segment");
+        let result = scope.finish().remove(0);
+        let Err(CommitError::Refused { refusal: Refusal::SegmentCountMismatch { .. }, .. }) = result else {
+            panic!("{result:?}");
+        };
+        drop((taken, small, block));
+    });
+}
+
+#[test]
+fn a_scope_of_an_ended_group_is_an_error_without_anything_new() {
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        pool.commit(&rank.tp, options()).expect("the ranks agree");
+        let finish = || pool.scope(&[&rank.tp]).options(options()).finish().remove(0);
+        assert_eq!(finish().expect("nothing is new").segments, 1);
+        rank.tp.communicator().abort_handle().abort(soon()).expect("it can be aborted");
+        let over = finish().expect_err("the group is over");
+        assert!(matches!(over, CommitError::GroupOver { .. }), "{over}");
+        drop((bucket, pool));
+        rank.abandon();
     });
 }
 
