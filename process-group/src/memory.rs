@@ -121,10 +121,10 @@ pub(crate) struct Place {
 #[derive(Default)]
 struct Map {
     segments: BTreeMap<u64, Extent>,
-    /// The driver's answers for other memory: the end address and the device of each range, by start address. An answer
-    /// is stale if the memory was freed and other memory has its addresses. It then only lets pass a raw address that is
-    /// not valid, which its caller has promised: a refusal is always the driver's current answer, and a segment replaces
-    /// the answers for its addresses.
+    /// The driver's answers for other memory: the end address and the device of each range, by start address. A new
+    /// segment replaces the answers for its addresses. An answer is stale if its memory was freed, or freed and allocated
+    /// anew. A stale answer never refuses a buffer, because the driver is asked again before a refusal. At worst it
+    /// accepts the address of freed memory, and callers of raw operations promise that their addresses are valid.
     others: BTreeMap<u64, (u64, u32)>,
 }
 

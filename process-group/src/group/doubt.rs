@@ -68,7 +68,7 @@ impl GroupHealth {
         }
     }
 
-    /// Returns the time for comparing the members' hashes before an error is attributed to this rank.
+    /// Returns how long the members' hashes are compared before an error is attributed to this rank.
     fn comparison(&self) -> Duration {
         let suspected = self.monitor().is_some_and(|monitor| monitor.is_suspected());
         self.heartbeat * COMPARISON[usize::from(suspected)]

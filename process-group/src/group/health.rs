@@ -340,8 +340,8 @@ impl GroupHealth {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
-        // When a member leaves, the communicators are aborted only a moment later. This rank's work is valid if all of
-        // it was done by then.
+        // After a member has left, the communicators are aborted a moment later. This rank's work is valid if all of it
+        // was done before that abort.
         if was_left && self.settled.get() == Some(&false) {
             self.check()?;
         }
@@ -403,8 +403,8 @@ impl GroupHealth {
             {
                 error
             }
-            // After a member has left, keep `Revoked`, which this rank caused, and every error that is not of the kinds
-            // below, because all members agreed on it. Only errors of these kinds can be a consequence of the leaving.
+            // A member has left. Only an error of a kind below can be a consequence of that, and `Revoked` is none,
+            // because this rank caused it. Every other error is kept: all members have agreed on it.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(

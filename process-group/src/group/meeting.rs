@@ -27,7 +27,8 @@ use crate::{
 pub(super) struct Meeting<'a> {
     /// Health of the group whose members agree. `None` while the group does not exist yet.
     pub(super) health: Option<&'a Arc<GroupHealth>>,
-    /// True if that group grows by this meeting. The meeting numbers its members by their places in it.
+    /// True if the group of `health` grows by this agreement. The ranks of the agreement are then those of the grown
+    /// group's job, in which a member's rank is its rank in the group of `health`.
     pub(super) is_larger: bool,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,

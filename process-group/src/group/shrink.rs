@@ -1,8 +1,8 @@
 //! Groups of the surviving members.
 //!
-//! All survivors must agree on who has survived, or some would wait for ranks that wait for others. Each survivor
-//! therefore joins an agreement whose member list is its own list of survivors. The agreement compares these lists as
-//! soon as a second member comes.
+//! All survivors must agree on who has survived. Otherwise a survivor could wait for ranks that do not wait for it. Each
+//! survivor therefore joins an agreement whose member list is its own list of survivors. The agreement compares these
+//! lists as soon as a second member comes.
 
 use std::convert::Infallible;
 
@@ -38,7 +38,7 @@ wire_enum!(State { 0 => Alive {}, 1 => Hurt {}, 2 => Gone {} });
 
 impl PlainProtocol for Shrink {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    /// Keeps members that were left out from agreeing under the same name as the agreement that left them out.
+    /// Prevents the excluded members from reaching an agreement of their own under the same name.
     const KEEPS_MEMBERS: bool = true;
     /// The state of the member's communicator, and the number of the new group. Only the first survivor's number
     /// counts.

@@ -63,9 +63,9 @@ impl std::fmt::Display for Divergence {
 }
 
 impl Divergence {
-    /// Returns the last part of the calls' descriptions, which names a segment of symmetric memory, if all descriptions
-    /// name the same segment and no other. The text then names the segment only once, so that the differing offsets
-    /// stand out.
+    /// Returns the part of the calls' descriptions that names a segment of symmetric memory: the end of each
+    /// description, from ` in segment ` on. Returns `None` unless every description names this one segment and no
+    /// other. The text of the divergence then names the segment once, so that the offsets, which differ, stand out.
     fn common_segment(&self) -> Option<&str> {
         const IN: &str = " in segment ";
         let of = |call: &DivergentCall| call.call.find(IN);
@@ -82,7 +82,7 @@ impl Divergence {
 /// One member's call history in a group.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct CallHistory {
-    /// Hashes after the member's collectives, by the collective's number.
+    /// The hash after each of the member's collectives, by the collective's number.
     pub(super) marks: BTreeMap<u64, u64>,
     /// Description and call site of each distinct call.
     distinct: Vec<(String, String)>,
@@ -168,7 +168,8 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
     Divergence { ranks, after, by: *by, calls }
 }
 
-/// Returns the ranks outside the majority, and one rank of the majority. `groups` are the ranks with equal values.
+/// Returns the ranks outside the majority, and one rank of the majority. Each of `groups` is the list of the ranks that
+/// have the same value.
 /// Without a majority, every rank differs from some other rank, so all ranks are returned.
 fn minority<'a>(groups: impl Iterator<Item = &'a Vec<usize>> + Clone) -> (Vec<usize>, Option<usize>) {
     let heard: usize = groups.clone().map(Vec::len).sum();
@@ -182,8 +183,8 @@ impl Divergence {
     /// Maximum number of calls in a report.
     const NAMED: usize = 16;
 
-    /// Compares the last marks of all members, each with the call site of the comparison. `members` begin with the rank
-    /// in the job. Returns `None` if all marks are equal.
+    /// Compares the last marks of all members. Each of `members` consists of the member's rank in the job, its last
+    /// mark, and the site of its call that requested the comparison. Returns `None` if all marks are equal.
     pub(crate) fn of_counts(members: &[(usize, (Mark, String))]) -> Option<Self> {
         let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
         for (rank, (mark, _)) in members {

@@ -43,7 +43,8 @@ struct Heartbeat {
     number: Option<u64>,
     /// The hash marks of the rank's groups, each with the group's id.
     marks: Vec<(String, Vec<Mark>)>,
-    /// The ids of the groups that the rank has destroyed last, each with the number of collectives that it had called.
+    /// The ids of the groups that the rank destroyed most recently, each with the number of collectives that the rank
+    /// had called in the group.
     destroyed: Vec<(String, u64)>,
 }
 wire_struct!(Heartbeat { number, marks, destroyed });
@@ -440,8 +441,8 @@ impl HeartbeatThread {
         Ok(())
     }
 
-    /// Reads the call histories of a group's members if all members have written theirs. With `whoever`, reads the
-    /// existing ones otherwise.
+    /// Reads the call histories of a group's members if all members have written theirs. If some are missing, reads the
+    /// existing ones if `whoever` is true, and none otherwise.
     fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
         // If this rank no longer has the group, it needs no result of the comparison.
         let ranks = self.members(group);

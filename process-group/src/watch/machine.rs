@@ -119,8 +119,8 @@ pub(super) enum Output {
     Fetch(Range<u64>),
     /// Act on this trouble, which was read from the log.
     Act(Trouble),
-    /// Read the call histories of this group's members, if all members have written theirs. With `whoever`, read the
-    /// existing ones otherwise.
+    /// Read the call histories of this group's members, if all members have written theirs. If some are missing, read
+    /// the existing ones if `whoever` is true, and none otherwise.
     Collect { group: String, whoever: bool },
     /// Answer the questions with these numbers.
     Answer(Range<u64>),

@@ -1,9 +1,9 @@
 //! A rolling hash of the calls of a rank in a group.
 //!
 //! Collectives are numbered, and members with equal calls have equal hashes after each collective. A different call
-//! changes all later hashes, so two members compare the hashes after one collective for which both still keep the hash.
-//! All recent hashes are kept, and every 64th of the earlier ones: members progress at different speeds, and a member
-//! whose collective never ends must be comparable with members that have gone on.
+//! changes all later hashes. Two members therefore compare a single hash: that after one collective for which both still
+//! keep the hash. A member keeps all recent hashes, and every 64th of the earlier ones. Members progress at different
+//! speeds, so a member whose collective never ends must be comparable with members that are far ahead.
 //!
 //! Only data that must be equal on all members is hashed: no messages, and of buffer addresses only the segment and the
 //! offset of buffers in shared windows. All collectives of a batch are one step of the hash.
@@ -74,8 +74,8 @@ impl Rolling {
         let count = self.count.load(Ordering::Relaxed);
         let hash = mix(self.near[(count % Self::NEAR) as usize].load(Ordering::Relaxed), fold.hash);
         let count = count.wrapping_add(1);
-        // Release order, here and below: a reader that reads this hash in place of an older one then reads at least the
-        // count before this step, and rejects the hash as overwritten.
+        // Release order, here and below. This hash overwrites an older one, for which a reader may take it. That reader
+        // then also sees the count from before this step, or a later one, and so finds that the older hash is gone.
         self.near[(count % Self::NEAR) as usize].store(hash, Ordering::Release);
         if count.is_multiple_of(Self::STRIDE) {
             self.far[(count / Self::STRIDE % Self::FAR) as usize].store(hash, Ordering::Release);

@@ -20,7 +20,8 @@ struct State {
     notices: Option<Notices>,
     /// Ranks to wake once this rank's next heartbeat is written.
     wakes: Vec<usize>,
-    /// The ids of the groups that this rank has destroyed last, each with the number of collectives that it had called.
+    /// The ids of the groups that this rank destroyed most recently, each with the number of collectives that the rank
+    /// had called in the group.
     destroyed: Vec<(String, u64)>,
     /// True once the heartbeat thread has ended.
     gone: bool,
@@ -79,7 +80,7 @@ impl WatchSignal {
         self.hurry();
     }
 
-    /// Returns the groups that this rank has destroyed last.
+    /// Returns the groups that this rank destroyed most recently.
     pub(super) fn destroyed(&self) -> Vec<(String, u64)> {
         self.lock().destroyed.clone()
     }

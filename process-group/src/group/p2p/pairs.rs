@@ -29,9 +29,9 @@ impl ProcessGroup {
         let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);
         self.counter.health.check()?;
-        // The two ends may see the group become connected at different times, so they exchange their views, and both
-        // choose by both views. The choice is final for the pair, so the two ends of a message always use the same
-        // communicator.
+        // The group may become connected earlier on one end than on the other. Each end therefore tells the other
+        // whether its group is connected, and both ends derive the same choice from the two values. The choice is final
+        // for the pair, so the two ends of a message always use the same communicator.
         let (are_connected, deadline) = match self.messages.plan {
             Plan::Choose => {
                 let choice = both.part("the communicator of a pair", "choice");
