@@ -132,8 +132,9 @@ impl Shared {
     }
 }
 
-/// Returns how the ranks' pools can be made equal again, for the first operations that differ.
-fn recovery(operations: &ValuesByRank<Option<Operation>>) -> String {
+/// Returns how the ranks' pools can be made equal again, for the first operations that differ. `can_grant` says whether
+/// an allocation can replace each refused request among them.
+fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let mut made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);
     let others = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
@@ -149,7 +150,8 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>) -> String {
     ahead.sort_unstable();
     let lacking =
         || operations.entries.iter().filter(|entry| !entry.ranks.iter().any(|it| ahead.contains(it)));
-    let refused = |refused: &Operation| (*kind, *bytes) == (OperationKind::Allocate, refused.bytes);
+    let refused =
+        |refused: &Operation| can_grant && (*kind, *bytes) == (OperationKind::Allocate, refused.bytes);
     if !lacking().all(|entry| entry.value.as_ref().is_none_or(refused)) {
         return others.to_owned();
     }
@@ -176,6 +178,9 @@ pub enum Divergence {
         sequence: u64,
         /// Each rank's operation with this number; `None` if its log ends before.
         operations: ValuesByRank<Option<Operation>>,
+        /// True if each refused request among the operations is the last operation of its rank. Then an allocation of
+        /// the same size replaces it.
+        can_grant: bool,
     },
     /// The histories diverge before the oldest operation that all ranks still remember.
     Forgotten {
@@ -186,7 +191,7 @@ pub enum Divergence {
     NotFound {},
 }
 wire_enum!(Divergence {
-    0 => At { sequence, operations },
+    0 => At { sequence, operations, can_grant },
     1 => Forgotten { before },
     2 => NotFound {},
 });
@@ -194,7 +199,7 @@ wire_enum!(Divergence {
 impl fmt::Display for Divergence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Divergence::At { sequence, operations } => {
+            Divergence::At { sequence, operations, can_grant } => {
                 let known: Vec<&Operation> =
                     operations.entries.iter().filter_map(|entry| entry.value.as_ref()).collect();
                 let shared = Shared::of(&known);
@@ -214,7 +219,7 @@ impl fmt::Display for Divergence {
                     None => "none".to_owned(),
                     Some(operation) => operation.describe(shared),
                 });
-                write!(out, " ({what}){}", recovery(operations))
+                write!(out, " ({what}){}", recovery(operations, *can_grant))
             }
             Divergence::Forgotten { before } => write!(
                 out,
@@ -231,6 +236,7 @@ impl fmt::Display for Divergence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agreement::search::{Finding, Recalled, name};
 
     #[test]
     fn what_all_ranks_share_is_said_once() {
@@ -243,7 +249,8 @@ mod tests {
         };
         let said = |odd: Option<Operation>| {
             let of = |rank| (rank, if rank == 1 { odd.clone() } else { Some(operation(4096, 0)) });
-            Divergence::At { sequence: 3, operations: ValuesByRank::of((0..4).map(of)) }.to_string()
+            let operations = ValuesByRank::of((0..4).map(of));
+            Divergence::At { sequence: 3, operations, can_grant: true }.to_string()
         };
         assert_eq!(
             said(Some(operation(8192, 0))),
@@ -263,5 +270,32 @@ mod tests {
              train.rs:12, segment 0, offset 0; rank 1: none); to recover, let rank 1 allocate 4096 bytes next, as ranks \
              0, 2, 3 did, then commit again"
         );
+    }
+
+    #[test]
+    fn a_refused_request_is_repeated_only_if_nothing_follows_it() {
+        let operation = |kind| Operation {
+            kind,
+            bytes: 4096,
+            place: None,
+            tag: None,
+            call_site: "train.rs:12".to_owned(),
+        };
+        let advice = |is_last| {
+            let answers = [(OperationKind::Allocate, false), (OperationKind::Refuse, is_last)];
+            let recalled =
+                answers.map(|(kind, is_last)| Recalled { operation: Some(operation(kind)), is_last });
+            match name(3, (0..).zip(recalled)) {
+                Finding::End { divergence } => divergence.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let text = advice(true);
+        assert!(
+            text.ends_with("let rank 1 allocate 4096 bytes next, as rank 0 did, then commit again"),
+            "{text}"
+        );
+        let text = advice(false);
+        assert!(text.contains("the pools cannot be made equal again: drop the pool on all ranks"), "{text}");
     }
 }

@@ -104,7 +104,9 @@ impl Commit {
                 self.search_vote(search, Searched::Range(range), vote, input, now)
             }
             (Phase::OperationAsked(search, sequence), Input::Operation(operation)) => {
-                let vote = self.vote("operation", Recalled { operation }.to_bytes(), search.until);
+                let is_last = self.record.log.length <= sequence + 1;
+                let recalled = Recalled { operation, is_last };
+                let vote = self.vote("operation", recalled.to_bytes(), search.until);
                 self.search_vote(search, Searched::Operation(sequence), vote, Input::Start, now)
             }
             (Phase::Naming(search, sequence, vote), input) => {

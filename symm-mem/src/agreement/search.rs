@@ -6,7 +6,7 @@
 
 use super::{
     ValuesByRank,
-    history::{Divergence, Operation},
+    history::{Divergence, Operation, OperationKind},
     record::Record,
     wire::{Message, wire_enum, wire_struct},
 };
@@ -84,8 +84,10 @@ impl Message for Finding {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recalled {
     pub(super) operation: Option<Operation>,
+    /// True if the rank's log ends with the operation, or before it.
+    pub(super) is_last: bool,
 }
-wire_struct!(Recalled { operation });
+wire_struct!(Recalled { operation, is_last });
 
 impl Message for Recalled {
     const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
@@ -115,8 +117,12 @@ pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
 
 /// Reports the operations of all ranks at `sequence`.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
-    let operations = ValuesByRank::of(answers.into_iter().map(|(rank, recalled)| (rank, recalled.operation)));
-    Finding::End { divergence: Divergence::At { sequence, operations } }
+    let mut can_grant = true;
+    let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {
+        can_grant &= is_last || operation.as_ref().is_none_or(|it| it.kind != OperationKind::Refuse);
+        (rank, operation)
+    }));
+    Finding::End { divergence: Divergence::At { sequence, operations, can_grant } }
 }
 
 #[cfg(test)]

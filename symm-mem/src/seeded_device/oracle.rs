@@ -114,7 +114,7 @@ impl Told<'_> {
             | Refusal::SegmentShapeMismatch { .. }
             | Refusal::AllocationDiverged { .. } => {
                 assert!(self.is_parted(), "{at}: {text}");
-                let Some(Divergence::At { sequence, operations }) = refusal.divergence() else {
+                let Some(Divergence::At { sequence, operations, .. }) = refusal.divergence() else {
                     panic!("{at}: the first allocation that differs was not found: {text}");
                 };
                 let side = operations.entries.iter().find(|side| side.ranks == [culprit]);

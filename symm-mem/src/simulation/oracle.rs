@@ -312,7 +312,7 @@ impl World {
     /// Checks that the reported operation, if there is one, is the first in which the histories differ.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
-        let Divergence::At { sequence, operations } = divergence else {
+        let Divergence::At { sequence, operations, .. } = divergence else {
             return Err(Violation(format!("the first allocation that differs was not found: {refusal}")));
         };
         let history = |ended: &&Ended| {

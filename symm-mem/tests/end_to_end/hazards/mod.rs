@@ -190,7 +190,7 @@ fn both<V: Clone>(values: &symm_mem::agreement::ValuesByRank<V>, culprit: u32, m
 
 /// The operation of the culprit and of the others, at the first difference.
 fn parted(refusal: &Refusal, culprit: u32, members: u32) -> (u64, Option<u64>, Option<u64>) {
-    let Some(Divergence::At { sequence, operations }) = refusal.divergence() else { panic!("{refusal}") };
+    let Some(Divergence::At { sequence, operations, .. }) = refusal.divergence() else { panic!("{refusal}") };
     let (odd, usual) = both(operations, culprit, members);
     (*sequence, odd.map(|it| it.bytes), usual.map(|it| it.bytes))
 }
