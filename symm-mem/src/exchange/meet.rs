@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use bootstrap::agreement::{self, Member};
+use bootstrap::agreement::{self, Failure, Member};
 use cuda_driver::graph::RelaxedCapture;
 use process_group::{
     error_text, link,
@@ -104,6 +104,14 @@ impl Exchange {
         let goes_on = || info.standing().map_err(|ended| gone(shared.rank(), &ended));
         let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, goes_on);
         drop(number);
+        // After these failures, another member may have the plan.
+        let is_refused_by_all = !matches!(
+            &result,
+            Err(failed) if matches!(
+                failed.ending,
+                agreement::Ending::Failed(Failure::Taken { .. } | Failure::Members { .. })
+            )
+        );
         let (ending, failure) = match (result, &candidate) {
             (Ok(agreement), Some(candidate)) => {
                 let held = (&held.open, &opened.open);
@@ -118,7 +126,8 @@ impl Exchange {
         };
         if let Some(candidate) = &candidate {
             let opened = opened.open.values().cloned().collect();
-            self.let_go(&key, candidate, transfers, opened, &ending);
+            let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
+            self.let_go(&key, candidate, transfers, opened, is_nobodys);
         }
         Err(self.failed(plan, refused, ending, failure))
     }
@@ -277,17 +286,18 @@ impl Exchange {
         core
     }
 
-    /// Takes back the offer for a plan that was not made on this rank.
+    /// Takes back the offer for a plan that was not made on this rank. `is_nobodys` says whether no other rank can have
+    /// the plan.
     fn let_go(
         &self,
         key: &str,
         candidate: &Candidate,
         transfers: &[Transfer],
         opened: Vec<Arc<Imported>>,
-        ending: &Ending,
+        is_nobodys: bool,
     ) {
         let shared = &self.owner.shared;
-        if let Ending::Refused(_) = ending {
+        if is_nobodys {
             return shared.slots().give_back(candidate.slots.clone());
         }
         // The others may still have the plan. They are told once the memory that was opened from them is closed.

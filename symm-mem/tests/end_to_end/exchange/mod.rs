@@ -149,10 +149,22 @@ fn threads(
     options: ExchangeOptions,
     job: impl Fn(&Rank<'_>) + Sync,
 ) {
-    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    threads_on(|store| Arc::new(store), driver, devices, size, options, job);
+}
+
+/// Like [`threads`], with the store that `store_of` makes of the job's store for each rank.
+fn threads_on(
+    store_of: impl Fn(HashStore) -> Arc<dyn Store>,
+    driver: &Driver,
+    devices: usize,
+    size: usize,
+    options: ExchangeOptions,
+    job: impl Fn(&Rank<'_>) + Sync,
+) {
+    let store = HashStore::new();
     thread::scope(|scope| {
         for rank in 0..size {
-            let (job, store) = (&job, store.clone());
+            let (job, store) = (&job, store_of(store.clone()));
             scope.spawn(move || {
                 let round = AtomicU64::new(0);
                 // Fails at the deadline if another rank has panicked.

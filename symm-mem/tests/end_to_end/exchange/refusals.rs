@@ -1,7 +1,16 @@
 //! Plans in which ranks differ, and invalid calls.
 
-use process_group::comm::DataType;
-use std::{sync::Mutex, time::Duration};
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cuda_driver::{Driver, sys::Api};
+use gpu_sim::World;
+use process_group::{comm::DataType, store::Store};
 use symm_mem::{
     exchange::{
         ExchangeError, ExchangeOptions, ExchangeRefusal, Memory, Part, Plan, Transfer, TransferError,
@@ -9,7 +18,11 @@ use symm_mem::{
     rendezvous::Layout,
 };
 
-use super::{LONG, Rank, on_ranks, options, pattern};
+use super::{LONG, Rank, on_ranks, options, pattern, threads_on};
+use crate::common::{
+    intercept::{Intercept, Intercepted},
+    turn,
+};
 
 /// Two ranks exchange the transfers that `job` gives them; both are told the same refusal. Then they exchange valid
 /// ones.
@@ -204,4 +217,63 @@ fn what_cannot_be_transferred_is_refused_before_anything_is_said() {
         plan.check().unwrap();
         (rank.meet)();
     });
+}
+
+/// Another process that takes part as rank 0: it posts a record before this rank does. Counts the ranks that tell
+/// their peer that they have closed a plan.
+#[derive(Clone, Default)]
+struct SecondProcess {
+    posts: Arc<AtomicBool>,
+    closed: Arc<AtomicU64>,
+}
+
+impl<S: Store> Intercept<S> for SecondProcess {
+    fn before(&self, store: &S, call: &'static str, key: &str) -> process_group::store::Result<()> {
+        if key.contains("/exchange/")
+            && key.ends_with("/records/0")
+            && self.posts.swap(false, Ordering::SeqCst)
+        {
+            store.set(key, b"a record of another process")?;
+        }
+        if call == "set" && key.contains("/closed/") {
+            self.closed.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn after_a_second_process_with_the_same_rank_the_peers_are_told() {
+    let _turn = turn();
+    let world = World::builder().devices(2).capacity(512 << 20).start().unwrap();
+    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+    let intercept = SecondProcess::default();
+    let store_of = |inner| Arc::new(Intercepted { inner, intercept: intercept.clone() }) as Arc<dyn Store>;
+    threads_on(store_of, &driver, 2, 2, options(), |rank| {
+        let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
+        let memory = rank.plain(64);
+        let transfers = [rank.transfer(1 - rank.rank, part, &memory)];
+        let refused = || {
+            let error = rank.exchange.exchange("plan", &transfers).unwrap_err();
+            let Some(ExchangeRefusal::PeerPrepareFailed { rank: 0, cause }) = error.refusal() else {
+                panic!("{error}")
+            };
+            assert!(cause.contains("rank 0"), "{cause}");
+        };
+        (rank.meet)();
+        if rank.rank == 0 {
+            intercept.posts.store(true, Ordering::SeqCst);
+            refused();
+        }
+        (rank.meet)();
+        if rank.rank == 1 {
+            refused();
+        }
+        (rank.meet)();
+    });
+    // The other process may have the plan, so its memory must not be reused before it is told.
+    assert_eq!(intercept.closed.load(Ordering::SeqCst), 2);
+    drop(driver);
+    world.finish().expect("nothing is left behind");
 }
