@@ -154,6 +154,16 @@ impl PeerMemory {
         self.inner.bytes
     }
 
+    /// Returns whether this is the only handle to the memory: no clone, buffer or [`SymmetricMemory`] holds it. For a
+    /// [`PeerAllocator`] that keeps one handle to each persistent allocation, and must not return it again before all
+    /// others are dropped. No other thread can change the result to false while it is true.
+    ///
+    /// [`SymmetricMemory`]: super::SymmetricMemory
+    #[must_use]
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1
+    }
+
     /// The id of a persistent allocation, or `None`.
     #[must_use]
     pub fn id(&self) -> Option<u64> {
@@ -194,7 +204,7 @@ pub trait PeerAllocator: Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
     /// Returns the persistent memory of `id`. After the last handle to it was dropped, the next call returns the same
-    /// memory, which keeps the mappings of its peers.
+    /// memory, which keeps the mappings of its peers. [`PeerMemory::is_unique`] says whether other handles are alive.
     ///
     /// # Errors
     /// [`AllocationError::StillAlive`], [`AllocationError::OtherSize`], and the errors of
@@ -241,7 +251,7 @@ impl PeerAllocator for CudaAllocator {
     fn persistent(&self, id: u64, bytes: usize) -> Result<PeerMemory, AllocationError> {
         let mut persistent = self.persistent.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(memory) = persistent.get(&id) {
-            if Arc::strong_count(&memory.inner) > 1 {
+            if !memory.is_unique() {
                 return Err(AllocationError::StillAlive { id });
             }
             if memory.bytes() != bytes {

@@ -248,6 +248,8 @@ impl Rendezvous {
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, RendezvousError> {
         let Inner { context, options, .. } = &*self.inner;
+        // An open capture must neither refuse the allocation nor be invalidated by it.
+        let _relaxed = RelaxedCapture::enter(context.driver());
         let allocated = || {
             let bytes = layout.bytes().ok_or(AllocationError::Size { bytes: None })?;
             let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;

@@ -50,7 +50,10 @@ impl PeerAllocator for Guarded {
     fn persistent(&self, id: u64, bytes: usize) -> Result<PeerMemory, AllocationError> {
         let mut persistent = self.persistent.lock().unwrap();
         if let Some(memory) = persistent.get(&id) {
-            return Ok(memory.clone());
+            return match memory.is_unique() {
+                true => Ok(memory.clone()),
+                false => Err(AllocationError::StillAlive { id }),
+            };
         }
         let memory = self.make(bytes, Some(id))?;
         persistent.insert(id, memory.clone());
@@ -73,6 +76,10 @@ fn an_allocator_of_another_crate_serves_a_rendezvous() {
         let kept = allocators.empty_strided(&kind, &layout, Some(5)).unwrap();
         assert_eq!(kept.id(), Some(5));
         each_reads_each(&rendezvous.rendezvous(&kept).unwrap(), &|| rank.world.barrier(soon()).unwrap());
+        let alive = allocators.empty_strided(&kind, &layout, Some(5)).unwrap_err();
+        assert!(matches!(alive, AllocationError::StillAlive { id: 5 }), "{alive}");
+        drop(kept);
+        let kept = allocators.empty_strided(&kind, &layout, Some(5)).unwrap();
         let none = allocators.of(&kind).unwrap().allocate(0).unwrap_err();
         assert!(matches!(none, AllocationError::Size { bytes: Some(0) }), "{none}");
         rank.world.barrier(soon()).unwrap();

@@ -92,12 +92,13 @@ fn an_open_capture_goes_on() {
         let capture = rank.stream.begin_capture(CaptureMode::Global).unwrap();
         let rendezvous = Rendezvous::of(&rank.world, options()).unwrap();
         let symmetric = rendezvous.rendezvous(&memory).unwrap();
+        let allocated = rendezvous.empty(&Layout::contiguous([16], DataType::F32)).unwrap();
         let exchange = Exchange::new(&rendezvous, ExchangeOptions::default()).unwrap();
         // SAFETY: the memory is as long; the graph is never launched.
         unsafe { rank.stream.fill_u8(memory.ptr(), 0, 64) }.unwrap();
         capture.end().unwrap();
         rank.meet();
-        drop((symmetric, memory));
+        drop((symmetric, allocated, memory));
         // Its threads would otherwise end later than the machine.
         assert!(exchange.close(soon()).is_empty());
         drop(rendezvous);
