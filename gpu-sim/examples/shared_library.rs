@@ -3,9 +3,9 @@
 //!
 //! ```sh
 //! cargo build -p lockstep-gpu-sim --features exports --example shared_library
-//! export CUDA_DRIVER_SYS_LIBRARY=$PWD/target/debug/examples/libshared_library.so
-//! export NCCL_SYS_LIBRARY=$CUDA_DRIVER_SYS_LIBRARY
-//! cargo run -p lockstep-nccl-sys --example raw_all_reduce
+//! library=$PWD/target/debug/examples/libshared_library.so
+//! env CUDA_DRIVER_SYS_LIBRARY=$library NCCL_SYS_LIBRARY=$library \
+//!     cargo run -p lockstep-nccl-sys --example raw_all_reduce
 //! ```
 //!
 //! The machine exists from the library's loading to the program's end. It has `GPU_SIM_DEVICES` devices (default 2)

@@ -51,7 +51,8 @@ impl Builder {
         self
     }
 
-    /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809).
+    /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809). Codes from 21304 (2.13.4) to 23203
+    /// (2.32.3) are modelled.
     pub fn nccl_release(mut self, code: i32) -> Self {
         self.nccl_release = code;
         self
@@ -92,6 +93,16 @@ impl Builder {
             let value = self.capacity.to_string();
             let rule = "bytes, a multiple of 2 MiB, at most 1 TiB";
             return Err(WorldError::BadSetting { setting: "capacity", value, rule });
+        }
+        // No release has a patch number above 9.
+        if !(21304..=nccl_sys::NCCL_VERSION_CODE as i32).contains(&self.nccl_release)
+            || self.nccl_release % 100 > 9
+        {
+            return Err(WorldError::BadSetting {
+                setting: "nccl_release",
+                value: self.nccl_release.to_string(),
+                rule: "expected a release code from 21304 (2.13.4) to 23203 (2.32.3), such as 22809 (2.28.9)",
+            });
         }
         machine::install(|id| Machine::new(id, &self).map(Arc::new))
             .map(|machine| World { machine: Some(machine) })

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 use super::rig::{Comm, OK, Rig, Shared, run, run_in_comm, until_waiting, world};
-use gpu_sim::{Action, Injection, World};
+use gpu_sim::{Action, Injection, World, WorldError};
 use nccl_sys::*;
 use rusty_fork::rusty_fork_test;
 
@@ -502,6 +502,16 @@ rusty_fork_test! {
         assert_eq!(has(22803), [true, true, true, true, true, false, false]);
         assert_eq!(has(22809), [true, true, true, true, true, true, false]);
         assert_eq!(has(22907), [true; 7]);
+    }
+
+    #[test]
+    fn a_code_of_no_release_is_refused() {
+        for code in [0, -1, 2289, 21303, 22850, 22899, 23204, 23300, 228_090] {
+            let error = World::builder().nccl_release(code).start().unwrap_err();
+            assert!(matches!(error, WorldError::BadSetting { setting: "nccl_release", .. }), "{code}: {error}");
+            let text = error.to_string();
+            assert!(text.contains(&code.to_string()) && text.contains(&NCCL_VERSION_CODE.to_string()), "{text}");
+        }
     }
 
     #[test]
