@@ -59,6 +59,21 @@ pub fn explain(error: &anyhow::Error) -> String {
     process_group::error_text(error.as_ref())
 }
 
+/// Shortens an error to one line. From a list of files that were tried, keeps those that exist but cannot be used.
+pub(crate) fn brief(error: &str) -> String {
+    let mut lines = error.lines().map(str::trim);
+    let mut text = lines.next().unwrap_or_default().trim_end_matches(" Tried:").to_owned();
+    for line in lines.filter(|line| !line.is_empty()) {
+        // The loader repeats the file's name; a missing dependency has another name.
+        let (name, mut said) = line.split_once(": ").unwrap_or(("", line));
+        said = said.strip_prefix(name).and_then(|said| said.strip_prefix(": ")).unwrap_or(said);
+        if said != "cannot open shared object file: No such file or directory" {
+            text = format!("{}; {line}", text.trim_end_matches('.'));
+        }
+    }
+    text
+}
+
 /// Returns the cause if the panic is that of a `println` that could not write.
 fn unwritten(panic: &dyn Any) -> Option<&str> {
     panic.downcast_ref::<String>()?.strip_prefix("failed printing to stdout: ")
@@ -79,6 +94,21 @@ fn has_no_reader() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::brief;
+
+    #[test]
+    fn of_what_was_tried_only_what_is_there_is_told() {
+        let absent = "cannot open shared object file: No such file or directory";
+        for known in [format!("x.so: {absent}"), format!("x.so: x.so: {absent}")] {
+            let error = format!("no X found. Tried:\n  {known}");
+            assert_eq!(brief(&error), "no X found.");
+            let broken = format!("{error}\n  x.so.2: /lib/x.so.2: file too short");
+            assert_eq!(brief(&broken), "no X found; x.so.2: /lib/x.so.2: file too short");
+            let incomplete = format!("no X found. Tried:\n  x.so: y.so: {absent}");
+            assert_eq!(brief(&incomplete), format!("no X found; x.so: y.so: {absent}"));
+        }
+    }
+
     #[test]
     fn a_cause_is_said_once() {
         let error =

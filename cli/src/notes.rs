@@ -32,8 +32,10 @@ Keys of --json: `cuda` and `nccl` hold the library that a program would load (`t
 
 pub(crate) const LAUNCH: &str = "\
 Hosts the store with a random secret, prefixes each line of output with its rank, and ends all ranks when one fails. Other \
-ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names the ranks that failed, \
-with the last lines of four: first one that was killed or crashed or, if there is none, the first one. Also names ranks that had ended with exit status 0, for which the others may have waited. Exits with the code of that rank.
+ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names the ranks that failed, and \
+shows the last lines of up to four. The first shown, whose code is the exit code, is one that was killed or crashed, else the first \
+that failed. The code of a rank that a signal ended is 128 plus the number of the signal. Also names ranks that had ended with \
+exit status 0, for which the others may have waited.
 
 Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
 do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
@@ -50,7 +52,8 @@ program needs the feature `pickle` of lockstep-process-group for this. The dumps
 How to read the result: a rank without a dump comes first. It died, or ended before it could write one: a rank that lives writes a dump when a \
 collective fails. Ranks that are `missing` or `also missing` have a dump, but have not called the collective. Beside a rank \
 without a dump, they are often survivors that waited for it elsewhere. `odd` are the ranks whose call differs from that of \
-the majority. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
+the majority. The dumps are of different moments, because each rank writes its own when it learns of the failure: a rank may have called \
+more, or have more work done, only because its dump is later. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
 --json for findings. The folder should hold nothing but dumps; names that begin with a dot are skipped.
 
 Keys of --json: `ranks` (those with a dump); `without_dump` (members of groups that have none); `groups`, each with `id`, \
@@ -94,7 +97,7 @@ Keys of --json, one object in a line for each trace: `trace`, `policy`; `operati
 not completed); \
 `peak_reserved` and `ratio` (the most bytes reserved, and its ratio to `peak_active`); `driver_calls` (calls to create, \
 map, set access, unmap and release); `driver_calls_steady` (those after the first tenth of the operations that do not \
-belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed).
+belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed); `checked_bytes` (only with --check, the bytes that were verified).
 
 `peak_reserved` and `min_capacity` may be below `peak_active`. When memory is short, the allocator waits for the end of the uses of freed blocks. \
 In a replay they end at that wait, which is before the `f` of the recording.
@@ -115,13 +118,13 @@ pub(crate) const BENCH: &str = "\
 The number of rounds is fixed, except of `store`; the progress on standard error names it. The time of a round depends on the host's processors and, beside PyTorch, \
 on its peer, which `alloc` also compiles first. `store --attack` takes --seconds for each attack.
 
-With --json each prints one object, whose numbers have at most three decimals. `figures` lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
-case's baseline. `machine` names the devices, `bars` the limits that --check tests (`what`, `figure`, `most`, `holds`), and \
-`torch` says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
-`symm` has that object as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and \
+With --json each prints one object, whose numbers have at most three decimals. `figures`, except of `kernels` and `store`, lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
+case's baseline. `machine`, except of `alloc` and `store`, names the devices. `bars`, of `call`, `pool` and `symm`, are the limits that --check tests (`what`, \
+`figure`, `most`, `holds`). `torch`, of `alloc`, `call` and `symm`, says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
+`symm` has the output of `pool` as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and \
 `above_raw_us`, `above_raw_and_event_us`, `of_torch`, `in_graph`. `alloc` has `scaling`, and `p2p` has `memory` (`policy`, \
-`bytes`), `group_bytes`, `skipped`. `kernels` prints `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
-`graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
+`bytes`), `group_bytes`, `skipped`. `kernels` prints `ranks`, and `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
+`graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`, each with `median`, `p1`, `p99`, `least` and `most`; `latency_us` for each kind of call) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
 `wait_ms` with `p50`, `p99`, `most`).
 
 The limits of --check on times are for GPUs: all of `call`, all of `symm`'s own, and allocation and look-up of `pool`. On \

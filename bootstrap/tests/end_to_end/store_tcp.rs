@@ -120,6 +120,7 @@ fn what_is_no_store_is_recognised() {
     let _silent = web.join().unwrap();
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
+    assert!(error.to_string().contains("unless its host is overloaded"), "{error}");
 }
 
 /// The host answers the greeting and nothing after it, like a stopped process.

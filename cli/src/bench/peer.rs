@@ -66,21 +66,30 @@ pub(super) fn torch_allocator() -> Result<(Player, TempDir)> {
     Ok((Player::start(&mut Command::new(&program))?, folder))
 }
 
-/// Starts the script with Python's `torch` (the variable `PYTHON` names another Python than python3). Returns the
-/// program, and the folder of its files.
+/// Runs `code`, which imports `torch`, with Python (the variable `PYTHON` names another than python3). Returns that Python
+/// and what `code` prints.
+///
+/// # Errors
+/// There is no Python, or it has no `torch`.
+pub(super) fn python_with_torch(code: &str) -> Result<(PathBuf, String)> {
+    let python = std::env::var_os("PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from);
+    let found = child::output_within(Command::new(&python).args(["-c", code]), LIMIT)
+        .with_context(|| format!("looking for torch with {}", python.display()))?;
+    if !found.status.success() {
+        bail!("{} has no torch (the variable PYTHON names another Python)", python.display());
+    }
+    Ok((python, String::from_utf8_lossy(&found.stdout).into_owned()))
+}
+
+/// Starts the script with the Python of [`python_with_torch`]. Returns the program, and the folder of its files.
 ///
 /// # Errors
 /// The reason why it is not available on this host.
 pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player, TempDir)> {
-    let python = std::env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let count =
         "import torch, torch.distributed as d; print(torch.cuda.device_count() * d.is_nccl_available())";
-    let found = child::output_within(Command::new(&python).args(["-c", count]), LIMIT)
-        .with_context(|| format!("looking for torch with {}", python.display()))?;
-    if !found.status.success() {
-        bail!("{} has no torch", python.display());
-    }
-    let devices: usize = String::from_utf8_lossy(&found.stdout).trim().parse().unwrap_or_default();
+    let (python, devices) = python_with_torch(count)?;
+    let devices: usize = devices.trim().parse().unwrap_or_default();
     if devices < ranks {
         bail!("torch reaches {devices} GPUs with NCCL, for {ranks} ranks");
     }

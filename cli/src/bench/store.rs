@@ -26,6 +26,7 @@ use serde::Serialize;
 
 use super::figures::json;
 use super::no_limits;
+use super::peer::python_with_torch;
 use crate::child::KillOnDrop;
 use crate::progress::Progress;
 use crate::values;
@@ -51,7 +52,7 @@ pub(crate) struct Options {
     #[arg(long)]
     json: bool,
     /// Attack our server instead, and measure how long another client waits during each attack
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["rounds", "calls", "threads", "clients", "joins"])]
     attack: bool,
     #[command(flatten)]
     attacks: attack::Options,
@@ -313,11 +314,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     processors.to_servers()?;
     let mut contenders =
         vec![Contender::start("ours", Command::new(this).args(["bench", "store", "--serve"]))?];
-    match std::env::var_os("PYTHON") {
-        Some(python) => contenders.push(Contender::start("PyTorch's", &mut torch(Path::new(&python)))?),
-        None => {
-            eprintln!("PyTorch: skipped: the variable PYTHON names no Python that has PyTorch")
-        }
+    match python_with_torch("from torch.distributed import TCPStore") {
+        Ok((python, _)) => contenders.push(Contender::start("PyTorch's", &mut torch(&python))?),
+        Err(why) => eprintln!("PyTorch: skipped: {why:#}"),
     }
     processors.to_clients()?;
     measure(&mut contenders, options)?;

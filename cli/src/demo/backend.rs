@@ -5,7 +5,7 @@ use cuda_driver::Driver;
 use gpu_sim::World;
 use process_group::comm::Nccl;
 
-use crate::exit::explain;
+use crate::exit::{brief, explain};
 
 /// Capacity of an embedded device, in bytes: that of a large GPU. Only touched pages use host memory.
 const CAPACITY: u64 = 140 << 30;
@@ -94,15 +94,17 @@ pub fn choose(wanted: Backend, ranks: Option<u32>) -> Result<(Plan, Option<Strin
         (Ok(ranks), _) => Ok((Plan { backend: Backend::Cuda, ranks }, None)),
         (Err(error), Backend::Cuda) => Err(error.context(NO_CUDA)),
         (Err(error), _) => {
-            let why = explain(&error);
-            let why = why.lines().next().unwrap_or_default();
-            let short = why.split(" (").next().unwrap_or_default().trim_end_matches(':');
-            let without_gpus = format!(
-                "No GPUs to run on: {short}. Running on the embedded device; --backend cuda says more."
-            );
-            Ok((Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) }, Some(without_gpus)))
+            let plan = Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) };
+            Ok((plan, Some(without_gpus(&explain(&error)))))
         }
     }
+}
+
+/// The line for a host on which `Backend::Auto` finds no GPUs, for this error.
+fn without_gpus(error: &str) -> String {
+    let why = brief(error);
+    let short = why.split(" (").next().unwrap_or_default().trim_end_matches([':', '.']);
+    format!("No GPUs to run on: {short}. Running on the embedded device; --backend cuda says more.")
 }
 
 /// The number of ranks for the GPUs of this host, or the reason why there can be none.
@@ -139,5 +141,17 @@ pub fn open(backend: Backend, ranks: u32) -> Result<Devices> {
                 world: Some(world),
             })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn files_that_are_absent_are_not_told() {
+        let absent = "x.so: cannot open shared object file: No such file or directory";
+        assert_eq!(
+            super::without_gpus(&format!("no X found; install it. Tried:\n  {absent}")),
+            "No GPUs to run on: no X found; install it. Running on the embedded device; --backend cuda says more."
+        );
     }
 }

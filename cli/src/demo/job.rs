@@ -40,15 +40,14 @@ impl Job<'_> {
         ended.map_or(error, anyhow::Error::from)
     }
 
-    /// Waits until the stream has finished work of `member`'s group that has no work handles of its own, such as a
-    /// graph. An error if the group has ended meanwhile: what was enqueued is then cut short.
-    pub(super) fn finish_stream(&self, member: &Member) -> Result<()> {
+    /// Waits until the stream has finished a graph of `member`'s group, which has no work handles of its own. An error if the group has ended meanwhile: what was enqueued is then cut short.
+    pub(super) fn finish_graph(&self, member: &Member) -> Result<()> {
         let deadline = self.deadline();
         while !self.stream.query()? {
             member.process_group.check()?;
             ensure!(
                 !deadline.expired(),
-                "{}: its work is not done after {:?}",
+                "{}: the graph of its all-reduces is not done after {:.1?}; on a busy host, raise --deadline",
                 member.group,
                 deadline.waited()
             );

@@ -14,7 +14,7 @@ pub(crate) struct Options {
     /// The devices that the ranks use
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Allocation trace to replay [default: a recorded GPT-2 training run]
+    /// Allocation trace to replay, in any format of `replay` [default: a recorded GPT-2 training run]
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
     /// Port of the store on the loopback interface, up to 65535; 0 selects a free port

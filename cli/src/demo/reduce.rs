@@ -118,7 +118,7 @@ impl Reducer {
             self.meet(job, member)?;
             let begun = Instant::now();
             job.stream.launch(&exec)?;
-            job.finish_stream(member)?;
+            job.finish_graph(member)?;
             let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
             self.verify(job, member, Mode::Graph, milliseconds, reporter)?;
             drop((exec, graph));

@@ -7,6 +7,7 @@ use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use crate::exit::explain;
+use crate::json::rounded;
 
 use super::backend::Backend;
 use super::groups::{Group, diverging_rank};
@@ -408,7 +409,7 @@ pub(crate) fn json(figures: &Figures) -> String {
             milliseconds: figures.detected_after_ms(),
         },
     };
-    serde_json::to_string(&report).unwrap_or_else(|error| failure(&error.into()))
+    rounded(&report, 3).unwrap_or_else(|error| failure(&error))
 }
 
 /// The line of JSON for a job that has no figures.

@@ -9,7 +9,7 @@ use process_group::{
     error_text,
     group::GroupError,
     record::{LastCall, Progress},
-    store::{Deadline, StoreError},
+    store::{Deadline, Distrust, StoreError},
 };
 use serde::{Serialize, Serializer};
 
@@ -43,9 +43,15 @@ const PAUSE: Duration = Duration::from_millis(500);
 const NO_MEMBER: &str = "no member of any group answered: the groups have ended or were aborted, the ranks are stopped, \
                          or --wait is too short; look at the job's output";
 
-/// The start of the error if the store and this process do not have the same secret.
-const SECRET: &str =
-    "PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE must give the job's secret";
+/// Returns the start of the error if the store and this process do not have the same secret.
+fn secret_advice(distrust: &Distrust) -> &'static str {
+    match distrust {
+        Distrust::NotKept | Distrust::Unanswered => {
+            "the job's store has no secret: unset PROCESS_GROUP_STORE_SECRET and PROCESS_GROUP_STORE_SECRET_FILE"
+        }
+        _ => "PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE must give the job's secret",
+    }
+}
 
 /// A group, as its members describe it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -163,7 +169,10 @@ impl Group {
 pub(super) fn run(options: &Options) -> Result<()> {
     let wait = options.wait;
     let store = match store_of_environment()?.connect(&options.address, Deadline::after(wait)) {
-        Err(error @ StoreError::Distrusted { .. }) => return Err(anyhow::Error::new(error).context(SECRET)),
+        Err(StoreError::Distrusted { address, source }) => {
+            let advice = secret_advice(&source);
+            return Err(anyhow::Error::new(StoreError::Distrusted { address, source }).context(advice));
+        }
         Err(error @ StoreError::Address { .. }) => return Err(UsageError(error_text(&error)).into()),
         connected => Arc::new(connected?),
     };

@@ -42,11 +42,16 @@ impl Snapshot {
                 taken.map_err(|expected| broken(at, expected))?;
             }
             if !events.is_empty() {
-                traces.push(program.finish(origin.of_device(device, several))?);
+                traces.push(program.finish(origin.of_device(device, several)).map_err(
+                    |error| match error {
+                        TraceError::Empty { origin } => TraceError::Unrecorded { origin },
+                        error => error,
+                    },
+                )?);
             }
         }
         if traces.is_empty() {
-            return Err(TraceError::Empty { origin: origin.clone() });
+            return Err(TraceError::Unrecorded { origin: origin.clone() });
         }
         Ok(traces)
     }
@@ -147,6 +152,14 @@ mod tests {
             ]
         );
         assert_eq!(trace.peak_active, 512 + 1024);
+    }
+
+    #[test]
+    fn a_snapshot_without_allocations_is_told_from_an_empty_text() {
+        for events in ["", r#"{"action": "snapshot"}"#] {
+            let found = snapshot(r#"{"size": 2048, "state": "inactive"}"#, events).traces(&Origin::BuiltIn);
+            assert!(matches!(found, Err(TraceError::Unrecorded { .. })), "{found:?}");
+        }
     }
 
     #[test]

@@ -87,6 +87,11 @@ pub(crate) enum TraceError {
     Spent { origin: Origin, source: Spent },
     #[error("{origin}: holds no allocation; expected lines like `a 7fa80c000000 154389504 0`")]
     Empty { origin: Origin },
+    #[error(
+        "{origin}: the snapshot has no recorded allocation; with PyTorch, call \
+         torch.cuda.memory._record_memory_history before the allocations"
+    )]
+    Unrecorded { origin: Origin },
 }
 
 /// The encoding of a snapshot.

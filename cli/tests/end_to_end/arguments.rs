@@ -39,6 +39,8 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
         (&["bench", "pool", "--ranks", "3"], "expected an even number of ranks from 2 to 64"),
         (&["bench", "p2p", "--ring", "8"], "such as 8x4"),
         (&["bench", "store", "--attack", "--only", "nope"], "none, append, toggle"),
+        (&["bench", "store", "--attack", "--rounds", "1"], "cannot be used with"),
+        (&["bench", "store", "--attack", "--clients", "1"], "cannot be used with"),
         (&["bench", "store", "--attack", "--server", "/none"], "expected an executable file"),
     ] {
         let (output, error) = run(arguments);

@@ -119,7 +119,10 @@ fn passes(ranks: u64, groups: usize) {
     assert_eq!(figures["divergence"]["detected_on"].as_array().unwrap().len() as u64, ranks);
     let diverging = if ranks > 2 { "rank 2" } else { "rank 1" };
     contains(figures["divergence"]["error"].as_str().unwrap(), &[diverging]);
-    assert!(figures["divergence"]["milliseconds"].as_f64().unwrap() > 0.0);
+    for part in ["trace", "divergence"] {
+        let milliseconds = figures[part]["milliseconds"].as_f64().unwrap();
+        assert!(milliseconds > 0.0 && milliseconds == (milliseconds * 1e3).round() / 1e3, "{milliseconds}");
+    }
 }
 
 #[test]

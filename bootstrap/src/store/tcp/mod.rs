@@ -163,7 +163,9 @@ impl Inner {
                     Broken::Failed(Failure::Protocol(found)) => StoreError::NotAStore { address, found },
                     Broken::Failed(Failure::Distrust(source)) => StoreError::Distrusted { address, source },
                     Broken::Failed(_) => {
-                        let found = format!("it accepts connections but has not greeted within {waited:.1?}");
+                        let found = format!(
+                            "it accepts connections but has not greeted within {waited:.1?} (unless its host is overloaded)"
+                        );
                         StoreError::NotAStore { address, found }
                     }
                 });

@@ -2,7 +2,7 @@
 
 use super::{Findings, ON_GPUS, ON_GROUPS, Weight};
 use crate::doctor::facts::{Devices, Gpu, Host};
-use crate::doctor::report::brief;
+use crate::exit::brief;
 
 impl Findings {
     pub(super) fn devices(&mut self, devices: &Devices, host: &Host) {

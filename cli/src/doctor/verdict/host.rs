@@ -2,7 +2,7 @@
 
 use super::{CRATES, Findings, Weight};
 use crate::doctor::facts::{Facts, Host, Tried};
-use crate::doctor::report::brief;
+use crate::exit::brief;
 
 const MIB: u64 = 1 << 20;
 /// NCCL takes about 10 MB for a pair without direct access, and fails without a message if there is none.

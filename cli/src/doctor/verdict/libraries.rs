@@ -3,7 +3,7 @@
 use super::{Findings, ON_DRIVER, ON_GPUS, ON_NCCL, Weight};
 use crate::doctor::facts::{Facts, Libraries};
 use crate::doctor::libraries::instead;
-use crate::doctor::report::brief;
+use crate::exit::brief;
 use crate::probe::Probe;
 
 impl Findings {

@@ -2,7 +2,7 @@
 //!
 //! The trace's streams are streams of the device. A use by another stream is a stream that waits until the use ends
 //! in the trace. With checks, every block is filled with a pattern of its own when it is allocated, and verified when
-//! its last use ends, all in stream order. Without checks, only the allocator's calls are timed.
+//! its last use ends, or at the end of the replay, all in stream order. Without checks, only the allocator's calls are timed.
 
 mod pattern;
 mod source;
@@ -123,6 +123,7 @@ impl Gpu {
             }
             before = after;
         }
+        bench.look_at_rest()?;
         if let Some(check) = check {
             (check.report)("check, waiting for the device".into());
         }
@@ -232,6 +233,16 @@ impl<'a> Bench<'a> {
                 self.operation -= 1;
                 self.uses.end(block)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the verification of the blocks that the program does not free.
+    fn look_at_rest(&mut self) -> Result<(), ReplayError> {
+        for block in 0..self.blocks.len() {
+            let Some((owned, stream)) = self.blocks[block].take() else { continue };
+            self.look(&self.streams[stream as usize].0.clone(), &owned, block as u32)?;
+            self.blocks[block] = Some((owned, stream));
         }
         Ok(())
     }

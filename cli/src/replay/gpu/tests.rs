@@ -57,6 +57,14 @@ fn every_block_holds_what_was_written_there() {
 }
 
 #[test]
+fn blocks_that_the_program_keeps_are_verified_too() {
+    on_gpu(|gpu| {
+        let program = program(&[(2 * MIB, false); 8], false);
+        assert_eq!(gpu.check(&program, Policy::Remap, u64::MAX, &|_| ()).unwrap(), 16 * MIB);
+    });
+}
+
+#[test]
 fn a_device_makes_the_same_of_a_program_as_counting_does() {
     on_gpu(|gpu| {
         // The moment at which the host sees the end of another stream's use depends on the device. With one stream no
