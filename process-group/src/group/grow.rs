@@ -159,7 +159,8 @@ impl GroupParts {
         let mut has_acted = false;
         let grown = all.make(Readiness::ready(), deadline, |_, until, go_on| {
             has_acted = true;
-            // The end of the old group aborts its communicator, which waits for NCCL's call.
+            // The end of the old group aborts its communicator, and that abort waits until NCCL's call has returned. So
+            // the end of the old group must also end the wait below.
             let mut go_on = || {
                 go_on()?;
                 old.map_or(Ok(()), |old| old.counter.health.check())

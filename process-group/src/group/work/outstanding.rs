@@ -291,8 +291,8 @@ impl<W: Tracked> StreamWorks<W> {
         {
             self.works.pop_front();
         }
-        // Some of `done` are left: works that lie behind an incomplete work of another thread, works behind
-        // one that another thread has removed already, or the stream's last work, which stays.
+        // Some of `done` are left. They lie behind an incomplete work of another thread, or follow one in `done` that
+        // another thread has removed already. Or the stream's last work is left, which stays.
         if left.peek().is_some() {
             let last = self.works.back().map(entered);
             let is_done = |at| done.binary_search_by_key(&at, entered).is_ok();
