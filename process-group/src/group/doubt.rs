@@ -46,7 +46,7 @@ impl GroupHealth {
     /// Checks that work whose completion event has passed is really done. The event passes after failed work too.
     ///
     /// # Errors
-    /// Those of [`check_background`](Self::check_background).
+    /// Those of [`check_background`](Self::check_background) and [`check_work`](Self::check_work).
     pub(super) fn check_done(&self) -> Result<()> {
         let checked = self.check_background();
         // `settle` found all work done and free of errors before it aborted the communicators. An aborted communicator
@@ -54,7 +54,9 @@ impl GroupHealth {
         if self.settled.get() == Some(&true) {
             return Ok(());
         }
-        checked
+        checked?;
+        // A member may have left since the caller's check. `check_background` has then ignored the remote error.
+        self.check_work()
     }
 
     fn doubt(&self, error: &CommError) {

@@ -137,13 +137,15 @@ impl GroupHealth {
     /// more collectives than that member, or after one heartbeat. Until then, work that both members have called may
     /// complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
-        let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return };
+        if !self.was_left() {
+            return;
+        }
         let Some(monitor) = self.monitor().filter(|_| self.settled.get().is_none()) else { return };
         let since = *self.left.get_or_init(|| now);
-        let is_behind = monitor.rolling().count() > *collectives;
+        let waits_in_vain = self.waits_in_vain();
         // `check_background` is called after `is_done`, because failed work looks done.
-        let is_done = monitor.is_done() && !is_behind && self.check_background().is_ok();
-        if !is_behind && now.saturating_duration_since(since) < self.heartbeat {
+        let is_done = monitor.is_done() && !waits_in_vain && self.check_background().is_ok();
+        if !waits_in_vain && now.saturating_duration_since(since) < self.heartbeat {
             return;
         }
         // `settled` is set before the abort. Otherwise a wait for work could return success, because aborted work
@@ -155,6 +157,12 @@ impl GroupHealth {
                 aside("farewell", move || recorder.trouble());
             }
         }
+    }
+
+    /// Returns true if this rank has called more collectives than a member that has left. They will not complete.
+    pub(super) fn waits_in_vain(&self) -> bool {
+        let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return false };
+        self.monitor().is_some_and(|monitor| monitor.rolling().count() > *collectives)
     }
 
     /// Aborts communicators or a path that were added while the group was ending. The abort at the group's end may have

@@ -341,8 +341,9 @@ impl GroupHealth {
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
         // After a member has left, the communicators are aborted a moment later. This rank's work is valid if all of it
-        // was done before that abort.
-        if was_left && self.settled.get() == Some(&false) {
+        // was done before that abort. Work that waits in vain looks done once any member has aborted its communicator,
+        // which may be before this rank does.
+        if was_left && !self.settled.get().copied().unwrap_or_else(|| !self.waits_in_vain()) {
             self.check()?;
         }
         Ok(())
