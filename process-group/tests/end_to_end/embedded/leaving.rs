@@ -296,6 +296,10 @@ rusty_fork_test! {
                 for _ in 0..if rank.rank == 1 { 8 } else { 9 } {
                     all_reduce(&rank, &world).unwrap();
                 }
+                // A destruction by rank 1 that is known earlier would refuse the others' calls.
+                rank.store.set(&format!("{last}/called/{}", rank.rank), b"").unwrap();
+                let all = [0, 1, 2].map(|rank| format!("{last}/called/{rank}"));
+                rank.store.wait(&all.each_ref().map(String::as_str), far()).unwrap();
                 if last == "destroy" {
                     let destroyed = world.destroy(far());
                     // Rank 1 may have destroyed its communicator before the others know.
