@@ -3,6 +3,8 @@
 use super::common;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{BufWriter, ErrorKind};
 use std::sync::Arc;
 
 use super::common::{MIB, bench, check_tiling, remapping_bench, s, tight, used};
@@ -229,6 +231,16 @@ fn fit(blocks: &BTreeMap<u64, u64>, segments: &BTreeMap<u64, (u64, u64)>) {
         assert!(*at >= end, "{at:#x} overlaps what is below it");
         end = *until;
     }
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let (_bench, _live, snapshot) = busy();
+    // The buffer holds all that is written, so the error comes when it is flushed.
+    let full = || BufWriter::with_capacity(16 << 20, File::options().write(true).open("/dev/full").unwrap());
+    assert_eq!(snapshot.write_json(full()).unwrap_err().kind(), ErrorKind::StorageFull);
+    #[cfg(feature = "pickle")]
+    assert_eq!(snapshot.write_pickle(full()).unwrap_err().kind(), ErrorKind::StorageFull);
 }
 
 #[test]

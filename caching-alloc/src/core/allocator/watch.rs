@@ -79,7 +79,8 @@ impl Allocator {
     }
 
     /// Returns the state of all segments and blocks, with the newest trace entries. Before it returns, it delivers
-    /// all entries from before the snapshot to trackers.
+    /// all entries from before the snapshot to trackers. The snapshot keeps the source of its segments, and so
+    /// the context of a source of device memory, until it is dropped.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.

@@ -111,13 +111,28 @@ fn divisions<S: Serializer>(rounding: &Rounding, serializer: S) -> Result<S::Ok,
 }
 
 impl Snapshot {
-    /// Writes the snapshot as JSON, which PyTorch's browser viewer opens. Times are in µs, and sizes in bytes.
+    /// Writes the snapshot as JSON, which PyTorch's browser viewer opens, and flushes `writer`. Times are in µs, and
+    /// sizes in bytes.
+    ///
+    /// ```
+    /// use caching_alloc::core::{Allocator, Settings};
+    /// use caching_alloc::host::{HostSource, HostStreams};
+    /// use std::{fs::File, io::BufWriter, sync::Arc};
+    ///
+    /// let source = Arc::new(HostSource::new(1 << 30));
+    /// let allocator = Allocator::new(source, Arc::new(HostStreams::new()), Settings::default());
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    /// allocator.snapshot()?.write_json(BufWriter::new(File::create("snapshot.json")?))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// The error of `writer`.
     #[cfg(feature = "json")]
-    pub fn write_json(&self, writer: impl io::Write) -> io::Result<()> {
-        serde_json::to_writer(writer, &self.document()).map_err(io::Error::from)
+    pub fn write_json(&self, mut writer: impl io::Write) -> io::Result<()> {
+        serde_json::to_writer(&mut writer, &self.document())?;
+        writer.flush()
     }
 
     /// Returns the JSON of [`write_json`](Self::write_json) as a string.
@@ -129,8 +144,21 @@ impl Snapshot {
         serde_json::to_string(&self.document()).map_err(io::Error::from)
     }
 
-    /// Writes the snapshot as a pickle, which PyTorch's `_memory_viz.py` and its browser viewer open. Times are in µs,
-    /// and sizes in bytes.
+    /// Writes the snapshot as a pickle, which PyTorch's `_memory_viz.py` and its browser viewer open, and flushes
+    /// `writer`. Times are in µs, and sizes in bytes.
+    ///
+    /// ```
+    /// use caching_alloc::core::{Allocator, Settings};
+    /// use caching_alloc::host::{HostSource, HostStreams};
+    /// use std::{fs::File, io::BufWriter, sync::Arc};
+    ///
+    /// let source = Arc::new(HostSource::new(1 << 30));
+    /// let allocator = Allocator::new(source, Arc::new(HostStreams::new()), Settings::default());
+    /// # let folder = tempfile::tempdir()?;
+    /// # std::env::set_current_dir(&folder)?;
+    /// allocator.snapshot()?.write_pickle(BufWriter::new(File::create("snapshot.pickle")?))?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// The error of `writer`.
@@ -141,7 +169,8 @@ impl Snapshot {
                 serde_pickle::Error::Io(error) => error,
                 other => io::Error::other(other),
             },
-        )
+        )?;
+        writer.flush()
     }
 
     fn document(&self) -> Document<'_> {

@@ -14,6 +14,9 @@ use super::settings::Settings;
 ///
 /// The blocks and block entries of one stream in one pool are all read at the same moment. Those of other streams and
 /// pools may be read slightly earlier or later.
+///
+/// A snapshot does not keep memory from being released. It keeps the source of its segments, and so the context of a
+/// source of device memory, until it is dropped.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Number of the last [structural trace entry](Entry) that the snapshot includes.
