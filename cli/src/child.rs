@@ -1,10 +1,11 @@
-//! Child processes with a time limit, for calls into libraries that may crash or hang.
+//! Child processes: their time limits, for calls into libraries that may crash or hang, and how they ended.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::{Deref, DerefMut};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -111,6 +112,68 @@ impl Drop for KillOnDrop {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Result of a process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    Exit(i32),
+    Signal(i32),
+    /// The system does not report it.
+    Unknown,
+}
+
+impl End {
+    pub(crate) fn is_success(self) -> bool {
+        matches!(self, End::Exit(0))
+    }
+
+    /// The exit code that shells give for it; never 0 for a failure.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            End::Exit(code) => u8::try_from(code).unwrap_or(1),
+            End::Signal(signal) => u8::try_from(128 + signal).unwrap_or(1),
+            End::Unknown => 1,
+        }
+    }
+}
+
+impl From<ExitStatus> for End {
+    fn from(status: ExitStatus) -> Self {
+        status.code().map(End::Exit).or(status.signal().map(End::Signal)).unwrap_or(End::Unknown)
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            End::Exit(code) => write!(f, "exit status {code}"),
+            End::Signal(signal) => {
+                let name = Signal::from_named_raw(*signal).and_then(name).unwrap_or("its number");
+                write!(f, "ended by signal {signal} ({name})")
+            }
+            End::Unknown => f.write_str("it is gone, and the system does not say why"),
+        }
+    }
+}
+
+/// Returns the name of a signal that ends programs.
+pub(crate) fn name(signal: Signal) -> Option<&'static str> {
+    const NAMES: [(Signal, &str); 12] = [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::INT, "SIGINT"),
+        (Signal::QUIT, "SIGQUIT"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::KILL, "SIGKILL, as the system does when memory is out"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::TERM, "SIGTERM"),
+    ];
+    NAMES.iter().find(|(known, _)| *known == signal).map(|(_, name)| *name)
 }
 
 /// Receives the lines that are written to a pipe, so that a caller can wait for them with a deadline.

@@ -24,9 +24,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::child::{self, KillOnDrop};
+use crate::child::{self, End, KillOnDrop};
 use crate::demo::{Backend, backend, die_with_launcher};
-use crate::exit::explain;
+use crate::exit::{UsageError, explain};
 use crate::json;
 use crate::percentiles::{Percentiles, table};
 use crate::progress::Progress;
@@ -61,7 +61,8 @@ pub(crate) struct Options {
     /// The devices that the ranks use
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
-    /// Pinned host memory of the rank that is killed, in GiB
+    /// Pinned host memory of the rank that is killed, in GiB; with embedded devices at most the memory that the host has
+    /// available
     #[arg(long, default_value_t = 0, value_parser = values::whole::<u64>("a number of GiB", 0..=1 << 16), allow_negative_numbers = true)]
     pinned: u64,
     /// Stop the rank with SIGSTOP instead of killing it
@@ -147,6 +148,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return demo::run(options);
     }
     let plan = backend::plan(options.backend, options.ranks)?;
+    if plan.backend == Backend::Sim {
+        check_pinned(options.pinned, available_memory())?;
+    }
     let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let (mut shrunk, mut rebuilt) = (Vec::new(), Vec::new());
     let progress = Progress::start();
@@ -194,6 +198,30 @@ fn check_dump_folder() -> Result<()> {
     })
 }
 
+/// Checks that the host has the pinned memory, in GiB, of an embedded device; `available` is in bytes.
+fn check_pinned(pinned: u64, available: u64) -> Result<()> {
+    let most = available >> 30;
+    if pinned > most {
+        let problem = format!(
+            "--pinned {pinned}: expected at most {most} with embedded devices, the GiB of memory that this host has available"
+        );
+        return Err(UsageError(problem).into());
+    }
+    Ok(())
+}
+
+/// Returns the bytes of memory that this process can use: those available on the host, within the limit of its control
+/// group. The largest number if the system does not tell.
+fn available_memory() -> u64 {
+    let host = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    });
+    let limit = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = limit.iter().filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    limits.chain(host.map(|kib| kib << 10)).min().unwrap_or(u64::MAX)
+}
+
 fn times_of(place: &str, times: Vec<f64>) -> Times {
     Times { place: place.into(), count: times.len(), took: Percentiles::of(times) }
 }
@@ -213,16 +241,17 @@ struct Rank {
 
 impl Rank {
     /// Returns the rest of its next line, which must begin with `word`.
-    fn hear(&self, word: &str) -> Result<String> {
+    fn hear(&mut self, word: &str) -> Result<String> {
         let rank = self.number;
         let line = match self.lines.recv_timeout(LIMIT) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => bail!("rank {rank} did not report {word:?} within {LIMIT:?}"),
-            Err(RecvTimeoutError::Disconnected) if word == READY => {
-                bail!("rank {rank} ended before it was ready, see its error above")
-            }
             Err(RecvTimeoutError::Disconnected) => {
-                bail!("rank {rank} ended before it reported {word:?}, see its error above")
+                let step = if word == READY { "was ready".into() } else { format!("reported {word:?}") };
+                match End::from(self.child.wait()?) {
+                    End::Exit(_) => bail!("rank {rank} ended before it {step}, see its error above"),
+                    end => bail!("rank {rank} failed before it {step}: {end}"),
+                }
             }
         };
         match line.strip_prefix(word) {
@@ -280,8 +309,8 @@ impl Job {
 
     /// Kills or stops the last rank. Returns the result of each of the others.
     fn lose(mut self, stop: bool) -> Result<Vec<Found>> {
-        let victim = self.ranks.pop().context("a job has ranks")?;
-        for rank in self.ranks.iter().chain([&victim]) {
+        let mut victim = self.ranks.pop().context("a job has ranks")?;
+        for rank in self.ranks.iter_mut().chain([&mut victim]) {
             rank.hear(READY)?;
         }
         thread::sleep(SETTLE);
@@ -289,12 +318,12 @@ impl Job {
         let lost = now();
         kill_process(Pid::from_child(&victim.child), signal)?;
         let mut found = Vec::new();
-        for rank in &self.ranks {
+        for rank in &mut self.ranks {
             let line = rank.hear("lost")?;
             let mut words = line.split_whitespace();
             let place: usize = words.next().context("no place")?.parse()?;
             let known: i128 = words.next().context("no time")?.parse()?;
-            let took = |what: &str| -> Result<f64> { Ok(rank.hear(what)?.parse::<u64>()? as f64 / 1e6) };
+            let mut took = |what: &str| -> Result<f64> { Ok(rank.hear(what)?.parse::<u64>()? as f64 / 1e6) };
             let (shrunk, rebuilt) = (took("shrunk")?, took("rebuilt")?);
             found.push(Found { place, known: (known - lost) as f64 / 1e6, shrunk, rebuilt });
         }
@@ -393,6 +422,28 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_that_a_signal_ended_is_told_with_the_signal() {
+        for (program, expected) in [
+            ("kill -KILL $$", "rank 3 failed before it was ready: ended by signal 9 (SIGKILL"),
+            ("exit 1", "rank 3 ended before it was ready, see its error above"),
+        ] {
+            let mut command = Command::new("sh");
+            let mut child = KillOnDrop(command.args(["-c", program]).stdout(Stdio::piped()).spawn().unwrap());
+            let lines = child::lines(child.stdout.take());
+            let error = Rank { number: 3, child, lines }.hear(READY).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn pinned_memory_of_embedded_devices_is_what_the_host_has() {
+        assert!(check_pinned(3, (4 << 30) - 1).is_ok());
+        let error = check_pinned(4, (4 << 30) - 1).unwrap_err();
+        assert!(error.is::<UsageError>() && error.to_string().contains("expected at most 3"), "{error}");
+        assert!((1..u64::MAX).contains(&available_memory()));
+    }
 
     #[test]
     fn percentiles_are_of_what_there_is() {

@@ -27,7 +27,8 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGBUS, SIGFPE, SIGHUP, SIGILL, SIGINT, SIGKILL, SIGSEGV, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use self::rank::{End, Rank};
+use self::rank::Rank;
+use crate::child::{self, End};
 use crate::exit::explain;
 use crate::job_secret::JobSecret;
 use crate::values;
@@ -375,7 +376,7 @@ fn is_interrupt(stop: Option<&Stop>, signal: Signal) -> bool {
 /// Describes an interrupt, and the ranks that ended neither successfully, nor by its signal, nor by SIGKILL of the
 /// launcher.
 fn describe_interrupt(interrupt: &Interrupt, killed: &BTreeSet<usize>) -> String {
-    let name = rank::name(interrupt.signal).unwrap_or("a signal");
+    let name = child::name(interrupt.signal).unwrap_or("a signal");
     let after = interrupt.after.as_secs_f64();
     let mut text = format!("error: the job was interrupted by {name} {after:.1} s after the start\n");
     let mut ends: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();

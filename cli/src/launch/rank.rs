@@ -1,7 +1,6 @@
 //! A rank's process, which leads a process group: its lines, its end, and the end of all processes that it started.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -12,61 +11,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, set_parent_process_death_signal, waitid,
 };
 
-/// Result of a process.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum End {
-    Exit(i32),
-    Signal(i32),
-    /// The system does not report it.
-    Unknown,
-}
-
-impl End {
-    pub(super) fn is_success(self) -> bool {
-        matches!(self, End::Exit(0))
-    }
-
-    /// The exit code that shells give for it; never 0 for a failure.
-    pub(super) fn code(self) -> u8 {
-        match self {
-            End::Exit(code) => u8::try_from(code).unwrap_or(1),
-            End::Signal(signal) => u8::try_from(128 + signal).unwrap_or(1),
-            End::Unknown => 1,
-        }
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            End::Exit(code) => write!(f, "exit status {code}"),
-            End::Signal(signal) => {
-                let name = Signal::from_named_raw(*signal).and_then(name).unwrap_or("its number");
-                write!(f, "ended by signal {signal} ({name})")
-            }
-            End::Unknown => f.write_str("it is gone, and the system does not say why"),
-        }
-    }
-}
-
-/// Names of the signals that end programs.
-pub(super) fn name(signal: Signal) -> Option<&'static str> {
-    const NAMES: [(Signal, &str); 12] = [
-        (Signal::HUP, "SIGHUP"),
-        (Signal::INT, "SIGINT"),
-        (Signal::QUIT, "SIGQUIT"),
-        (Signal::ILL, "SIGILL"),
-        (Signal::TRAP, "SIGTRAP"),
-        (Signal::ABORT, "SIGABRT"),
-        (Signal::BUS, "SIGBUS"),
-        (Signal::FPE, "SIGFPE"),
-        (Signal::KILL, "SIGKILL, as the system does when memory is out"),
-        (Signal::SEGV, "SIGSEGV"),
-        (Signal::PIPE, "SIGPIPE"),
-        (Signal::TERM, "SIGTERM"),
-    ];
-    NAMES.iter().find(|(known, _)| *known == signal).map(|(_, name)| *name)
-}
+use crate::child::End;
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 

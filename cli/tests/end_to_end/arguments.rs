@@ -32,6 +32,7 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
         (&["demo", "--backend", "sim", "--ranks", "4", "--absent", "4"], "expected one of the ranks 0 to 3"),
         (&["kill-test", "--ranks", "1"], "expected a number of ranks from 2 to 64"),
         (&["kill-test", "--demo", "--backend", "sim", "--ranks", "3"], "expected an even number"),
+        (&["kill-test", "--backend", "sim", "--pinned", "65536"], "of memory that this host has available"),
         (&["kill-test", "--demo", "--within", "0"], "expected a number of ms"),
         (&["replay", "--read-memory", "0", "x"], "expected a number of MiB"),
         (&["fr", "live", "127.0.0.1"], "is no address of a store (host:port)"),

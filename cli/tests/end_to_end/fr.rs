@@ -128,6 +128,10 @@ rusty_fork_test! {
             assert!(text.contains("  rank 2 has not joined collective 2 of world\n"), "{text}");
             let output = Command::new(lockstep()).args(["fr", "live", address, "--json"]).output().unwrap();
             let world: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let mut distrusted = Command::new(lockstep());
+            distrusted.args(["fr", "live", address]).env("PROCESS_GROUP_STORE_SECRET", "0123456789abcdef");
+            let error = String::from_utf8(distrusted.output().unwrap().stderr).unwrap();
+            assert!(error.starts_with("error: the job's store has no secret: unset"), "{error}");
             let none = ["fr", "live", address, "--json", "--group", "none", "--wait", "0.5"];
             let output = Command::new(lockstep()).args(none).output().unwrap();
             let none: Value = serde_json::from_slice(&output.stdout).unwrap();
