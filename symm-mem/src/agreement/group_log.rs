@@ -46,7 +46,7 @@ pub struct Situation {
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
 ///
-/// Every commit is counted, whether or not it succeeds and even if members miss it or [skip](Self::skip) it. So the k-th
+/// Every commit is counted, whether or not it succeeds and even if members miss or skip it. So the k-th
 /// commit of one member meets the k-th of the others, and a late member finds the decision that was made without it.
 #[derive(Debug)]
 pub struct GroupLog {
