@@ -64,8 +64,8 @@ impl Job {
         self.world.context()
     }
 
-    /// Destroys the world. Collective: all ranks call `finish`. Groups that were split from the world must be destroyed
-    /// first.
+    /// Destroys the world. Collective: all ranks call `finish`. Destroy groups that were split from the world
+    /// first, because its end may close the store that they use.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::destroy`].

@@ -373,7 +373,8 @@ impl ProcessGroup {
 
     /// Ends the group when its work is done. Collective: every member calls this method. If this rank hosts
     /// the store for the group, this rank waits up to 10 s, at most until `deadline`, for the other members
-    /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent.
+    /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent,
+    /// because its end may close the store that they use.
     ///
     /// An [adopted](Communicator::adopt) communicator is not destroyed. It is
     /// [released](Communicator::release) to its owner, once the work of all members is done.

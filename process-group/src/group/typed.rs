@@ -214,6 +214,10 @@ impl ProcessGroup {
 
     /// Sends `values` to member `peer`, which must receive as many elements.
     ///
+    /// The calls of a rank run one after the other on the group's communicator. If every rank of a ring sends to the
+    /// next and then receives from the one before, all of them wait forever. Enqueue such messages in one
+    /// [`batch`](Self::batch), which takes raw buffers.
+    ///
     /// # Errors
     /// See the documentation of this `impl` block.
     #[track_caller]
@@ -224,7 +228,7 @@ impl ProcessGroup {
         unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
 
-    /// Receives into `values` from member `peer`.
+    /// Receives into `values` from member `peer`. Two calls of a rank run one after the other: see [`send`](Self::send).
     ///
     /// # Errors
     /// See the documentation of this `impl` block.

@@ -62,7 +62,8 @@ pub struct Operation {
     pub place: Option<BlockPlace>,
     /// The tag that the program gave the request.
     pub tag: Option<String>,
-    /// The program's source line of the request.
+    /// The program's source line of the request. Empty for a free, because no line of the program frees a block: its
+    /// last clone is dropped.
     pub call_site: String,
 }
 wire_struct!(Operation { kind, bytes, place, tag, call_site });
@@ -102,7 +103,7 @@ impl Operation {
         if let Some(tag) = self.tag.as_ref().filter(|_| !shared.tag) {
             text += &format!(" ({tag})");
         }
-        if !shared.call_site {
+        if !shared.call_site && !self.call_site.is_empty() {
             text += &format!(" at {}", self.call_site);
         }
         if let Some(place) = self.place.filter(|_| !shared.place) {
@@ -126,7 +127,8 @@ impl Shared {
         let Some((first, others @ [_, ..])) = operations.split_first() else { return Self::default() };
         Self {
             tag: others.iter().all(|other| other.tag == first.tag),
-            call_site: others.iter().all(|other| other.call_site == first.call_site),
+            call_site: !first.call_site.is_empty()
+                && others.iter().all(|other| other.call_site == first.call_site),
             place: others.iter().all(|other| other.place == first.place),
         }
     }

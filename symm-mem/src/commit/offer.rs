@@ -156,6 +156,10 @@ pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
         symmetric::OperationKind::Refuse => OperationKind::Refuse,
         symmetric::OperationKind::Retire => OperationKind::Retire,
     };
+    let call_site = match kind {
+        OperationKind::Free => String::new(),
+        _ => format!("{}:{}", operation.file, operation.line),
+    };
     Operation {
         kind,
         bytes: operation.bytes,
@@ -163,6 +167,6 @@ pub(crate) fn operation(operation: symmetric::Operation) -> Operation {
             .placement
             .map(|placement| BlockPlace { ordinal: placement.ordinal, offset: placement.offset }),
         tag: operation.tag.map(Cow::into_owned),
-        call_site: format!("{}:{}", operation.file, operation.line),
+        call_site,
     }
 }

@@ -16,6 +16,7 @@ fn follow(error: &CommitError, rank: u32, pool: &SymmetricPool, blocks: &mut Vec
     let (_, advice) = text.split_once("; to recover, let ").unwrap_or_else(|| panic!("no advice in {text}"));
     let (advice, _) = advice.split_once(", as ").expect("the rank that did it");
     assert!(text.ends_with("did, then commit again"), "{text}");
+    assert!(!text.contains("pool/memory.rs"), "a free has no line of the program: {text}");
     let words: Vec<&str> = advice.split([' ', ',']).filter(|word| !word.is_empty()).collect();
     let verb = words.iter().position(|word| ["allocate", "drop"].contains(word)).expect("an action");
     if !words[1..verb].contains(&rank.to_string().as_str()) {

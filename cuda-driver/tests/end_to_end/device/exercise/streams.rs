@@ -53,6 +53,7 @@ pub(super) fn events(driver: &Driver) -> Result<()> {
     assert_eq!(first.context(), &context);
     stream.record(&first)?;
     other.wait(&first)?;
+    other.wait_stream(&stream)?;
     other.record(&second)?;
     second.synchronize()?;
     assert!(second.query()?);
