@@ -97,7 +97,8 @@ Keys of --json, one object in a line for each trace: `trace`, `policy`; `operati
 not completed); \
 `peak_reserved` and `ratio` (the most bytes reserved, and its ratio to `peak_active`); `driver_calls` (calls to create, \
 map, set access, unmap and release); `driver_calls_steady` (those after the first tenth of the operations that do not \
-belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed); `checked_bytes` (only with --check, the bytes that were verified).
+belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed); `checked_bytes` (only with --check, the bytes that were verified); \
+`driver_time_ns` (not with --backend host: for each kind of driver call, the part of the time that these calls took).
 
 `peak_reserved` and `min_capacity` may be below `peak_active`. When memory is short, the allocator waits for the end of the uses of freed blocks. \
 In a replay they end at that wait, which is before the `f` of the recording.

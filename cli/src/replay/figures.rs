@@ -16,6 +16,29 @@ const ROUNDS: u32 = 7;
 /// Step of the search for the least capacity, in bytes.
 const STEP: u64 = 2 << 20;
 
+/// The time that a replay spent in each kind of driver call.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(super) struct DriverTimes {
+    #[serde(serialize_with = "as_ns")]
+    pub(super) allocate: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) release: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) create: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) discard: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) map: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) enable: Duration,
+    #[serde(serialize_with = "as_ns")]
+    pub(super) unmap: Duration,
+}
+
+fn as_ns<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u128(time.as_nanos())
+}
+
 /// The figures of one trace. Sizes in bytes.
 #[derive(Debug, Serialize)]
 pub(super) struct Figures {
@@ -37,6 +60,9 @@ pub(super) struct Figures {
     /// Bytes of blocks whose content was verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     checked_bytes: Option<u64>,
+    /// Of a replay on a device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver_time_ns: Option<DriverTimes>,
     #[serde(skip)]
     by_kind: Calls,
 }
@@ -73,13 +99,14 @@ impl Figures {
             driver_calls_steady: outcome.steady,
             min_capacity,
             checked_bytes: None,
+            driver_time_ns: None,
             by_kind: outcome.calls,
         }
     }
 
-    /// Adds the number of verified bytes.
-    pub(super) fn checked(self, checked_bytes: Option<u64>) -> Self {
-        Self { checked_bytes, ..self }
+    /// Adds what only a replay on a device has: the times of driver calls, and the number of verified bytes.
+    pub(super) fn on_device(self, times: DriverTimes, checked_bytes: Option<u64>) -> Self {
+        Self { checked_bytes, driver_time_ns: Some(times), ..self }
     }
 }
 
@@ -127,25 +154,34 @@ impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of_peak =
             |bytes: u64| format!("{bytes:>16} bytes  {:.4} of peak active", share(bytes, self.peak_active));
-        let Calls { allocate, release, create, discard, map, enable, unmap, .. } = self.by_kind;
+        let (calls, times) = (&self.by_kind, self.driver_time_ns.unwrap_or_default());
         let kinds = [
-            ("segments allocated", allocate),
-            ("released", release),
-            ("pages created", create),
-            ("discarded", discard),
-            ("mapped", map),
-            ("access set", enable),
-            ("unmapped", unmap),
+            ("segments allocated", calls.allocate, times.allocate),
+            ("released", calls.release, times.release),
+            ("pages created", calls.create, times.create),
+            ("discarded", calls.discard, times.discard),
+            ("mapped", calls.map, times.map),
+            ("access set", calls.enable, times.enable),
+            ("unmapped", calls.unmap, times.unmap),
         ];
-        let kinds: Vec<_> =
-            kinds.into_iter().filter(|(_, n)| *n > 0).map(|(kind, n)| format!("{kind} {n}")).collect();
+        let made = kinds.iter().filter(|(_, count, _)| *count > 0);
+        let counts: Vec<_> = made.clone().map(|(kind, count, _)| format!("{kind} {count}")).collect();
+        let each = |(kind, count, time): &(_, u64, Duration)| {
+            format!("{kind} {:.1} µs", nanoseconds(*time, *count) / 1e3)
+        };
+        let each: Vec<_> = made.map(each).collect();
+        let driver_time = kinds.iter().map(|(_, _, time)| *time).sum();
         writeln!(f, "{} ({})", self.trace, self.policy)?;
         writeln!(f, "  operations      {:>16}", self.operations)?;
         writeln!(f, "  time            {:>16} ns per operation", self.ns_per_op)?;
         writeln!(f, "  peak active     {:>16} bytes", self.peak_active)?;
         writeln!(f, "  peak reserved   {}", of_peak(self.peak_reserved))?;
         writeln!(f, "  least capacity  {}", of_peak(self.min_capacity))?;
-        writeln!(f, "  driver calls    {:>16} ({})", self.driver_calls, kinds.join(", "))?;
+        writeln!(f, "  driver calls    {:>16} ({})", self.driver_calls, counts.join(", "))?;
+        if self.driver_time_ns.is_some() {
+            let time = nanoseconds(driver_time, self.operations);
+            writeln!(f, "  driver time     {time:>16} ns per operation (each: {})", each.join(", "))?;
+        }
         if let Some(bytes) = self.checked_bytes {
             writeln!(f, "  checked         {bytes:>16} bytes, all as they were written")?;
         }

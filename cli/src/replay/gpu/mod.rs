@@ -4,8 +4,8 @@
 //! in the trace. With checks, every block is filled with a pattern of its own when it is allocated, and verified when
 //! its last use ends, or at the end of the replay, all in stream order. Without checks, only the allocator's calls are timed.
 
+mod ledger;
 mod pattern;
-mod source;
 #[cfg(test)]
 mod tests;
 mod uses;
@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use caching_alloc::core::{Allocator, Block, Settings};
 use caching_alloc::driver::{DriverSource, Sharing, VirtualMemorySource};
+use caching_alloc::sources::{LoggedCall, LoggingSource};
 use cuda_driver::{Context, Driver, Stream};
 use gpu_sim::World;
 
+use self::ledger::Ledger;
 use self::pattern::Pattern;
-use self::source::{Counted, Counts};
 use self::uses::Uses;
-use super::figures::{Figures, least_capacity};
+use super::figures::{DriverTimes, Figures, least_capacity};
 use super::host::{Outcome, ReplayError, driver_calls};
 use super::options::{Backend, Policy};
 use super::program::{Active, Call, Program};
@@ -69,16 +70,20 @@ impl Gpu {
         let checked = check.then(|| self.check(program, policy, capacity, report)).transpose()?;
         report("timed replays".into());
         let run = |capacity| self.replay(program, policy, capacity, None);
-        let first = run(capacity)?;
-        let mut best = first.time;
+        let mut fastest = run(capacity)?;
         for _ in 1..ROUNDS {
-            best = best.min(run(capacity)?.time);
+            let next = run(capacity)?;
+            if next.time < fastest.time {
+                fastest = next;
+            }
         }
-        let min_capacity = least_capacity(first.outcome.calls.peak_bytes, |capacity| match run(capacity) {
+        let Replayed { outcome, time, driver_times, .. } = fastest;
+        let min_capacity = least_capacity(outcome.calls.peak_bytes, |capacity| match run(capacity) {
             Err(error) if error.is_out_of_memory() => Ok(false),
             outcome => outcome.map(|_| true),
         })?;
-        Ok(Figures::of(program, policy, first.outcome, best, min_capacity).checked(checked))
+        let figures = Figures::of(program, policy, outcome, time, min_capacity);
+        Ok(figures.on_device(driver_times, checked))
     }
 
     /// Replays with a pattern in every block. Returns the number of correct bytes.
@@ -117,7 +122,7 @@ impl Gpu {
             {
                 (check.report)(format!("check, operation {} of {}", bench.operation, program.operations));
             }
-            let after = driver_calls(&bench.source.calls());
+            let after = driver_calls(&bench.ledger.calls());
             if bench.operation > program.operations / 10 && !raises {
                 steady += after - before;
             }
@@ -131,8 +136,9 @@ impl Gpu {
         if let Some(fault) = bench.allocator.faults().first() {
             return Err(ReplayError::Fault(format!("{fault:?}")));
         }
-        let outcome = Outcome { calls: bench.source.calls(), steady };
-        Ok(Replayed { outcome, time: bench.time, checked: bench.checked })
+        let outcome = Outcome { calls: bench.ledger.calls(), steady };
+        let driver_times = bench.ledger.times();
+        Ok(Replayed { outcome, time: bench.time, driver_times, checked: bench.checked })
     }
 }
 
@@ -147,6 +153,8 @@ struct Replayed {
     outcome: Outcome,
     /// Time of the allocator's calls.
     time: Duration,
+    /// The part of `time` that the driver's calls took.
+    driver_times: DriverTimes,
     /// Verified bytes.
     checked: u64,
 }
@@ -156,7 +164,7 @@ struct Bench<'a> {
     // In drop order: blocks before their allocator, and the last work on them before that.
     blocks: Vec<Option<(Block, u32)>>,
     allocator: Allocator,
-    source: Arc<dyn Counts>,
+    ledger: Arc<Ledger>,
     streams: Vec<(Stream, caching_alloc::core::StreamId)>,
     uses: Arc<Uses>,
     pattern: Option<&'a Pattern>,
@@ -176,23 +184,24 @@ impl<'a> Bench<'a> {
         let uses = Uses::new(context);
         let limit = Some(capacity).filter(|capacity| *capacity != u64::MAX);
         let settings = Settings { memory_limit: limit, ..Settings::default() };
-        let (source, allocator): (Arc<dyn Counts>, _) = match policy {
+        let ledger = Arc::new(Ledger::default());
+        let sum = ledger.clone();
+        let sink = move |call: &LoggedCall| sum.record(call);
+        let allocator = match policy {
             Policy::Fixed => {
-                let source = Arc::new(Counted::new(DriverSource::new(context)));
-                (source.clone(), Allocator::new(source, uses.clone(), settings))
+                let source = Arc::new(LoggingSource::new(DriverSource::new(context), sink));
+                Allocator::new(source, uses.clone(), settings)
             }
             Policy::Remap => {
-                let source =
-                    VirtualMemorySource::new(context, Sharing::none()).map_err(ReplayError::Source)?;
-                let source = Arc::new(Counted::new(source));
-                let allocator = Allocator::remapping(source.clone(), uses.clone(), settings);
-                (source, allocator.map_err(ReplayError::Make)?)
+                let source = VirtualMemorySource::new(context, Sharing::none());
+                let source = Arc::new(LoggingSource::new(source.map_err(ReplayError::Source)?, sink));
+                Allocator::remapping(source, uses.clone(), settings).map_err(ReplayError::Make)?
             }
         };
         let streams = (0..program.streams).map(|_| uses.stream()).collect::<cuda_driver::Result<_>>()?;
         let blocks = (0..program.blocks).map(|_| None).collect();
         let (operation, time, checked) = (0, Duration::ZERO, 0);
-        Ok(Self { blocks, allocator, source, streams, uses, pattern, operation, time, checked })
+        Ok(Self { blocks, allocator, ledger, streams, uses, pattern, operation, time, checked })
     }
 
     fn make(&mut self, call: Call) -> Result<(), ReplayError> {
