@@ -1,4 +1,4 @@
-//! Larger programs, which have too many steps to try all orders.
+//! Larger programs. They have too many steps for a checker to try every order.
 
 use super::*;
 
@@ -35,10 +35,10 @@ fn come_and_go(program: Program, kind: PoolKind) {
     let attached = program.allocator.attach(structure.clone(), Filter::structural()).unwrap();
     let late = program.clone();
     let late = thread::spawn(move || {
-        let mut books = reader::Books::default();
-        books.begin(&late.allocator.snapshot().unwrap());
-        (0..3).for_each(|_| models::catch_up(&late, &mut books));
-        assert!(books.wrong.is_empty(), "{:#?}", books.wrong);
+        let mut state = reader::ReplayedState::default();
+        state.begin(&late.allocator.snapshot().unwrap());
+        (0..3).for_each(|_| models::catch_up(&late, &mut state));
+        assert!(state.errors.is_empty(), "{:#?}", state.errors);
     });
     let everything = Reader::new();
     let attachment = program.allocator.attach(everything.clone(), Filter::all()).unwrap();
@@ -48,17 +48,17 @@ fn come_and_go(program: Program, kind: PoolKind) {
     let freeing: Vec<_> = rest.into_iter().map(|blocks| thread::spawn(move || drop(blocks))).collect();
     attachment.detach().unwrap();
     everything.close();
-    let handed_out = everything.books().handed_out;
-    assert!(handed_out >= 5, "what came before detaching is told");
+    let handed_out = everything.state().handed_out;
+    assert!(handed_out >= 5, "a tracker gets the entries from before its detachment");
     drop(mine);
     freeing.into_iter().for_each(|thread| thread.join().unwrap());
     late.join().unwrap();
     everything.check();
-    assert_eq!(everything.books().handed_out, handed_out, "what comes after is not");
+    assert_eq!(everything.state().handed_out, handed_out, "a detached tracker gets no entries");
     program.allocator.empty_cache().unwrap();
     attached.detach().unwrap();
     structure.close();
-    assert!(structure.books().segments.is_empty(), "{:?}", structure.books().segments);
+    assert!(structure.state().segments.is_empty(), "{:?}", structure.state().segments);
     program.end();
 }
 

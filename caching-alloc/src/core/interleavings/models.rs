@@ -5,9 +5,10 @@ use std::any::Any;
 use super::*;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
-/// The quick list, the cache of whole freed blocks, caches many blocks of the length `SHORT`, and at most one of the
-/// length `LONG`.
+/// The length of a block of which the quick list can cache many. The quick list caches freed blocks without merging
+/// them.
 const SHORT: u64 = 1000;
+/// The length of a block of which the quick list can cache one.
 const LONG: u64 = 3 * MIB;
 
 #[test]
@@ -25,7 +26,7 @@ fn a_block_freed_by_another_thread_is_found_or_not_but_never_lost() {
 }
 
 #[test]
-fn two_threads_that_ask_first_get_one_segment() {
+fn first_requests_of_two_threads_allocate_one_segment() {
     check(|| {
         let program = Program::new(8 * MIB);
         let here = program.clone();
@@ -39,7 +40,7 @@ fn two_threads_that_ask_first_get_one_segment() {
 }
 
 #[test]
-fn a_thread_that_ends_leaves_what_it_kept_to_the_others() {
+fn a_cached_block_of_an_unused_stream_is_found_by_others() {
     check(|| {
         let program = Program::new(4 * MIB);
         // The freed block stays with its stream, which no thread uses from then on. There is no other memory.
@@ -47,7 +48,7 @@ fn a_thread_that_ends_leaves_what_it_kept_to_the_others() {
         let other = thread::spawn(move || drop(theirs));
         let mine = program.allocator.allocate(LONG, StreamId(1)).map(|block| program.own(block));
         other.join().unwrap();
-        // The first try fails while the other thread has the block.
+        // The first request fails if the other thread still has the block.
         drop(mine.unwrap_or_else(|_| program.allocate(LONG, 1)));
         program.end();
     });
@@ -71,7 +72,7 @@ fn a_block_that_outlives_its_pool_leaves_its_slot_to_the_next() {
 }
 
 #[test]
-fn a_block_borrowed_of_a_pool_that_goes_keeps_it() {
+fn a_block_borrowed_from_a_dropped_pool_keeps_its_cache() {
     check(|| {
         let program = Program::new(4 * MIB);
         let lender = program.pool(PoolSettings { lends: true, ..PoolSettings::default() });
@@ -130,7 +131,7 @@ fn two_threads_that_look_for_pending_blocks_find_them_once() {
 }
 
 #[test]
-fn a_block_let_go_while_another_is_asked_about_waits_as_well() {
+fn a_block_freed_while_another_is_polled_becomes_pending() {
     check(|| {
         let program = Program::new(16 * MIB);
         let [first, second] = [(); 2].map(|()| program.allocate(LONG, 1));
@@ -163,17 +164,17 @@ fn a_tracker_misses_nothing_between_attaching_and_detaching() {
         let mine = program.allocate(SHORT, 2);
         attachment.detach().unwrap();
         reader.close();
-        assert!(reader.books().is_out(mine.block()), "what came before is told");
-        let told = reader.books().handed_out;
+        assert!(reader.state().is_out(mine.block()), "a tracker gets the entries from before its detachment");
+        let handed_out = reader.state().handed_out;
         drop((mine, other.join().unwrap()));
         reader.check();
-        assert_eq!(reader.books().handed_out, told, "what comes after is not");
+        assert_eq!(reader.state().handed_out, handed_out, "a detached tracker gets no entries");
         program.end();
     });
 }
 
 #[test]
-fn a_tracker_knows_every_segment_of_a_pool_that_goes() {
+fn a_tracker_gets_every_segment_of_a_dropped_pool() {
     check(|| {
         let program = Program::new(8 * MIB);
         let pool = program.pool(PoolSettings::default());
@@ -186,14 +187,14 @@ fn a_tracker_knows_every_segment_of_a_pool_that_goes() {
         program.allocator.reap().unwrap();
         attachment.detach().unwrap();
         reader.close();
-        assert!(reader.books().segments.is_empty(), "{:?}", reader.books().segments);
+        assert!(reader.state().segments.is_empty(), "{:?}", reader.state().segments);
         program.end();
     });
 }
 
 /// Frees a block in another thread, which then drops the last owner of the pool: a handle, or another block. Detaches a
-/// tracker meanwhile, and checks that it was told of the free if that came before.
-fn tell_of_frees_until_detached(last_is_handle: bool) {
+/// tracker meanwhile. If the free came before the detachment, checks that the tracker got its entry.
+fn deliver_frees_until_detached(last_is_handle: bool) {
     let program = Program::new(8 * MIB);
     let pool = program.pool(PoolSettings::default());
     let [first, second] = [(); 2].map(|()| program.allocate_from(&pool, SHORT, 1));
@@ -217,20 +218,23 @@ fn tell_of_frees_until_detached(last_is_handle: bool) {
     let was_freed = is_freed.load(Ordering::Acquire);
     attachment.detach().unwrap();
     reader.close();
-    assert!(!was_freed || !reader.books().is_out_at(address), "the free came before, and is not told");
+    assert!(
+        !was_freed || !reader.state().is_out_at(address),
+        "the tracker did not get the free, which came before its detachment"
+    );
     other.join().unwrap();
     reader.check();
     program.end();
 }
 
 #[test]
-fn a_tracker_gets_the_frees_of_a_pool_whose_last_block_goes() {
-    check_within(3, || tell_of_frees_until_detached(false));
+fn a_tracker_gets_the_frees_of_a_pool_whose_last_block_is_freed() {
+    check_within(3, || deliver_frees_until_detached(false));
 }
 
 #[test]
-fn a_tracker_gets_the_frees_of_a_pool_whose_last_handle_goes() {
-    check_within(3, || tell_of_frees_until_detached(true));
+fn a_tracker_gets_the_frees_of_a_pool_whose_last_handle_is_dropped() {
+    check_within(3, || deliver_frees_until_detached(true));
 }
 
 /// A tracker that frees a block.
@@ -264,7 +268,7 @@ fn a_tracker_gets_the_entries_of_a_cache_that_another_tracker_ends() {
         let other = thread::spawn(move || _ = here.allocator.snapshot().unwrap());
         attachment.detach().unwrap();
         reader.close();
-        assert!(!reader.books().is_out_at(address), "the free is not told");
+        assert!(!reader.state().is_out_at(address), "the tracker did not get the free");
         other.join().unwrap();
         reader.check();
         freeing.detach().unwrap();
@@ -302,27 +306,27 @@ fn a_late_reader_gets_the_snapshot_and_exactly_what_follows() {
             drop(here.allocate(SHORT, 1));
             here.allocator.empty_cache().unwrap();
         });
-        let mut books = reader::Books::default();
-        books.begin(&program.allocator.snapshot().unwrap());
-        catch_up(&program, &mut books);
+        let mut state = reader::ReplayedState::default();
+        state.begin(&program.allocator.snapshot().unwrap());
+        catch_up(&program, &mut state);
         other.join().unwrap();
-        catch_up(&program, &mut books);
-        assert!(books.wrong.is_empty(), "{:#?}", books.wrong);
-        assert_eq!((books.generation, books.segments.len()), (Some(program.allocator.generation()), 0));
+        catch_up(&program, &mut state);
+        assert!(state.errors.is_empty(), "{:#?}", state.errors);
+        assert_eq!((state.generation, state.segments.len()), (Some(program.allocator.generation()), 0));
         program.end();
     });
 }
 
-/// Applies the structural entries after the last one in `books`.
-pub(super) fn catch_up(program: &Program, books: &mut reader::Books) {
-    match program.allocator.since(books.generation.unwrap_or(0)).unwrap() {
-        Since::Entries(entries) => entries.iter().for_each(|entry| books.enter(entry)),
-        Since::TooOld(snapshot) => books.begin(&snapshot),
+/// Applies the structural entries after the last one in `state`.
+pub(super) fn catch_up(program: &Program, state: &mut reader::ReplayedState) {
+    match program.allocator.since(state.generation.unwrap_or(0)).unwrap() {
+        Since::Entries(entries) => entries.iter().for_each(|entry| state.apply(entry)),
+        Since::TooOld(snapshot) => state.begin(&snapshot),
     }
 }
 
 #[test]
-fn memory_that_is_held_does_not_go() {
+fn held_memory_is_not_released() {
     check(|| {
         let program = Program::new(8 * MIB);
         let segment = program.allocate(LONG, 1).block().segment();
@@ -373,7 +377,7 @@ fn a_page_that_is_being_mapped_is_shown_as_a_page() {
 }
 
 #[test]
-fn what_a_capture_has_taken_stays_whatever_is_trimmed() {
+fn memory_of_a_capture_is_not_trimmed() {
     check(|| {
         let program = Program::new(8 * MIB);
         let graphs = program.allocator.graph_pool(PoolSettings::default()).unwrap();
@@ -439,8 +443,8 @@ fn two_threads_that_want_all_memory_get_it() {
 fn a_stream_whose_cache_is_retired_gets_another_one() {
     check(|| {
         let program = Program::new(16 * MIB);
-        // Streams 1 and 2 have empty caches, which this thread remembers. When stream 3 gets a cache, one of them may
-        // be retired.
+        // Streams 1 and 2 have empty caches, which are in this thread's table of recent caches (see `recent`). When
+        // stream 3 gets a cache, one of the two may be retired.
         [1, 2].into_iter().for_each(|stream| drop(program.allocate(SHORT, stream)));
         program.allocator.empty_cache().unwrap();
         let here = program.clone();
@@ -455,7 +459,7 @@ fn a_stream_whose_cache_is_retired_gets_another_one() {
 }
 
 #[test]
-fn a_tracker_that_attaches_while_blocks_are_freed_knows_what_is_out() {
+fn a_tracker_attached_during_frees_sees_all_blocks_in_use() {
     check(|| {
         let program = Program::new(16 * MIB);
         let [first, second, third, last] = [(); 4].map(|()| program.allocate(SHORT, 1));
@@ -471,14 +475,14 @@ fn a_tracker_that_attaches_while_blocks_are_freed_knows_what_is_out() {
         attachment.detach().unwrap();
         reader.close();
         reader.check();
-        assert!([&first, &third, &theirs].iter().all(|block| reader.books().is_out(block.block())));
+        assert!([&first, &third, &theirs].iter().all(|block| reader.state().is_out(block.block())));
         drop((first, third, theirs));
         program.end();
     });
 }
 
 #[test]
-fn a_pool_is_frozen_after_a_growth_that_trackers_are_told_of() {
+fn a_freeze_waits_for_a_growth_that_calls_trackers() {
     check_within(3, || {
         let program = Program::new(16 * MIB);
         let reader = Reader::new();
@@ -498,7 +502,7 @@ fn a_pool_is_frozen_after_a_growth_that_trackers_are_told_of() {
 }
 
 #[test]
-fn memory_that_trackers_are_told_of_is_not_missed() {
+fn a_request_waits_for_a_release_that_calls_trackers() {
     check_within(3, || {
         // There is room for one segment, which the other thread may be releasing.
         let exact = Settings { growth_divisor: u64::MAX, ..Settings::default() };

@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The state that follows from a snapshot and the entries after it.
 #[derive(Default)]
-pub(super) struct Books {
+pub(super) struct ReplayedState {
     /// Number of the last structural entry.
     pub(super) generation: Option<u64>,
     pub(super) segments: BTreeSet<SegmentId>,
@@ -23,10 +23,10 @@ pub(super) struct Books {
     last: HashMap<(PoolId, StreamId), u64>,
     /// Blocks handed out since the snapshot.
     pub(super) handed_out: u64,
-    pub(super) wrong: Vec<String>,
+    pub(super) errors: Vec<String>,
 }
 
-impl Books {
+impl ReplayedState {
     /// Starts with the state of a snapshot.
     pub(super) fn begin(&mut self, snapshot: &Snapshot) {
         self.generation = Some(snapshot.generation);
@@ -56,7 +56,7 @@ impl Books {
     }
 
     /// Applies an entry.
-    pub(super) fn enter(&mut self, entry: &Entry) {
+    pub(super) fn apply(&mut self, entry: &Entry) {
         let fits = match &entry.action {
             Action::Alloc(span) => {
                 self.handed_out += 1;
@@ -84,26 +84,26 @@ impl Books {
             }
         };
         if !fits || !next {
-            self.wrong.push(format!("{entry:?} does not follow (fits: {fits}, is the next: {next})"));
+            self.errors.push(format!("{entry:?} does not follow (fits: {fits}, is the next: {next})"));
         }
     }
 }
 
-/// Maintains [`Books`] while it is attached.
+/// Maintains [`ReplayedState`] while it is attached.
 pub(super) struct Reader {
-    books: Mutex<Books>,
-    /// True once no entry may come any more. A checker can switch threads when this is accessed, unlike at the lock of
-    /// the books.
+    state: Mutex<ReplayedState>,
+    /// True once no entry may come any more. This is an atomic of the checker, so the checker can switch threads at
+    /// each access. It cannot at the lock of `state`, which is one of the standard library.
     detached: AtomicBool,
 }
 
 impl Reader {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { books: Mutex::default(), detached: AtomicBool::new(false) })
+        Arc::new(Self { state: Mutex::default(), detached: AtomicBool::new(false) })
     }
 
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, ReplayedState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that no entry may come from now on, and checks those that came.
@@ -113,7 +113,7 @@ impl Reader {
     }
 
     pub(super) fn check(&self) {
-        assert!(self.books().wrong.is_empty(), "{:#?}", self.books().wrong);
+        assert!(self.state().errors.is_empty(), "{:#?}", self.state().errors);
     }
 }
 
@@ -124,18 +124,18 @@ impl Tracker for Reader {
 
     fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
         assert_may_call_trackers();
-        self.books().begin(snapshot);
+        self.state().begin(snapshot);
         Ok(())
     }
 
     fn observe(&self, entries: &[Entry]) -> Result<(), TrackerError> {
         assert_may_call_trackers();
         let detached = self.detached.load(Ordering::SeqCst);
-        let mut books = self.books();
+        let mut state = self.state();
         if detached {
-            books.wrong.push("called after it was detached".into());
+            state.errors.push("called after it was detached".into());
         }
-        entries.iter().for_each(|entry| books.enter(entry));
+        entries.iter().for_each(|entry| state.apply(entry));
         Ok(())
     }
 }
