@@ -27,7 +27,7 @@
 //!
 //! 1. In all streams of the pool, free the pending blocks whose uses have ended, and merge freed blocks that are
 //!    cached whole.
-//! 2. Order the request's stream behind the streams of neighbouring free blocks that together fit, and take these
+//! 2. Order the request's stream after the streams of neighbouring free blocks that together fit, and take these
 //!    blocks.
 //! 3. If more is reserved than `collect_above` permits, release segments whose idle time is at least average, in pools
 //!    of fixed segments. Then map pages at addresses where the block fits: new pages while the pool stays close to its

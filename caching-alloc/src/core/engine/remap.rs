@@ -6,34 +6,33 @@ use super::miss::Miss;
 use crate::core::block::Block;
 use crate::core::entry::Action;
 use crate::core::error::{AllocError, Fault, chain};
-use crate::core::heap::List;
 use crate::core::lock::RankedSpinGuard;
 use crate::core::pending::Wait;
 use crate::core::registry::StructureLock;
-use crate::core::remap::{Arena, Budget, Plan};
+use crate::core::remap::{Arena, ArenaList, Budget, Plan};
 use crate::core::segment::{Segment, SegmentParts};
 use crate::core::settings::Reuse;
 use crate::core::size::{SizeClass, bytes_of};
 use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
 
 /// Divisor for the slack, the memory that a pool may reserve beyond its peak use before idle pages are moved. The slack
-/// is the peak divided by this (1.6 %), but at least the smallest page.
+/// is the peak divided by this (1.6 %), but at least the smallest page, or [`COSTLY_SLACK`] if moves are costly.
 const SLACK_SHARE: u64 = 64;
-/// The least slack in bytes (8 MiB) while moving pages is expensive.
-const SLACK: u64 = 8 << 20;
-/// Moving pages is expensive if it has needed more than one call of the source per this many operations of the pool.
+/// The minimum slack, in bytes, of a pool in which moves of pages are costly (8 MiB).
+const COSTLY_SLACK: u64 = 8 << 20;
+/// Moves are costly if they have needed more than one call to the source per this many operations of the pool.
 const OPERATIONS_PER_CALL: u64 = 80;
 
 /// Divisor for the limit on the bytes in each stream's quick list, the cache of whole freed blocks. The limit is the
 /// pool's peak use divided by this, or [`quick_list_bytes`](crate::core::Settings::quick_list_bytes) if that is less.
 /// It is low because blocks in the list do not merge.
-const KEPT_SHARE: u64 = 4096;
+const QUICK_LIST_SHARE: u64 = 4096;
 
 /// Bytes of addresses to reserve at a time, unless a block needs more.
 const RANGE: u64 = 256 << 30;
 
 /// A failure to map the pages of a [`Plan`].
-struct Unmade {
+struct MapFailure {
     error: SourceError,
     /// True if no page is left mapped at the plan's addresses.
     is_undone: bool,
@@ -50,18 +49,17 @@ impl Miss<'_> {
         self.hit_now()
     }
 
-    /// Like [`hit`](Self::hit), but renews the time stamp of the cache first. A mapped page, or a free on another
-    /// stream, may have made the allocation possible. The block's trace entry is then not older than the entry for
-    /// that event.
+    /// Like [`hit`](Self::hit), but gives the block's trace entry a time stamp that is not before the current time. The
+    /// entry of the mapped page, or of the free on another stream, that made the allocation possible is then not newer.
     fn hit_now(self) -> Option<Block> {
         let now = self.registry().now();
         self.cache.state.lock().ring.renew(now);
         self.hit()
     }
 
-    /// Allocates a block from free memory of either tier. A tier has the addresses for short blocks, or those for long
-    /// ones. First tries this stream's free memory in the tier that the request does not belong to. Then tries the free
-    /// memory of all streams in both tiers; see [`take_fragments`](Self::take_fragments).
+    /// Allocates a block that may lie outside of the request's tier. A tier has the addresses for short blocks, or
+    /// those for long ones. First tries this stream's free memory in the other tier. Then tries the free memory of all
+    /// streams in both tiers; see [`take_fragments`](Self::take_fragments).
     pub(super) fn other_tier(self) -> Option<Block> {
         self.hit_other_tier().or_else(|| self.take_fragments(false))
     }
@@ -72,25 +70,26 @@ impl Miss<'_> {
         Some(Block::hand_out(self.cache.state, &mut state, id, self.request, self.stream()))
     }
 
-    /// Allocates a block from the shortest free span that is long enough, after ordering this stream behind the streams
-    /// of that memory. The span is one free block or several neighbouring ones, of any streams that this stream can be
-    /// ordered behind.
+    /// Allocates a block from the shortest free span that is long enough: one free block, or several neighbouring ones,
+    /// of any streams. Orders this stream after those streams first. Skips the memory of a stream if that is
+    /// impossible.
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
-        // If all free memory belongs to this stream, all free neighbours in it are merged already.
+        // All free memory belongs to this stream. Free neighbours are merged already, so there are none to combine.
         if self.pool.caches().len() == 1 && self.arena().is_list_empty(Arena::SHARED_LIST) {
             return None;
         }
-        let mut refused: Vec<List> = Vec::new();
+        let mut refused: Vec<ArenaList> = Vec::new();
         loop {
-            let allowed = |list| self.has(list) || self.may_use() && !refused.contains(&list);
+            let allowed =
+                |list| self.is_own_or_shared(list) || self.may_reuse_others() && !refused.contains(&list);
             let fragments = {
                 let mut arena = self.arena();
                 let tier = same_tier.then(|| arena.tier(self.request.units));
                 arena.detach_fit(self.request.units, tier, &allowed)?
             };
-            match self.order_after(fragments.iter().map(|fragment| fragment.stream)) {
+            match self.order_after(fragments.iter().map(|fragment| fragment.list)) {
                 Ok(()) => {
                     self.arena().give(&fragments, self.cache.list);
                     self.registry().totals().borrowed += 1;
@@ -123,12 +122,15 @@ impl Miss<'_> {
         };
         self.pool.unmap_stale(source, &excess);
         let capturing = self.registry().events.is_capturing(self.stream()).unwrap_or(true);
-        let mut refused: Vec<List> = Vec::new();
+        let mut refused: Vec<ArenaList> = Vec::new();
         let mut available = u64::MAX;
         loop {
             // While this stream is being captured, the plan has new pages only. `order_after` refuses other streams
             // that are being captured.
-            let allowed = |list| !capturing && (self.has(list) || self.may_use() && !refused.contains(&list));
+            let allowed = |list| {
+                !capturing
+                    && (self.is_own_or_shared(list) || self.may_reuse_others() && !refused.contains(&list))
+            };
             let reserved = self.info().reserved();
             let mut budget = self.budget(reserved, extent);
             budget.at_most = budget.at_most.min(available);
@@ -158,7 +160,7 @@ impl Miss<'_> {
                         return Ok(Some(block));
                     }
                 }
-                Err(Unmade { error, is_undone }) => {
+                Err(MapFailure { error, is_undone }) => {
                     let wanted = plan.makes.iter().sum::<u64>();
                     self.arena().abandon(plan, is_undone);
                     match error {
@@ -187,10 +189,10 @@ impl Miss<'_> {
             let mut arena = self.arena();
             let peak = arena.note_active(self.request.units);
             let is_costly = arena.move_calls * OPERATIONS_PER_CALL > operations;
-            let least = if is_costly { SLACK } else { arena.smallest_page() };
+            let least = if is_costly { COSTLY_SLACK } else { arena.smallest_page() };
             (peak, least.max(peak / SLACK_SHARE), arena.ceiling)
         };
-        self.cache.state.lock().limit_kept(peak / KEPT_SHARE);
+        self.cache.state.lock().limit_quick_list(peak / QUICK_LIST_SHARE);
         let room = self.registry().room();
         let uncollected = self
             .registry()
@@ -204,12 +206,12 @@ impl Miss<'_> {
         Budget { peak, freely, at_most, anywhere: extent == Extent::All }
     }
 
-    /// Creates the plan's new pages. Maps the moved pages and, behind them, the new ones at the plan's addresses, and
+    /// Creates the plan's new pages. Maps the moved pages and, after them, the new ones at the plan's addresses, and
     /// gives the device access. Returns the mapped pages in order of address. After a failure, unmaps all pages from
-    /// the plan's addresses and discards the new ones. If the unmapping fails too, [`is_undone`](Unmade::is_undone)
+    /// the plan's addresses and discards the new ones. If the unmapping fails too, [`is_undone`](MapFailure::is_undone)
     /// is false.
-    fn map(self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, Unmade> {
-        let unmapped = |error| Unmade { error, is_undone: true };
+    fn map(self, source: &dyn PageSource, plan: &Plan) -> Result<Vec<SegmentMemory>, MapFailure> {
+        let unmapped = |error| MapFailure { error, is_undone: true };
         let made = self.make_pages(source, &plan.makes).map_err(unmapped)?;
         let moved = plan.moves.iter().map(|page| (page.bytes(), page.memory().token));
         let mut address = plan.address;
@@ -231,7 +233,7 @@ impl Miss<'_> {
         };
         match outcome.and_then(|()| enable()) {
             Ok(()) => Ok(mapped),
-            Err(error) => Err(Unmade { error, is_undone: self.undo(source, &mapped, &made) }),
+            Err(error) => Err(MapFailure { error, is_undone: self.undo(source, &mapped, &made) }),
         }
     }
 
@@ -248,13 +250,12 @@ impl Miss<'_> {
         }
         self.registry().count_in(self.info().id, plan.makes.len() as u64, made);
         let reserved = self.info().reserved();
-        self.arena().raise_ceiling(reserved);
+        self.arena().remove_exceeded_ceiling(reserved);
         let pages: Vec<_> = mapped.into_iter().map(|memory| self.page(structure, memory)).collect();
         let left = old.into_iter().map(Action::SegmentUnmap);
         let actions = left.chain(pages.iter().cloned().map(Action::SegmentMap));
         self.registry().emit(structure, self.info().id, self.stream(), actions);
-        // This stream is ordered behind all streams that used the moved pages, so its own event covers their
-        // uses.
+        // This stream is ordered after all streams that used the moved pages, so its own event covers their uses.
         let wait = (!plan.is_new())
             .then(|| Wait { stream: self.stream(), event: self.registry().mark(self.stream()) });
         self.arena().settle(plan, pages, self.cache.list, wait);
@@ -325,21 +326,19 @@ impl Miss<'_> {
         self.info().arena_mut()
     }
 
-    /// Returns true if this stream may use the memory with this number in the arena without being ordered behind
-    /// another stream. The number is that of one stream's free memory in both tiers, or [`Arena::SHARED_LIST`] for the
-    /// free memory that all streams may use.
-    fn has(self, list: List) -> bool {
+    /// Returns true if this stream may use the memory of an arena list without being ordered after another stream.
+    fn is_own_or_shared(self, list: ArenaList) -> bool {
         list == self.cache.list || list == Arena::SHARED_LIST
     }
 
     /// Returns true if the settings allow the use of memory that other streams have freed.
-    fn may_use(self) -> bool {
+    fn may_reuse_others(self) -> bool {
         self.registry().settings.reuse >= Reuse::HostSeen
     }
 
-    /// Orders this stream behind the streams to which the memory with these numbers belongs; see [`has`](Self::has).
-    /// The error is the number of the first stream behind which it cannot be ordered.
-    fn order_after(self, lists: impl IntoIterator<Item = List>) -> Result<(), List> {
+    /// Orders this stream after the streams of these arena lists. If that is impossible for one of them, returns its
+    /// list as the error.
+    fn order_after(self, lists: impl IntoIterator<Item = ArenaList>) -> Result<(), ArenaList> {
         let wait = self.registry().settings.reuse >= Reuse::DeviceWait;
         let mut done = vec![self.cache.list, Arena::SHARED_LIST];
         for list in lists {

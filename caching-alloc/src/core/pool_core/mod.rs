@@ -184,7 +184,7 @@ impl PoolCore {
             ended
         };
         if ended {
-            self.info.arena_mut().leave_list(cache.list);
+            self.info.arena_mut().share_list(cache.list);
         }
         ended
     }
@@ -217,7 +217,7 @@ impl PoolCore {
         }
     }
 
-    /// Returns the pool's current segments, or none for a re-mappable pool. The caller has a guard of
+    /// Returns the pool's current segments, or none for a re-mappable pool. The caller must hold a guard of
     /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
         // Because of the caller's guard, no segment is removed. A change that is under way may have a segment that it

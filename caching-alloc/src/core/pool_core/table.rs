@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
-use crate::core::heap::List;
-use crate::core::remap::Arena;
+use crate::core::remap::{Arena, ArenaList};
 use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
@@ -23,11 +22,10 @@ pub(super) struct CacheTable {
     next_index: u64,
     /// The number of caches at which the next search for empty ones starts.
     search_at: usize,
-    /// Arena lists of retired caches, for new caches. In a re-mappable pool, an arena list has the free memory of one
-    /// stream.
-    spare_lists: Vec<List>,
+    /// Arena lists of retired caches, for new caches. Used in re-mappable pools only.
+    spare_lists: Vec<ArenaList>,
     /// The first arena list that no cache has had yet.
-    next_list: List,
+    next_list: ArenaList,
 }
 
 impl Default for CacheTable {
@@ -55,7 +53,7 @@ impl CacheTable {
     }
 
     /// Reserves an arena list for a new cache. Returns `None` if all lists are taken.
-    pub(super) fn take_list(&mut self) -> Option<List> {
+    pub(super) fn take_list(&mut self) -> Option<ArenaList> {
         self.spare_lists.pop().or_else(|| {
             let list = self.next_list;
             (usize::from(list) <= Arena::STREAMS).then(|| self.next_list += 1)?;

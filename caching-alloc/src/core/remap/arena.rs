@@ -1,10 +1,11 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A reserved range of addresses is a segment of the heap. That segment is lengthened when memory is mapped behind its
-//! end. Its holes are the parts without usable memory: nothing is mapped there, or only pages that are now used at other
-//! addresses (stale addresses). Short and long blocks have separate ranges (see [`Tier`]), and each stream has a list of
-//! free blocks for each of the two. Memory that is freed on a stream is available on that stream at once. Other streams
-//! must be ordered behind that stream before they use it.
+//! A reserved range of addresses is a segment of the heap. That segment is lengthened when memory is mapped after its
+//! end. Its holes are the parts without usable memory: nothing is mapped there, or only pages that are now used at
+//! other addresses (stale addresses). Short and long blocks have separate ranges (see [`Tier`]).
+//!
+//! The free memory of a stream is its [arena list](ArenaList). The stream can use memory that it has freed at once.
+//! Another stream can use that memory only after it is ordered after the stream that freed it.
 
 use super::plan::longest_page;
 use crate::core::fixed::BlockView;
@@ -34,12 +35,13 @@ pub(in crate::core) struct Arena {
     /// The pool's peak in bytes: the largest sum of the bytes in use and the bytes requested, over all calls of
     /// [`note_active`](Self::note_active).
     active_peak: u64,
-    /// Number of calls of the source for moving pages so far.
+    /// Number of calls to the source for moving pages so far.
     pub(in crate::core) move_calls: u64,
     /// Length of the longest short block.
     short: Units,
-    /// The reserved bytes at which the source last ran out of memory while the pool could take new memory. `u64::MAX` if
-    /// it did not, or if more was reserved since then.
+    /// Up to this many reserved bytes, plans may use new pages without moving idle ones first. It is the pool's
+    /// reserved memory when the source last ran out of memory for such new pages. `u64::MAX` if it never did, or if the
+    /// pool has reserved more since.
     pub(in crate::core) ceiling: u64,
 }
 
@@ -51,16 +53,20 @@ pub(in crate::core) enum Tier {
     Long,
 }
 
+/// The number of an arena list: the free memory of one stream in both tiers, or [`Arena::SHARED_LIST`]. For each arena
+/// list, the heap has two lists, one per tier.
+pub(in crate::core) type ArenaList = u16;
+
 impl Tier {
-    /// Returns the heap's list for a stream's free memory in this tier. `stream` is the stream's number in the arena.
-    fn list(self, stream: List) -> List {
-        stream * 2 + self as List
+    /// Returns the heap's list for the memory of an arena list in this tier.
+    fn heap_list(self, list: ArenaList) -> List {
+        list * 2 + self as List
     }
 }
 
-/// Returns the arena's number of the stream that has this list of the heap.
-pub(super) fn stream_of(list: List) -> List {
-    list / 2
+/// Returns the arena list to which a list of the heap belongs.
+fn arena_list_of(heap_list: List) -> ArenaList {
+    heap_list / 2
 }
 
 /// A range of addresses in which pages are mapped.
@@ -74,10 +80,10 @@ pub(super) struct Range {
     pub(super) pages: Vec<Option<Segment>>,
 }
 
-/// Old addresses of moved pages. The pages stay mapped there at least until the last use of these addresses, which
-/// `wait` describes, has ended.
+/// Old addresses of moved pages. The pages stay mapped there at least until the last use of these addresses has ended.
 #[derive(Debug)]
 pub(in crate::core) struct OldMapping {
+    /// The last use of the addresses.
     pub(in crate::core) wait: Wait,
     pub(in crate::core) places: Vec<Place>,
 }
@@ -102,14 +108,14 @@ pub(in crate::core) struct Place {
     pub(in crate::core) block: BlockId,
 }
 
-/// A free block that was taken out of its list, and the stream of that list.
+/// A free block that was taken out of its arena list.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Fragment {
     pub(super) block: BlockId,
-    pub(in crate::core) stream: List,
+    pub(in crate::core) list: ArenaList,
 }
 
-/// Consecutive units of a range: neighbouring free blocks of any streams, or a part of a hole.
+/// Consecutive units of a range: neighbouring free blocks of any arena lists, or a part of a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) struct FreeSpan {
     pub(super) range: u32,
@@ -124,11 +130,10 @@ impl FreeSpan {
 }
 
 impl Arena {
-    /// The maximum number of streams. They are numbered from 1.
-    pub(in crate::core) const STREAMS: usize = List::MAX as usize / 2 - 1;
-    /// Used in place of a stream's number, for the free memory that any stream may use. The host has seen the end of
-    /// all uses of this memory.
-    pub(in crate::core) const SHARED_LIST: List = 0;
+    /// The maximum number of streams. Their arena lists are numbered from 1.
+    pub(in crate::core) const STREAMS: usize = ArenaList::MAX as usize / 2 - 1;
+    /// The arena list of the free memory that any stream may use at once: the host has seen the end of all its uses.
+    pub(in crate::core) const SHARED_LIST: ArenaList = 0;
 
     /// Makes an arena without ranges. The lengths of its pages are multiples of `granularity` bytes, which is a
     /// multiple of 512.
@@ -160,9 +165,13 @@ impl Arena {
         if units <= self.short { Tier::Short } else { Tier::Long }
     }
 
-    /// Allocates a block from a stream's free memory. Returns its id, address and length.
-    pub(in crate::core) fn allocate(&mut self, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
-        self.allocate_in(self.tier(units), units, stream)
+    /// Allocates a block from an arena list. Returns its id, address and length.
+    pub(in crate::core) fn allocate(
+        &mut self,
+        units: Units,
+        list: ArenaList,
+    ) -> Option<(BlockId, u64, Units)> {
+        self.allocate_in(self.tier(units), units, list)
     }
 
     /// Like [`allocate`](Self::allocate), but in the other tier: that of long blocks if this block is short, and the
@@ -170,29 +179,29 @@ impl Arena {
     pub(in crate::core) fn allocate_elsewhere(
         &mut self,
         units: Units,
-        stream: List,
+        list: ArenaList,
     ) -> Option<(BlockId, u64, Units)> {
         let tier = if self.tier(units) == Tier::Short { Tier::Long } else { Tier::Short };
-        self.allocate_in(tier, units, stream)
+        self.allocate_in(tier, units, list)
     }
 
     #[inline]
-    fn allocate_in(&mut self, tier: Tier, units: Units, stream: List) -> Option<(BlockId, u64, Units)> {
-        let id = self.heap.allocate_off_holes(units, tier.list(stream))?;
+    fn allocate_in(&mut self, tier: Tier, units: Units, list: ArenaList) -> Option<(BlockId, u64, Units)> {
+        let id = self.heap.allocate_off_holes(units, tier.heap_list(list))?;
         self.taken += u64::from(units);
         Some((id, self.address(id), units))
     }
 
-    /// Frees a block to the stream that it came from.
+    /// Frees a block to the arena list that it came from.
     pub(in crate::core) fn free(&mut self, id: BlockId) {
         self.taken -= u64::from(self.heap.block(id).units);
         self.heap.free(id);
     }
 
-    /// Returns the length of a stream's longest free block.
-    pub(in crate::core) fn longest(&self, stream: List) -> Units {
+    /// Returns the length of the longest free block of an arena list.
+    pub(in crate::core) fn longest(&self, list: ArenaList) -> Units {
         [Tier::Short, Tier::Long]
-            .map(|tier| self.heap.longest_free(tier.list(stream)))
+            .map(|tier| self.heap.longest_free(tier.heap_list(list)))
             .into_iter()
             .max()
             .unwrap_or(0)
@@ -200,7 +209,7 @@ impl Arena {
 
     /// Updates the pool's peak and the length of short blocks, for a request of `units`. Returns the peak in bytes: the
     /// largest sum of the bytes in use and the bytes requested, over all calls so far. Cached blocks count as in use,
-    /// so the attempts of a re-mappable pool merge them (`Effect::Merge`) before they map pages.
+    /// so the caller should merge them first.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());
@@ -213,8 +222,9 @@ impl Arena {
         bytes_of(self.granule)
     }
 
-    /// Removes the ceiling if `reserved` bytes exceed it, because the source then had more memory.
-    pub(in crate::core) fn raise_ceiling(&mut self, reserved: u64) {
+    /// Removes the [ceiling](Self::ceiling) if the pool has since reserved more. `reserved` is its reserved memory in
+    /// bytes.
+    pub(in crate::core) fn remove_exceeded_ceiling(&mut self, reserved: u64) {
         if reserved > self.ceiling {
             self.ceiling = u64::MAX;
         }
@@ -225,15 +235,19 @@ impl Arena {
         self.ranges[block.segment as usize].base + bytes_of(block.offset)
     }
 
-    /// Returns the spans of neighbouring free blocks of the allowed streams, in order of place.
-    pub(super) fn free_spans(&self, allowed: &dyn Fn(List) -> bool) -> Vec<FreeSpan> {
+    /// Returns the spans of neighbouring free blocks of the allowed arena lists, in order of range and offset.
+    pub(super) fn free_spans(&self, allowed: &dyn Fn(ArenaList) -> bool) -> Vec<FreeSpan> {
         let mut free_spans: Vec<FreeSpan> = Vec::new();
         for range in 0..u32::try_from(self.ranges.len()).unwrap_or(0) {
-            let free =
-                self.heap.blocks(range).filter(|(_, b)| b.state == State::Free && allowed(stream_of(b.list)));
+            let free = self
+                .heap
+                .blocks(range)
+                .filter(|(_, b)| b.state == State::Free && allowed(arena_list_of(b.list)));
             for (_, block) in free {
                 match free_spans.last_mut() {
-                    Some(run) if run.range == range && run.end() == block.offset => run.units += block.units,
+                    Some(span) if span.range == range && span.end() == block.offset => {
+                        span.units += block.units
+                    }
                     _ => free_spans.push(FreeSpan { range, offset: block.offset, units: block.units }),
                 }
             }
@@ -241,36 +255,38 @@ impl Arena {
         free_spans
     }
 
-    /// Takes the free memory between two offsets of a range out of its lists. Returns a fragment for each free block.
+    /// Takes the free memory between two offsets of a range out of its arena lists. Returns a fragment for each free
+    /// block.
     pub(super) fn detach(&mut self, range: u32, mut from: Units, to: Units) -> Vec<Fragment> {
         let mut fragments = Vec::new();
         while from < to {
-            let id = self.heap.block_over(range, from).expect("blocks view their range");
+            let id = self.heap.block_over(range, from).expect("blocks cover their range");
             let block = self.heap.block(id);
             debug_assert_eq!(block.state, State::Free);
             let (list, units) = (block.list, (block.offset + block.units).min(to) - from);
-            fragments.push(Fragment { block: self.heap.take_part(id, from, units), stream: stream_of(list) });
+            fragments
+                .push(Fragment { block: self.heap.take_part(id, from, units), list: arena_list_of(list) });
             from += units;
         }
         fragments
     }
 
-    /// Returns detached memory to the streams that it came from.
+    /// Returns detached memory to the arena lists that it came from.
     pub(in crate::core) fn restore(&mut self, fragments: Vec<Fragment>) {
-        fragments.into_iter().for_each(|fragment| self.free_to(fragment.block, fragment.stream));
+        fragments.into_iter().for_each(|fragment| self.free_to(fragment.block, fragment.list));
     }
 
-    /// Frees detached neighbours to one stream, as one free block.
-    pub(in crate::core) fn give(&mut self, fragments: &[Fragment], stream: List) {
+    /// Frees detached neighbours to one arena list, as one free block.
+    pub(in crate::core) fn give(&mut self, fragments: &[Fragment], list: ArenaList) {
         if let Some(block) = self.unite(fragments.iter().map(|fragment| fragment.block)) {
-            self.free_to(block, stream);
+            self.free_to(block, list);
         }
     }
 
-    /// Frees a used block to a stream.
-    pub(super) fn free_to(&mut self, block: BlockId, stream: List) {
+    /// Frees a used block to an arena list.
+    pub(super) fn free_to(&mut self, block: BlockId, list: ArenaList) {
         let range = self.heap.block(block).segment as usize;
-        self.heap.free_into(block, self.ranges[range].tier.list(stream));
+        self.heap.free_into(block, self.ranges[range].tier.heap_list(list));
     }
 
     /// Merges detached neighbours into one block. Returns `None` if there are none.
@@ -281,19 +297,19 @@ impl Arena {
         })
     }
 
-    /// Takes the shortest span of at least `units` out of its lists. The span may consist of neighbouring free blocks
-    /// of several allowed streams. With `tier`, searches that tier only.
+    /// Takes the shortest span of at least `units` out of its arena lists. The span may consist of neighbouring free
+    /// blocks of several allowed lists. With `tier`, searches that tier only.
     pub(in crate::core) fn detach_fit(
         &mut self,
         units: Units,
         tier: Option<Tier>,
-        allowed: &dyn Fn(List) -> bool,
+        allowed: &dyn Fn(ArenaList) -> bool,
     ) -> Option<Vec<Fragment>> {
         let free_spans = self.free_spans(allowed);
-        let fits = free_spans.into_iter().filter(|run| {
-            run.units >= units && tier.is_none_or(|tier| self.ranges[run.range as usize].tier == tier)
+        let fits = free_spans.into_iter().filter(|span| {
+            span.units >= units && tier.is_none_or(|tier| self.ranges[span.range as usize].tier == tier)
         });
-        let best = fits.min_by_key(|run| (run.units, run.range, run.offset))?;
+        let best = fits.min_by_key(|span| (span.units, span.range, span.offset))?;
         Some(self.detach(best.range, best.offset, best.end()))
     }
 
@@ -321,37 +337,40 @@ impl Arena {
     /// addresses any more. The pages are still mapped there, so the addresses become stale.
     pub(in crate::core) fn retire_block(&mut self, block: BlockId) {
         let Record { segment: range, offset, units, .. } = *self.heap.block(block);
-        let mut run = FreeSpan { range, offset, units };
+        let mut span = FreeSpan { range, offset, units };
         self.stale.retain(|other| {
-            let meets = other.range == range && (other.end() == run.offset || run.end() == other.offset);
+            let meets = other.range == range && (other.end() == span.offset || span.end() == other.offset);
             if meets {
-                run =
-                    FreeSpan { offset: run.offset.min(other.offset), units: run.units + other.units, ..run };
+                span = FreeSpan {
+                    offset: span.offset.min(other.offset),
+                    units: span.units + other.units,
+                    ..span
+                };
             }
             !meets
         });
-        self.stale.push(run);
+        self.stale.push(span);
         self.heap.make_hole(block);
     }
 
     /// Takes all stale addresses, if they have more than `most` bytes. The caller unmaps them.
     pub(in crate::core) fn take_stale(&mut self, most: u64) -> Vec<FreeSpan> {
-        let bytes: u64 = self.stale.iter().map(|run| bytes_of(run.units)).sum();
+        let bytes: u64 = self.stale.iter().map(|span| bytes_of(span.units)).sum();
         if bytes > most { std::mem::take(&mut self.stale) } else { Vec::new() }
     }
 
     /// Returns the first address of a span, and its length in bytes.
-    pub(in crate::core) fn span(&self, run: FreeSpan) -> (u64, u64) {
-        (self.ranges[run.range as usize].base + bytes_of(run.offset), bytes_of(run.units))
+    pub(in crate::core) fn span(&self, span: FreeSpan) -> (u64, u64) {
+        (self.ranges[span.range as usize].base + bytes_of(span.offset), bytes_of(span.units))
     }
 
     /// Takes the addresses of a span out of the holes, because unmapping them has failed. They are then never used
     /// again.
-    pub(in crate::core) fn leak_span(&mut self, run: FreeSpan) {
-        let mut at = run.offset;
-        while let Some(id) = (at < run.end()).then(|| self.heap.block_over(run.range, at)).flatten() {
+    pub(in crate::core) fn leak_span(&mut self, span: FreeSpan) {
+        let mut at = span.offset;
+        while let Some(id) = (at < span.end()).then(|| self.heap.block_over(span.range, at)).flatten() {
             let block = self.heap.block(id);
-            let (state, end) = (block.state, run.end().min(block.offset + block.units));
+            let (state, end) = (block.state, span.end().min(block.offset + block.units));
             if state == State::Hole {
                 // The block stays used, and nothing refers to it.
                 self.heap.take_part(id, at, end - at);
@@ -367,7 +386,7 @@ impl Arena {
 
     /// Returns all resources, for release after the pool was dropped.
     pub(in crate::core) fn dissolve(self) -> Remains {
-        let stale = self.stale.iter().map(|run| self.span(*run));
+        let stale = self.stale.iter().map(|span| self.span(*span));
         let places = self.old_mappings.iter().flat_map(|old_mapping| &old_mapping.places);
         Remains {
             old: stale.chain(places.map(|place| (place.address, place.bytes))).collect(),
@@ -414,16 +433,17 @@ impl Arena {
         Some(end < all.len())
     }
 
-    /// Gives a stream's free memory to all streams. The host has seen the end of the stream's work.
-    pub(in crate::core) fn leave_list(&mut self, stream: List) {
+    /// Moves the free memory of a stream's arena list to [`SHARED_LIST`](Self::SHARED_LIST). The host must have seen
+    /// the end of the stream's work.
+    pub(in crate::core) fn share_list(&mut self, list: ArenaList) {
         for tier in [Tier::Short, Tier::Long] {
-            self.heap.relist(tier.list(stream), tier.list(Self::SHARED_LIST));
+            self.heap.relist(tier.heap_list(list), tier.heap_list(Self::SHARED_LIST));
         }
     }
 
-    /// Returns true if a stream has no free memory.
-    pub(in crate::core) fn is_list_empty(&self, stream: List) -> bool {
-        self.longest(stream) == 0
+    /// Returns true if an arena list has no free memory.
+    pub(in crate::core) fn is_list_empty(&self, list: ArenaList) -> bool {
+        self.longest(list) == 0
     }
 
     /// Returns the page and the block that contain an address.

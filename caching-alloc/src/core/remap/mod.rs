@@ -13,8 +13,8 @@
 //! Invariants:
 //! - A page does not move while it is held. Nor does it move while a block in it is handed out, or may still be used by
 //!   another stream.
-//! - A page moves only to addresses where nothing is mapped. Before it moves, the stream that needs it is ordered
-//!   behind all streams that used it.
+//! - A page moves only to addresses where nothing is mapped. Before it moves, the stream that needs it is ordered after
+//!   all streams that used it.
 //! - The old addresses of a moved page stay mapped at least until the host has seen the end of the uses there. They are
 //!   unmapped when pages are to be mapped there, when a page is to return to the source, or when there are more bytes
 //!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
@@ -31,5 +31,5 @@
 mod arena;
 mod plan;
 
-pub(super) use arena::{Arena, FreeSpan, Remains};
+pub(super) use arena::{Arena, ArenaList, FreeSpan, Remains};
 pub(super) use plan::{Budget, Plan};

@@ -20,8 +20,8 @@
 //! Idle pages are moved only if the pool would otherwise grow clearly beyond its need: moving needs calls, and a little
 //! slack avoids many of them.
 
-use super::arena::{Arena, Fragment, FreeSpan, Range, Tier};
-use crate::core::heap::{BlockId, List, State};
+use super::arena::{Arena, ArenaList, Fragment, FreeSpan, Range, Tier};
+use crate::core::heap::{BlockId, State};
 use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
@@ -59,14 +59,14 @@ pub(in crate::core) struct Plan {
     pub(in crate::core) bytes: u64,
     /// The pages that move there, in the order of their new addresses.
     pub(in crate::core) moves: Vec<Segment>,
-    /// The lengths in bytes of the new pages, which are mapped behind the moved ones.
+    /// The lengths in bytes of the new pages, which are mapped after the moved ones.
     pub(in crate::core) makes: Vec<u64>,
     /// Stale addresses that overlap the range: pages that have moved elsewhere are still mapped there. These must be
     /// unmapped first.
     pub(in crate::core) stale: Vec<FreeSpan>,
     range: u32,
     target: BlockId,
-    /// Free memory directly before and behind the range, which the block also uses.
+    /// Free memory directly before and after the range, which the block also uses.
     before: Vec<Fragment>,
     after: Vec<Fragment>,
     /// The memory that the moved pages leave: one list for each group of neighbouring pages.
@@ -96,13 +96,13 @@ pub(super) struct Site {
 impl Site {
     /// Returns the units in the free memory beside the hole.
     fn have(&self) -> Units {
-        [self.before, self.after].iter().flatten().map(|run| run.units).sum()
+        [self.before, self.after].iter().flatten().map(|span| span.units).sum()
     }
 
     /// Returns true if the block would use the free memory that contains these pages.
     fn has(&self, near: &Idle) -> bool {
         let is_in =
-            |run: &FreeSpan| run.range == near.range && (run.offset..run.end()).contains(&near.offset);
+            |span: &FreeSpan| span.range == near.range && (span.offset..span.end()).contains(&near.offset);
         [self.before, self.after].iter().flatten().any(is_in)
     }
 }
@@ -119,10 +119,10 @@ impl Plan {
         if self.is_new() { 0 } else { (self.moves.len() + self.stale.len() + 1) as u64 }
     }
 
-    /// Returns the streams whose memory the plan takes.
-    pub(in crate::core) fn lists(&self) -> Vec<List> {
+    /// Returns the arena lists whose memory the plan takes.
+    pub(in crate::core) fn lists(&self) -> Vec<ArenaList> {
         let fragments = self.sources.iter().flatten().chain(&self.before).chain(&self.after);
-        let mut lists: Vec<List> = fragments.map(|fragment| fragment.stream).collect();
+        let mut lists: Vec<ArenaList> = fragments.map(|fragment| fragment.list).collect();
         lists.sort_unstable();
         lists.dedup();
         lists
@@ -130,12 +130,13 @@ impl Plan {
 }
 
 impl Arena {
-    /// Plans the memory for a block of `units`, from memory of the allowed streams. Returns `None` if no hole has room,
-    /// or if the budget is not enough. The memory of the plan is in no list until the plan is settled or abandoned.
+    /// Plans the memory for a block of `units`, from memory of the allowed arena lists. Returns `None` if no hole has
+    /// room, or if the budget is not enough. The memory of the plan is in no list until the plan is settled or
+    /// abandoned.
     pub(in crate::core) fn plan(
         &mut self,
         units: Units,
-        allowed: &dyn Fn(List) -> bool,
+        allowed: &dyn Fn(ArenaList) -> bool,
         budget: Budget,
     ) -> Option<Plan> {
         let free_spans = self.free_spans(allowed);
@@ -201,7 +202,7 @@ impl Arena {
     }
 
     /// Calls `visit` for all sites for a block, in `tier`, or in both tiers if it is `None`. A hole gives up to four
-    /// sites: the block also uses the free memory before the hole, that behind it, both, or neither.
+    /// sites: the block also uses the free memory before the hole, that after it, both, or neither.
     fn each_site(
         &self,
         free_spans: &[FreeSpan],
@@ -214,15 +215,15 @@ impl Arena {
             if tier.is_some_and(|tier| self.ranges[range as usize].tier != tier) {
                 continue;
             }
-            while free_spans.get(next).is_some_and(|run| (run.range, run.end()) < (range, at)) {
+            while free_spans.get(next).is_some_and(|span| (span.range, span.end()) < (range, at)) {
                 next += 1;
             }
-            let beside = |run: Option<&FreeSpan>, is: &dyn Fn(&FreeSpan) -> bool| {
-                run.filter(|run| run.range == range && is(run)).copied()
+            let beside = |span: Option<&FreeSpan>, is: &dyn Fn(&FreeSpan) -> bool| {
+                span.filter(|span| span.range == range && is(span)).copied()
             };
-            let before = beside(free_spans.get(next), &|run| run.end() == at);
+            let before = beside(free_spans.get(next), &|span| span.end() == at);
             let second = next + usize::from(before.is_some());
-            let after = beside(free_spans.get(second), &|run| run.offset == at.saturating_add(room));
+            let after = beside(free_spans.get(second), &|span| span.offset == at.saturating_add(room));
             for (before, after) in [(None, None), (before, None), (None, after), (before, after)] {
                 let mut site = Site { range, at, room, need: 0, before, after };
                 let missing = units.saturating_sub(site.have()).next_multiple_of(self.granule);
@@ -238,14 +239,14 @@ impl Arena {
 
     /// Returns the stale spans that overlap a place. They must be unmapped before pages are mapped there.
     fn stale_in(&self, place: FreeSpan) -> impl Iterator<Item = FreeSpan> {
-        let meets = move |run: &FreeSpan| {
-            run.range == place.range && run.offset < place.end() && place.offset < run.end()
+        let meets = move |span: &FreeSpan| {
+            span.range == place.range && span.offset < place.end() && place.offset < span.end()
         };
         self.stale.iter().copied().filter(meets)
     }
 
-    /// Returns all holes in order of place, each as range, offset and length. The addresses behind the end of a
-    /// segment, up to the limit of its range, also count as a hole.
+    /// Returns all holes as range, offset and length, in the order of these. The addresses after the end of a segment,
+    /// up to the limit of its range, also count as a hole.
     fn holes(&self) -> Vec<(u32, Units, Units)> {
         let mut all = Vec::new();
         for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {
@@ -265,17 +266,17 @@ impl Arena {
     /// form a group.
     fn idle(&self, free_spans: &[FreeSpan]) -> Vec<Idle> {
         let mut all: Vec<Idle> = Vec::new();
-        for run in free_spans {
-            let first = run.offset.div_ceil(self.granule) as usize;
-            let pages = &self.ranges[run.range as usize].pages;
+        for span in free_spans {
+            let first = span.offset.div_ceil(self.granule) as usize;
+            let pages = &self.ranges[span.range as usize].pages;
             let mut open = false;
             for (index, page) in
-                pages.iter().enumerate().take((run.end() / self.granule) as usize).skip(first)
+                pages.iter().enumerate().take((span.end() / self.granule) as usize).skip(first)
             {
                 let Some(page) = page else { continue };
                 let offset = index as Units * self.granule;
                 let units = units_of(page);
-                if offset + units > run.end() {
+                if offset + units > span.end() {
                     break;
                 }
                 if page.is_held() {
@@ -283,7 +284,7 @@ impl Arena {
                     continue;
                 }
                 if !std::mem::replace(&mut open, true) {
-                    all.push(Idle { range: run.range, offset, pages: Vec::new(), units: 0 });
+                    all.push(Idle { range: span.range, offset, pages: Vec::new(), units: 0 });
                 }
                 if let Some(idle) = all.last_mut() {
                     idle.pages.push((offset, page.clone()));
@@ -329,7 +330,7 @@ impl Arena {
         if before.is_none() && after.is_some() {
             at += room - units;
         }
-        let mut detached = |run: FreeSpan| self.detach(run.range, run.offset, run.end());
+        let mut detached = |span: FreeSpan| self.detach(span.range, span.offset, span.end());
         let before = before.map(&mut detached).unwrap_or_default();
         let after = after.map(&mut detached).unwrap_or_default();
         let length = self.heap.length(range);
@@ -339,8 +340,8 @@ impl Arena {
             self.ranges[range as usize].pages.resize(granules, None);
         }
         let stale: Vec<FreeSpan> = self.stale_in(FreeSpan { range, offset: at, units }).collect();
-        self.stale.retain(|run| !stale.contains(run));
-        let hole = self.heap.block_over(range, at).expect("blocks view their range");
+        self.stale.retain(|span| !stale.contains(span));
+        let hole = self.heap.block_over(range, at).expect("blocks cover their range");
         let target = self.heap.take_part(hole, at, units);
         Plan {
             address: self.address(target),
@@ -370,13 +371,13 @@ impl Arena {
         sources.into_iter().for_each(|fragments| self.restore(fragments));
     }
 
-    /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of
-    /// `stream`. The old addresses of moved pages become holes once the use in `wait` has ended.
+    /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of the
+    /// arena list `list`. The old addresses of moved pages become holes once the use in `wait` has ended.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,
         pages: Vec<Segment>,
-        stream: List,
+        list: ArenaList,
         wait: Option<Wait>,
     ) {
         let Plan { range, target, before, after, sources, .. } = plan;
@@ -388,7 +389,7 @@ impl Arena {
         let of = |fragments: Vec<Fragment>| fragments.into_iter().map(|fragment| fragment.block);
         let blocks = of(before).chain([target]).chain(of(after));
         let block = self.unite(blocks).expect("there is the target, at least");
-        self.free_to(block, stream);
+        self.free_to(block, list);
         let old = sources
             .iter()
             .filter_map(|fragments| self.unite(fragments.iter().map(|fragment| fragment.block)));

@@ -18,13 +18,14 @@ use super::block::Block;
 use super::block_meta::BlockTable;
 use super::entry::Entry;
 use super::fixed::Fixed;
-use super::heap::{BlockId, List};
+use super::heap::BlockId;
 use super::key::Key;
 use super::lock::{Rank, Ranked};
 use super::pending::{Pending, Uses, Wait};
 use super::pool_info::PoolInfo;
 use super::quick_list::QuickList;
 use super::registry::{DeferredRelease, Registry};
+use super::remap::ArenaList;
 use super::request::Request;
 use super::ring::{Batch, Origin, Ring};
 use super::segment::Segment;
@@ -48,9 +49,9 @@ pub(super) struct StreamCache {
     pub(super) stream: StreamId,
     /// The number of caches that the pool had created before this one.
     pub(super) creation_index: u64,
-    /// The list of this cache's free memory in the arena of a re-mappable pool. No other cache of the pool has this
-    /// list. In other pools, it is not used.
-    pub(super) list: List,
+    /// In a re-mappable pool, the arena list of this cache's free memory. No other cache of the pool has this list. In
+    /// other pools, it is not used.
+    pub(super) list: ArenaList,
     /// Freed blocks that other streams may still use, oldest first. The newest ones are in
     /// [`CacheState::newly_pending`].
     pub(super) pending: Ranked<Vec<Pending>>,
@@ -71,7 +72,7 @@ impl StreamCache {
         pool: Arc<PoolInfo>,
         stream: StreamId,
         creation_index: u64,
-        list: List,
+        list: ArenaList,
         slots: Slots,
     ) -> Arc<Self> {
         let registry = pool.registry.clone();

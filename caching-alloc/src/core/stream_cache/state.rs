@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 
 use crate::core::block_meta::{BlockMeta, BlockStatus, BlockTable, NO_USES};
 use crate::core::fixed::{BlockView, Fits, Fixed};
-use crate::core::heap::{BlockId, List};
+use crate::core::heap::BlockId;
 use crate::core::key::Key;
 use crate::core::lock::RankedSpin;
 use crate::core::pending::{Pending, Uses};
 use crate::core::quick_list::QuickList;
-use crate::core::remap::Arena;
+use crate::core::remap::{Arena, ArenaList};
 use crate::core::request::{Request, RequestInfo};
 use crate::core::ring::{BlockEvent, Origin, Ring};
 use crate::core::segment::Segment;
@@ -54,7 +54,7 @@ pub(in crate::core) struct CacheState {
     /// The segments and the heap of a pool of fixed segments. Empty in a re-mappable pool.
     pub(in crate::core) fixed: Fixed,
     /// In a re-mappable pool, the arena that all streams share, and this stream's list there.
-    pub(super) shared: Option<(Arc<RankedSpin<Arena>>, List)>,
+    pub(super) shared: Option<(Arc<RankedSpin<Arena>>, ArenaList)>,
     /// True if all segments are of [`SizeClass::Large`].
     pub(super) one_class: bool,
     pub(super) quick: QuickList,
@@ -139,7 +139,7 @@ impl CacheState {
     }
 
     /// Limits the bytes in the quick list. Even at limit 0, one block can be cached.
-    pub(in crate::core) fn limit_kept(&mut self, bytes: u64) {
+    pub(in crate::core) fn limit_quick_list(&mut self, bytes: u64) {
         self.quick.limit_to(bytes);
     }
 
