@@ -145,7 +145,7 @@ impl Pool {
         self.handle.core.keep()
     }
 
-    /// Returns the pool's current segments, or none for a re-mappable pool. The caller has a guard of
+    /// Returns the pool's current segments, or none for a re-mappable pool. The caller must hold a guard of
     /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
         self.handle.core.segments()

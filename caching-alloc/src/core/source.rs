@@ -73,7 +73,7 @@ impl SourceLimit {
     }
 }
 
-/// The error of a call of a source.
+/// The error of a call to a source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
@@ -180,8 +180,8 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Returns a handle with which another process can map the memory. The caller has a [`Hold`](super::Hold) on the
-    /// segment.
+    /// Returns a handle with which another process can map the memory. The caller must hold a [`Hold`](super::Hold) on
+    /// the segment.
     ///
     /// # Errors
     /// [`SourceError::NotExportable`] if the source cannot make handles of this kind.

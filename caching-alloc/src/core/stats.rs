@@ -323,11 +323,11 @@ pub struct Stats {
     pub borrowed: u64,
     /// Bytes in pages that were moved to other addresses.
     pub remapped: u64,
-    /// Number of calls of sources, by method.
+    /// Number of calls to sources, by method.
     pub calls: SourceCalls,
 }
 
-/// Number of calls of sources, successful or not. A source of device memory makes one or a few driver calls for each.
+/// Number of calls to sources, successful or not. A source of device memory makes one or a few driver calls for each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SourceCalls {

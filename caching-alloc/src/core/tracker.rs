@@ -114,7 +114,7 @@ pub(super) struct Slot {
     /// `None` if no entry of this device passes.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
-    /// The number of calls of the tracker that are running.
+    /// The number of calls to the tracker that are running.
     running: Mutex<usize>,
     /// Notified when `running` becomes 0.
     idle: Condvar,
@@ -166,7 +166,8 @@ impl Slot {
         self.attached.store(false, Ordering::Release);
     }
 
-    /// Waits for the deliveries that are running. The caller has detached the tracker, and is not inside a tracker.
+    /// Waits for the deliveries that are running. The tracker must be detached, and this must not be called inside a
+    /// tracker.
     pub(super) fn wait_until_idle(&self) {
         let mut running = self.running();
         while *running > 0 {
@@ -213,7 +214,7 @@ per_thread! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Returns true if this thread is inside a call of a tracker, of any allocator.
+/// Returns true if this thread is inside a call to a tracker, of any allocator.
 pub(super) fn inside() -> bool {
     INSIDE.with(Cell::get) > 0
 }

@@ -102,9 +102,9 @@ struct BlockMemory {
     is_kept: AtomicBool,
 }
 
-// SAFETY: the stream is the one that the block was allocated on. A freed block is reused on that stream at once, and on
-// other streams and for other purposes only behind an event that is recorded on it after the free. `Drop` frees no block
-// after `keep_for_ever`.
+// SAFETY: the stream is the one that the block was allocated on. A freed block is reused on that stream at once. It is
+// reused elsewhere only after an event that is recorded on that stream after the free. `Drop` frees no block after
+// `keep_for_ever`.
 unsafe impl StreamBound for BlockMemory {
     fn stream(&self) -> &Stream {
         &self.stream

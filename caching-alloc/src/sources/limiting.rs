@@ -9,7 +9,7 @@ use crate::core::{
 
 /// Limits the bytes of the live segments and pages of a source, counted together.
 ///
-/// A request beyond the limit fails with [`SourceError::OutOfMemory`], without a call of the source. The allocator then
+/// A request beyond the limit fails with [`SourceError::OutOfMemory`], without a call to the source. The allocator then
 /// releases cached segments and tries again. The limit is never exceeded, with any number of threads, allocators and
 /// pools that share the adapter. [`Settings::memory_limit`](crate::core::Settings::memory_limit) is for one allocator.
 ///
@@ -39,7 +39,7 @@ pub struct LimitingSource<S> {
     allocated: AtomicU64,
 }
 
-/// Bytes that count against the limit during a call of the source. Dropping this subtracts them, also if the source
+/// Bytes that count against the limit during a call to the source. Dropping this subtracts them, also if the source
 /// panics.
 struct Counted<'a> {
     allocated: &'a AtomicU64,

@@ -1,4 +1,4 @@
-//! An adapter that logs the calls of a source.
+//! An adapter that logs the calls to a source.
 
 use std::fmt;
 use std::mem;
@@ -14,7 +14,7 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 
-/// Passes a record of each call of a source to a sink: the method, address, bytes, token, outcome and duration.
+/// Passes a record of each call to a source to a sink: the method, address, bytes, token, outcome and duration.
 ///
 /// It logs [`export`](SegmentSource::export), and all methods that change the state of the source. The adapter calls
 /// the sink after the source, and holds no lock meanwhile. If the sink fails or panics, the record is lost and

@@ -40,7 +40,7 @@ impl Heap {
     }
 
     /// Takes `units` at `offset` of the segment out of a block that is free or a hole. Returns them as a used block.
-    /// The rests on both sides keep their state.
+    /// The parts before and after them keep their state.
     pub(in crate::core) fn take_part(&mut self, id: BlockId, offset: Units, units: Units) -> BlockId {
         let was = self.records[id as usize].state;
         if was == State::Free {
@@ -60,33 +60,32 @@ impl Heap {
         taken
     }
 
-    /// Allocates the shortest free block of the list with at least `units`, and shortens it to that length. If only
-    /// one neighbour is a hole or the end of the range, the rest is left on that side, where mapped memory can
-    /// lengthen it. Otherwise the new block is at the beginning of the free block, with one exception: if only the
-    /// next neighbour is a used block of the requested length, the new block is placed next to it. Blocks of one
-    /// length are often freed together, and then merge into one free block.
+    /// Allocates a block in the shortest free block of the list with at least `units`. Its place in the free block is:
+    /// - If only one neighbour is a hole or the end of the range: away from it. The rest can then merge with memory
+    ///   that is mapped there.
+    /// - Else, if only the next neighbour is a used block of the requested length: at the end, beside it. Blocks of one
+    ///   length are often freed together, and then merge into one free block.
+    /// - Else: at the beginning.
     pub(in crate::core) fn allocate_off_holes(&mut self, units: Units, list: List) -> Option<BlockId> {
         let id = self.allocate_within(units, Units::MAX, list, false)?;
         let Record { units: whole, prev, next, .. } = self.records[id as usize];
         if whole == units {
             return Some(id);
         }
-        let is_hole = |id: BlockId| self.records[id as usize].state == State::Hole;
         let is_like = |id: BlockId| {
             let record = &self.records[id as usize];
             record.state == State::Used && record.units == units
         };
-        let opens_before = is_hole(prev);
-        let opens_behind = next == NONE || is_hole(next);
-        let lies_behind =
-            if opens_before == opens_behind { is_like(next) && !is_like(prev) } else { opens_before };
+        let hole_before = self.is_hole(prev);
+        let hole_after = next == NONE || self.is_hole(next);
+        let at_end = if hole_before == hole_after { is_like(next) && !is_like(prev) } else { hole_before };
         let (taken, rest) =
-            if lies_behind { (self.split(id, whole - units), id) } else { (id, self.split(id, units)) };
+            if at_end { (self.split(id, whole - units), id) } else { (id, self.split(id, units)) };
         self.put_in_index(rest);
         Some(taken)
     }
 
-    /// Merges `right` into `left`, the block before it. Both are used.
+    /// Merges `right` into `left`, the block before it. Both must be used blocks.
     pub(in crate::core) fn unite(&mut self, left: BlockId, right: BlockId) {
         debug_assert_eq!(self.records[left as usize].next, right, "neighbours");
         self.absorb(left, right);
@@ -101,19 +100,23 @@ impl Heap {
     /// Turns a used block into a hole, and merges it with the holes beside it.
     pub(in crate::core) fn make_hole(&mut self, mut id: BlockId) {
         let Record { prev, next, .. } = self.records[id as usize];
-        let is_hole = |heap: &Self, id: BlockId| heap.records[id as usize].state == State::Hole;
-        if is_hole(self, next) {
+        if self.is_hole(next) {
             self.absorb(id, next);
         }
-        if is_hole(self, prev) {
+        if self.is_hole(prev) {
             self.absorb(prev, id);
             id = prev;
         }
         self.records[id as usize].state = State::Hole;
     }
 
-    /// Sets the state of a rest that [`take_part`](Self::take_part) has left. The rest cannot merge: one of its
-    /// neighbours is the part that was taken, and the other is a neighbour with which the whole block had not merged.
+    fn is_hole(&self, id: BlockId) -> bool {
+        self.records[id as usize].state == State::Hole
+    }
+
+    /// Sets the state of a part that [`take_part`](Self::take_part) has left. It cannot merge with a neighbour: on one
+    /// side is the used block that was taken. The block on the other side was a neighbour of the undivided block, which
+    /// had merged with all neighbours that it can merge with.
     fn put_as(&mut self, id: BlockId, state: State) {
         match state {
             State::Free => self.put_in_index(id),

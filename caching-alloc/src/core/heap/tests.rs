@@ -17,7 +17,7 @@ fn check(heap: &Heap) {
         let mut last = State::Used;
         let mut chunks = vec![NONE; span.firsts.len()];
         for (id, block) in heap.blocks(u32::try_from(ordinal).unwrap()) {
-            assert_eq!(block.offset, end, "blocks view the segment");
+            assert_eq!(block.offset, end, "blocks cover the segment");
             assert!(block.units > 0);
             assert!(!(last == State::Free && block.state == State::Free), "free neighbours are merged");
             assert_eq!(heap.block_at(block.segment, block.offset), Some(id));
@@ -34,12 +34,12 @@ fn check(heap: &Heap) {
     }
     let indexed: Vec<_> = heap.free.iter().flat_map(|index| index.all(&heap.records)).collect();
     assert_eq!(indexed.len(), free, "every free block is in the index");
-    assert!(indexed.iter().all(|id| heap.block(*id).state == State::Free), "and none else");
+    assert!(indexed.iter().all(|id| heap.block(*id).state == State::Free), "the index has only free blocks");
     let follows = |id: &BlockId| match heap.block(*id).greater {
         NONE => true,
         next => heap.block(next).less == *id,
     };
-    assert!(indexed.iter().all(follows), "neighbours in the index know each other");
+    assert!(indexed.iter().all(follows), "`less` and `greater` of neighbours in the index match");
 }
 
 #[derive(Clone, Debug)]
@@ -54,7 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => prop_oneof![1..8u32, 1..300u32, Just(64)].prop_map(Step::Allocate),
         7 => any::<prop::sample::Index>().prop_map(Step::Free),
-        // The free block of such a long segment stays in its bin when a short block is split off.
+        // The second kind is so long that the rest of a split block can stay in the block's bin (`FreeIndex::stays`).
         1 => prop_oneof![2 => 1..2000u32, 1 => Just((1 << 20) + 8000)].prop_map(Step::Grow),
         1 => any::<prop::sample::Index>().prop_map(Step::Shrink),
     ]
@@ -64,7 +64,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn best_fit_over_tiled_segments(steps in prop::collection::vec(step(), 1..300), has_tables: bool) {
+    fn allocations_are_best_fit(steps in prop::collection::vec(step(), 1..300), has_tables: bool) {
         let mut heap = if has_tables { Heap::with_tables() } else { Heap::new() };
         let mut live: Vec<(BlockId, u32, Units, Units)> = Vec::new();
         for step in steps {
@@ -169,7 +169,7 @@ fn a_crowded_bin_hides_nothing() {
 }
 
 #[test]
-fn what_is_split_lies_beside_a_block_of_its_length() {
+fn a_split_block_is_placed_beside_one_of_equal_length() {
     let mut heap = Heap::new();
     heap.add_segment(100, LIST);
     let [_, between, _] = [10, 30, 20].map(|units| heap.allocate_off_holes(units, LIST).unwrap());
@@ -183,6 +183,6 @@ fn what_is_split_lies_beside_a_block_of_its_length() {
     assert_eq!(
         [20, 10, 5].map(&mut place),
         [20, 10, 10],
-        "like the one behind it, the one before it, neither"
+        "beside the next block, beside the previous one, at the beginning"
     );
 }

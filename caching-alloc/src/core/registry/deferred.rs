@@ -86,8 +86,9 @@ impl Registry {
         DeferredEntries { batches, turn }
     }
 
-    /// Delivers entries of dropped caches, after all earlier turns have ended. The caller holds neither the structure
-    /// lock nor one that a hit takes.
+    /// Delivers entries of dropped caches, after all earlier turns have ended. The caller must hold neither the
+    /// structure lock nor a lock that a hit takes. A *hit* is a request that the free memory of its stream's cache
+    /// serves.
     pub(in crate::core) fn deliver_deferred(&self, left: DeferredEntries) {
         if let Some(turn) = left.turn {
             self.in_turn(turn, || left.batches.iter().for_each(|(slots, entries)| self.tell(slots, entries)));

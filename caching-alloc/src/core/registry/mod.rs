@@ -58,7 +58,7 @@ pub(super) struct Registry {
     /// The live segments, by address. A segment is live from the emission of its creation entry to that of its removal
     /// entry.
     live: Mutex<BTreeMap<u64, Segment>>,
-    /// Statistics of segments, of calls of sources, and of requests that found no free block. The stream caches count
+    /// Statistics of segments, of calls to sources, and of requests that found no free block. The stream caches count
     /// the blocks.
     totals: Mutex<Stats>,
     /// For each pool in use, the total length of its segments in bytes.
@@ -257,8 +257,8 @@ impl Registry {
         entry
     }
 
-    /// Delivers the entries of a notice to the trackers, after all earlier turns have ended. The caller holds neither
-    /// the structure lock nor one that a hit takes.
+    /// Delivers the entries of a notice to the trackers, after all earlier turns have ended. The caller must hold
+    /// neither the structure lock nor a lock that a hit takes.
     pub(super) fn deliver(&self, notice: Notice) {
         let Notice { entries, trackers, turn: Some(turn) } = notice else { return };
         self.in_turn(turn, || {

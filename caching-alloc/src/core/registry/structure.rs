@@ -1,12 +1,13 @@
-//! The structure lock, and the parts of a change that run without it.
+//! The structure lock, and the order of changes and deliveries that run without it.
 //!
-//! A *change* is one step of an operation that adds, moves or removes segments. It has the structure lock, except while
-//! trackers are called. Meanwhile other threads may make changes of their own. Memory that a change has taken out of a
-//! cache, or has not put into one yet, is in no cache then. A thread whose result depends on all memory therefore
-//! [waits](StructureLock::wait_for_changes) for the changes that are under way.
+//! A *change* is one step of an operation that adds, moves or removes segments. It holds the structure lock, and
+//! releases it only while trackers are called. Other threads can then make changes of their own. They do not find the
+//! memory that the first change has taken out of a cache, or has not yet put into one. A thread whose result depends on
+//! all memory therefore [waits](StructureLock::wait_for_changes) for the changes that are under way.
 //!
-//! Trackers get structural entries in the order of their numbers, so each delivery has a *turn*. Turns are numbered
-//! under the structure lock, and a delivery waits for all earlier turns.
+//! Structural entries are all trace entries except those about blocks. They are numbered, and trackers get them in the
+//! order of these numbers. For this, each delivery has a *turn*. Turns are numbered under the structure lock, and a
+//! delivery waits for all earlier turns.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -120,15 +121,15 @@ pub(in crate::core) struct StructureLock<'a> {
     guard: Option<RankedGuard<'a, Structure>>,
     /// The number that identifies this thread's current change. `None` if the change has not released the lock.
     change: Option<u64>,
-    /// The number of changes that this thread has made through this value and that have released the lock.
-    own: u64,
+    /// The number of changes made through this value that have released the lock.
+    own_changes: u64,
     /// The number of bytes that this thread has released to sources since it took the lock.
     own_released: u64,
 }
 
 impl<'a> StructureLock<'a> {
     fn new(registry: &'a Registry, guard: RankedGuard<'a, Structure>) -> Self {
-        Self { registry, guard: Some(guard), change: None, own: 0, own_released: 0 }
+        Self { registry, guard: Some(guard), change: None, own_changes: 0, own_released: 0 }
     }
 
     /// Calls `call` without the lock, as part of a change that lasts until [`end_change`](Self::end_change), or until
@@ -136,7 +137,7 @@ impl<'a> StructureLock<'a> {
     pub(in crate::core) fn unlocked<R>(&mut self, call: impl FnOnce() -> R) -> R {
         if self.change.is_none() {
             self.changes += 1;
-            self.own += 1;
+            self.own_changes += 1;
             let number = self.changes;
             self.change = Some(number);
             locked(&self.registry.progress.state).changes.insert(number);
@@ -147,7 +148,7 @@ impl<'a> StructureLock<'a> {
         result
     }
 
-    /// Ends this thread's change. The caller has put all memory that it did not release into the caches.
+    /// Ends this thread's change. Before this call, all memory of the change must be in a cache or released.
     pub(in crate::core) fn end_change(&mut self) {
         if let Some(number) = self.change.take() {
             self.registry.progress.end(|state| _ = state.changes.remove(&number));
@@ -187,10 +188,10 @@ impl<'a> StructureLock<'a> {
         self.own_released
     }
 
-    /// Returns a number that grows by one for each change of another thread that releases the lock. It includes
-    /// changes from before this value took the lock, so only the difference of two results has a meaning.
+    /// Returns the number of changes by other threads that have released the lock. Changes of this thread from before
+    /// it took the lock count too, so only the difference of two results has a meaning.
     pub(in crate::core) fn changes_of_others(&self) -> u64 {
-        self.changes - self.own
+        self.changes - self.own_changes
     }
 }
 
@@ -214,13 +215,13 @@ impl Drop for StructureLock<'_> {
 }
 
 impl Registry {
-    /// Takes the structure lock. The caller is not inside a tracker.
+    /// Takes the structure lock. Must not be called inside a tracker.
     pub(in crate::core) fn structure(&self) -> StructureLock<'_> {
         StructureLock::new(self, self.structure.lock())
     }
 
-    /// Takes the structure lock. Returns `None` inside a tracker, where a change would wait for the delivery that is
-    /// under way.
+    /// Takes the structure lock. Returns `None` inside a tracker: a change made there would wait for the delivery that
+    /// called the tracker, and deadlock.
     pub(in crate::core) fn lock_structure(&self) -> Option<StructureLock<'_>> {
         (!tracker::inside()).then(|| self.structure())
     }
@@ -230,8 +231,8 @@ impl Registry {
         self.structure.try_lock().map(|guard| StructureLock::new(self, guard))
     }
 
-    /// Calls `deliver` after all earlier turns have ended. The caller holds neither the structure lock nor one that a
-    /// hit takes.
+    /// Calls `deliver` after all earlier turns have ended. The caller must hold neither the structure lock nor a lock
+    /// that a hit takes. A *hit* is a request that the free memory of its stream's cache serves.
     pub(in crate::core) fn in_turn<R>(&self, turn: Turn, deliver: impl FnOnce() -> R) -> R {
         /// Ends the turn even if `deliver` panics.
         struct End<'a>(&'a Progress);

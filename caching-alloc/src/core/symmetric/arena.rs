@@ -1,4 +1,4 @@
-//! The arena of a symmetric pool: its placement, log and segments.
+//! The arena of a symmetric pool: places blocks in segments, and logs each operation.
 
 use std::borrow::Cow;
 use std::panic::Location;
@@ -11,8 +11,8 @@ use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// The only list of the heap. All sizes share it, because a symmetric pool has few blocks, and its segments are
-/// expensive.
+/// The number of the heap's only list of free blocks. All sizes share it, because a symmetric pool has few blocks, and
+/// its segments are expensive.
 const LIST: List = 0;
 
 /// Places the blocks of a symmetric pool in segments of one source.
@@ -146,11 +146,12 @@ impl SymmetricArena {
     /// Places a block of `bytes`. Makes a new segment if no segment has room for it.
     ///
     /// # Errors
-    /// [`SymmetricError::Size`], [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::OutOfMemory`],
-    /// [`SymmetricError::Source`]. After an error the arena is unchanged, except that its log records the last three as
-    /// a refused request. So this rank's log differs from those of ranks on which the request succeeded. It is equal to
-    /// them again once the request has succeeded here too: if the next request is for the same size, it replaces the
-    /// refused one in the log.
+    /// [`SymmetricError::Size`]. The arena is unchanged then.
+    ///
+    /// [`SymmetricError::PoolWouldGrowDuringCapture`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`]. The
+    /// arena is then unchanged, except that its log records a refused request. This log therefore differs from those of
+    /// ranks on which the request succeeded. To make the logs equal again, repeat the request before any other
+    /// operation on the arena. If it succeeds, it replaces the refused request in the log.
     #[track_caller]
     #[inline]
     pub fn allocate(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
@@ -204,7 +205,7 @@ impl SymmetricArena {
             .ok_or(SymmetricError::NotAllocated { placement })?;
         let bytes = self.requested[block as usize];
         self.heap.free(block);
-        self.journal.log(OperationKind::Free, bytes, Some(placement), Location::caller());
+        self.journal.record(OperationKind::Free, bytes, Some(placement), Location::caller());
         Ok(())
     }
 
@@ -225,8 +226,9 @@ impl SymmetricArena {
         self.frozen > 0
     }
 
-    /// Returns true if a request after the first `length` operations of the log was refused, and did not succeed when
-    /// it was repeated next. Then this rank's log may differ from those of other ranks.
+    /// Returns true if the log has a refused request after its first `length` operations. This rank's log may then
+    /// differ from those of other ranks. A refused request that succeeds when it is repeated is no longer in the log;
+    /// see [`allocate`](Self::allocate).
     #[must_use]
     pub fn has_refused_since(&self, length: u64) -> bool {
         self.journal.has_refused_since(length)
@@ -245,7 +247,7 @@ impl SymmetricArena {
             return Err(SymmetricError::SegmentInUse { ordinal, blocks: self.blocks_in(ordinal) });
         }
         let begin = Placement { ordinal, offset: 0 };
-        self.journal.log(OperationKind::Retire, segment.bytes, Some(begin), Location::caller());
+        self.journal.record(OperationKind::Retire, segment.bytes, Some(begin), Location::caller());
         self.journal.retire(ordinal);
         self.withheld.push(segment.memory);
         Ok(())
@@ -292,7 +294,7 @@ impl SymmetricArena {
     /// Returns the log of all operations.
     #[must_use]
     pub fn log(&self) -> &Log {
-        self.journal.state()
+        self.journal.log()
     }
 
     /// Returns the rule for the size of segments.
@@ -346,7 +348,7 @@ impl SymmetricArena {
                 let memory = match self.grow(bytes) {
                     Ok(grown) => grown,
                     Err(error) => {
-                        self.journal.log(OperationKind::Refuse, bytes, None, site);
+                        self.journal.record(OperationKind::Refuse, bytes, None, site);
                         return Err(error);
                     }
                 };
@@ -361,9 +363,9 @@ impl SymmetricArena {
         self.requested[block as usize] = bytes;
         let record = self.heap.block(block);
         let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
-        self.journal.log(OperationKind::Allocate, bytes, Some(placement), site);
+        self.journal.record(OperationKind::Allocate, bytes, Some(placement), site);
         if let Some(memory) = grown {
-            self.journal.enter(memory);
+            self.journal.add_segment(memory);
         }
         let base = self.segments()[placement.ordinal as usize].memory.address;
         let (address, grown) = (base + placement.offset, grown.is_some());

@@ -52,7 +52,7 @@ impl Journal {
         self.geometry
     }
 
-    pub(in crate::core) fn state(&self) -> &Log {
+    pub(in crate::core) fn log(&self) -> &Log {
         &self.log
     }
 
@@ -69,7 +69,7 @@ impl Journal {
     /// Logs an operation, and updates the bytes in use. A request that was refused before is logged once, and an
     /// allocation that directly follows its refusal replaces it.
     #[inline(always)]
-    pub(in crate::core) fn log(
+    pub(in crate::core) fn record(
         &mut self,
         kind: OperationKind,
         bytes: u64,
@@ -131,7 +131,7 @@ impl Journal {
     }
 
     /// Adds a segment. Called after the request for which it was made was logged.
-    pub(in crate::core) fn enter(&mut self, memory: SegmentMemory) {
+    pub(in crate::core) fn add_segment(&mut self, memory: SegmentMemory) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let (bytes, log) = (memory.bytes, self.log.state());
         self.reserved += bytes;

@@ -28,9 +28,9 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request failed on this rank, because the source failed or the pool was frozen. This log differs from those of
-    /// ranks on which the request succeeded, until the next request is for the same size and succeeds. That request
-    /// replaces this operation.
+    /// A request failed on this rank, because the source failed or the pool was frozen. This log therefore differs from
+    /// those of ranks on which the request succeeded. If the next operation is a request for the same size that
+    /// succeeds, it replaces this operation, and the logs are equal again.
     Refuse,
     /// A segment was [retired](super::SymmetricArena::retire): no more blocks are placed there.
     Retire,
