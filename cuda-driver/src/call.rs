@@ -1,4 +1,4 @@
-//! Macros and functions for calls of the driver: they check return codes, and pass file descriptors.
+//! Macros and functions for calls to the driver: they check return codes, and pass file descriptors.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};

@@ -100,10 +100,10 @@ impl Driver {
         self.api.version()
     }
 
-    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. If
-    /// the same library is loaded several times, all `Driver` values share one counter. Reading the counter is
-    /// cheaper than querying the capture state of each stream. It does not count captures that were begun by raw
-    /// calls of the driver, or by another library.
+    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. If the
+    /// same library is loaded several times, all `Driver` values share one counter. Reading the counter is cheaper than
+    /// querying the capture state of each stream. It does not count captures that were begun by raw calls to the
+    /// driver, or by another library.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {
         &self.captures

@@ -1,8 +1,8 @@
-//! The error of a failed call of the driver.
+//! The error of a failed call to the driver.
 
 use cuda_driver_sys::CUresult;
 
-/// A call of the driver that failed.
+/// A call to the driver that failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{function} failed with {name} ({code}): {text}", code = .code.0)]
 pub struct DriverError {

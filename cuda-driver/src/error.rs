@@ -22,7 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Missing(#[from] Missing),
 
-    /// A call of the driver failed.
+    /// A call to the driver failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
 
@@ -101,20 +101,21 @@ pub enum Error {
         size: usize,
     },
 
-    /// A range of addresses does not consist of whole pages of a [`PageTable`](crate::vmm::PageTable) without holes.
+    /// A range of a [`PageTable`](crate::vmm::PageTable)'s addresses has a hole, or does not begin and end at the
+    /// limits of pages.
     #[error(
         "{bytes} bytes at offset {offset} of the addresses from {start} are not whole pages: pages fill them up to \
          offset {up_to}"
     )]
     NotPages {
-        /// The first address of the reservation.
+        /// The first address of the page table.
         start: DevicePtr,
         /// Start of the range, in bytes from `start`.
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// End of the pages that follow each other without holes from the start of the range, in bytes from `start`.
-        /// Equal to `offset` if no page begins there. May lie past the end of the range.
+        /// End of the adjacent pages that begin at `offset`, in bytes from `start`. Equal to `offset` if no page begins
+        /// there. May lie past the end of the range.
         up_to: usize,
     },
 
@@ -152,9 +153,9 @@ pub enum Error {
         instead: &'static str,
     },
 
-    /// Through a call on another thread, a stream may have become part of a capture, or left one, while work on slices
-    /// was enqueued or a slice was allocated. It is then unknown whether the work is part of a graph. If the work may
-    /// have been enqueued, the memory that it uses is never freed.
+    /// While this call enqueued work on slices or allocated a slice, another thread may have made a stream part of a
+    /// capture, or ended its capture. It is then unknown whether the work is part of a graph. If the work may have been
+    /// enqueued, the memory that it uses is never freed.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
          is never freed (do not begin captures of a stream that other threads use)"
@@ -164,7 +165,7 @@ pub enum Error {
         what: &'static str,
     },
 
-    /// A pinned slice cannot be used, because it is unknown when a copy that uses it ends: a call of the driver failed,
+    /// A pinned slice cannot be used, because it is unknown when a copy that uses it ends: a call to the driver failed,
     /// or raced with a capture.
     #[error(
         "the pinned slice may be in use by a copy whose end is unknown, since {cause}: its memory is never accessed or \

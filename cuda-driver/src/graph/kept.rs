@@ -12,11 +12,12 @@ use crate::{Result, Stream};
 /// A reference to an object that captured work needs. It keeps the object alive.
 pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Memory that belongs to a stream. If another stream uses the memory, the owning stream waits for that use. Work that
-/// is enqueued on the owning stream afterwards, such as a free of the memory, therefore runs after all uses.
+/// Memory that belongs to a stream. A call of this crate that uses the memory on another stream makes the owning stream
+/// wait for that use. Work that is enqueued on the owning stream afterwards, such as a free of the memory, therefore
+/// runs after all uses.
 ///
-/// An allocator implements it for its memory, so that [slices](crate::DeviceSlice::from_owner) of that memory can be
-/// used in safe calls.
+/// An allocator implements this trait for its memory, so that [slices](crate::DeviceSlice::from_owner) of that memory
+/// can be used in safe calls.
 ///
 /// # Safety
 /// - [`stream`](Self::stream) always returns the same stream. The device of that stream's context can access the memory.
@@ -70,8 +71,9 @@ type Key = (usize, u64);
 /// The state of an open capture.
 struct Open {
     kept: Kept,
-    /// The stream and the thread on which the capture was begun.
+    /// The stream on which the capture was begun.
     stream: Stream,
+    /// The thread that began it.
     thread: ThreadId,
 }
 

@@ -20,8 +20,9 @@ use crate::vmm::{Access, HandleTypes, access_descriptions, location};
 use crate::{Context, Device, Result, teardown};
 
 bitflags! {
-    /// The cases in which a pool may reuse memory that another stream freed. All are on by default. Memory that the
-    /// allocating stream itself freed earlier can always be reused.
+    /// The cases in which a pool may reuse memory that another stream freed. A new pool has all of them, unlike
+    /// `PoolReuse::default()`, which has none. Memory that the allocating stream itself freed earlier can always be
+    /// reused.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PoolReuse: u32 {
         /// The allocating stream has waited for an event that the other stream recorded after the free.
@@ -66,7 +67,7 @@ struct Inner {
 
 // SAFETY: a pool's handle may be used on every thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above; the driver synchronises calls from several threads.
 unsafe impl Sync for Inner {}
 
 impl MemoryPool {
@@ -136,7 +137,7 @@ impl MemoryPool {
 
     /// Opens a pool that another process exported. Some drivers also open a pool that this process exported.
     ///
-    /// The opened pool cannot allocate. It serves to open memory that the exporter allocated
+    /// The imported pool cannot allocate. It serves to open memory that the exporter allocated
     /// ([`StreamMemory::import`](super::StreamMemory::import)). The descriptor may be closed after the call.
     ///
     /// # Errors
@@ -179,8 +180,8 @@ impl MemoryPool {
         self.inner.raw
     }
 
-    /// The context with which the pool was created, opened or looked up. Unless the pool was opened, its memory is on
-    /// the context's device.
+    /// The context with which the pool was created, imported or looked up. The memory of an imported pool may be on
+    /// another device than the context's.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context

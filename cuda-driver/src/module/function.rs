@@ -32,7 +32,7 @@ struct Inner {
 
 // SAFETY: a function's handle may be used from every thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above; the driver synchronises calls from several threads.
 unsafe impl Sync for Inner {}
 
 /// The resources and the target of a kernel.

@@ -12,7 +12,8 @@ use crate::call::call;
 use crate::graph::keep;
 use crate::{Device, Error, Result, Stream, device};
 
-/// The size of a grid, a block or a cluster along three axes. Conversions set the axes that are not given to 1.
+/// The size of a grid, a block or a cluster along three axes. Conversions from fewer than three numbers set the other
+/// axes to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim {
     /// The size along the first axis, along which the index of a thread varies fastest.
@@ -131,9 +132,13 @@ impl LaunchConfig {
         self
     }
 
-    /// Returns an error if a size of the grid or the block is 0, if a size, the number of threads in a block or the
-    /// dynamic shared memory exceeds its limit, or if the grid does not consist of whole clusters. The caller checks that
-    /// the driver and the device support the attributes. The driver checks the size of a cluster.
+    /// Returns an error in these cases:
+    /// - A size of the grid or the block is 0 or exceeds its limit.
+    /// - The number of threads in a block, or the dynamic shared memory of a block, exceeds its limit.
+    /// - The grid does not consist of whole clusters.
+    ///
+    /// The caller checks that the driver and the device support the attributes. The driver checks the size of a
+    /// cluster.
     fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
         let kernel = || function.name().to_owned();
         for (what, found, (limit_name, limit)) in [
@@ -147,13 +152,19 @@ impl LaunchConfig {
             if found == 0 {
                 return Err(LaunchError::Zero { kernel: kernel(), what }.into());
             }
-            within(function, what, found.into(), limit.into(), limit_name)?;
+            check_limit(function, what, found.into(), limit.into(), limit_name)?;
         }
         let threads = [self.block.x, self.block.y, self.block.z].into_iter().map(u64::from);
         let threads = threads.fold(1, u64::saturating_mul);
         let most = function.max_threads().into();
-        within(function, "threads of a block", threads, most, "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")?;
-        within(
+        check_limit(
+            function,
+            "threads of a block",
+            threads,
+            most,
+            "CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK",
+        )?;
+        check_limit(
             function,
             "dynamic shared bytes of a block",
             self.shared_bytes.into(),
@@ -174,7 +185,7 @@ impl LaunchConfig {
     }
 }
 
-fn within(
+fn check_limit(
     function: &Function,
     what: &'static str,
     found: u64,
@@ -311,7 +322,7 @@ impl Stream {
             (true, _) => {
                 self.api().require(Feature::LAUNCH_ATTRIBUTES)?;
                 if config.cluster.is_some() {
-                    refuse_without_clusters(function)?;
+                    require_clusters(function)?;
                 }
                 let mut attributes = attributes(config);
                 let config = CUlaunchConfig {
@@ -334,7 +345,7 @@ impl Stream {
     }
 }
 
-fn refuse_without_clusters(function: &Function) -> Result<()> {
+fn require_clusters(function: &Function) -> Result<()> {
     let device = function.context().device();
     if device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH)? != 0 {
         return Ok(());

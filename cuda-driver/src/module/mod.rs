@@ -130,7 +130,7 @@ struct Inner {
 
 // SAFETY: a module's handle may be used from every thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above; the driver synchronises calls from several threads.
 unsafe impl Sync for Inner {}
 
 impl Module {

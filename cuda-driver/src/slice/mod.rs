@@ -35,8 +35,8 @@
 //!
 //! A call that enqueues a use of a slice on another stream makes the two streams wait for each other: the using stream
 //! waits for all earlier work of the slice's stream, and the slice's stream waits for the use. Calls on a slice
-//! therefore take effect in the order in which they are made. Such a call costs one event, and one more for each other
-//! stream that its slices belong to. Where this cost matters, use a slice only on its own stream.
+//! therefore take effect in the order in which they are made. Such a call records one event on its own stream, and one
+//! on each other stream that its slices belong to. Where this cost matters, use a slice only on its own stream.
 //!
 //! This crate does not order raw work that uses the address of a slice
 //! ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]). The caller orders such
@@ -44,7 +44,7 @@
 //!
 //! # Host memory
 //! - Copies from and to plain host slices return when they are done.
-//! - Copies from and to a [`PinnedSlice`] return when they are enqueued. The pinned slice remembers the event of each
+//! - Copies from and to a [`PinnedSlice`] return when they are enqueued. The pinned slice stores an event for each
 //!   copy. Host access and `drop` wait for these events.
 //!
 //! # Captures
@@ -64,11 +64,11 @@
 //! If this crate cannot find out when a use ends, it never frees the memory, and host access to a pinned slice is an
 //! error. Forgetting any value ([`std::mem::forget`]) only leaks memory.
 //!
-//! One such case is a race of threads: while one thread enqueues work on a stream, another thread begins a capture of
-//! the stream with [`Stream::begin_capture`](crate::Stream::begin_capture), or makes it wait for an event while such a
-//! capture is open. The work may then be part of a graph, and the call returns
-//! [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread at a time uses.
-//! Such a race with a capture that another library began is not detected.
+//! One such case is a race of threads. One thread enqueues work on a stream. Meanwhile another thread begins a capture
+//! of that stream with [`Stream::begin_capture`](crate::Stream::begin_capture), or makes the stream join such a capture
+//! through an event. The work may then be part of a graph, and the call returns
+//! [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread at a time
+//! uses. Such a race with a capture that another library began is not detected.
 
 /// Defines the methods that report the length of a slice or view, from its field `len` and its parameter `T`.
 macro_rules! length_methods {

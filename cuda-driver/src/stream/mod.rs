@@ -68,7 +68,7 @@ enum Owner {
 
 // SAFETY: a stream's handle may be used on every thread.
 unsafe impl Send for Inner {}
-// SAFETY: as above; the driver locks what it shares between threads.
+// SAFETY: as above; the driver synchronises calls from several threads.
 unsafe impl Sync for Inner {}
 
 /// Weak references to streams, and the length of the list at which it is cleaned up next. A clean-up removes the

@@ -25,7 +25,7 @@ impl HandleTypes {
         if let Some(granted) = lock().get(&device.ordinal()) {
             return Ok(*granted);
         }
-        // The lock is not held here, because a call of the driver may wait for other threads.
+        // The lock is not held here, because a call to the driver may wait for other threads.
         let granted = match fabric_goes_round(context) {
             Ok(true) => Self::POSIX_FD | Self::FABRIC,
             Err(error) if error.is_out_of_memory() => return Err(error),

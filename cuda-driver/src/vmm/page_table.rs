@@ -94,7 +94,7 @@ impl PageTable {
         Ok(ptr)
     }
 
-    /// Sets the access of devices to `bytes` bytes from byte `offset` on, by one call of the driver. The range must
+    /// Sets the access of devices to `bytes` bytes from byte `offset` on, by one call to the driver. The range must
     /// consist of whole pages without holes.
     ///
     /// # Errors
@@ -104,9 +104,8 @@ impl PageTable {
         self.reservation.set_access(offset, bytes, devices)
     }
 
-    /// Unmaps the pages in `bytes` bytes from byte `offset` on, by one call of the driver. The range must consist of
-    /// whole pages without holes. The call does not wait: the caller ensures that no work uses the addresses any
-    /// more.
+    /// Unmaps the pages in `bytes` bytes from byte `offset` on, by one call to the driver. The range must consist of
+    /// whole pages without holes. The call does not wait: the caller ensures that no work uses the addresses any more.
     ///
     /// # Errors
     /// [`Error::NotPages`] if the range does not consist of whole pages without holes; nothing has changed then.

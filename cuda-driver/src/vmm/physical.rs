@@ -51,8 +51,9 @@ fn no_fabric(error: Error) -> Error {
 
 /// Pages of a device's memory. They have no address until they are mapped.
 ///
-/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone releases the
-/// driver's handle. Exported file descriptors, and the memory that other processes have opened, still keep the pages.
+/// This is a handle, cheap to clone. Each [`Mapping`](super::Mapping) and [`PageTable`](super::PageTable) of it holds a
+/// clone. Dropping the last clone releases the driver's handle. Exported file descriptors, and the memory that other
+/// processes have opened, still keep the pages.
 #[derive(Clone)]
 pub struct PhysicalMemory {
     inner: Arc<Inner>,

@@ -41,7 +41,8 @@ impl Access {
 
 /// A reserved range of addresses, in which physical memory can be mapped.
 ///
-/// This is a handle, cheap to clone. Mappings and page tables hold a clone. Dropping the last clone frees the range.
+/// This is a handle, cheap to clone. Each [`Mapping`] and [`PageTable`](super::PageTable) of it holds a clone. Dropping
+/// the last clone frees the range.
 #[derive(Clone)]
 pub struct Reservation {
     inner: Arc<Inner>,
