@@ -92,8 +92,8 @@ unsafe impl dynload::Table for Table {
         // SAFETY: both `ask` and `by_name` return the driver's function in the declared revision, or no address.
         unsafe {
             Self::from_addresses(|function| {
-                // `cuGetProcAddress` itself is resolved by its symbol. It is an exception to the rule above: a request
-                // for its first revision may return the second one.
+                // `cuGetProcAddress` itself is resolved by its symbol: a request for the release of its first revision
+                // may return its second revision.
                 let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
                 let answer = if is_asked { ask(&entry_points, function) } else { None };
                 answer.unwrap_or_else(|| by_name(symbol, function.name))

@@ -53,7 +53,7 @@ features! {
     MULTICAST: ["cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem", "cuMulticastUnbind"];
     /// Exporting an address range as a handle, such as a DMA-BUF descriptor (11.7).
     DMA_BUFFER_EXPORT: ["cuMemGetHandleForAddressRange"];
-    /// Launches with attributes: clusters, programmatic serialisation (11.8).
+    /// Launches with attributes, for example cluster dimensions or programmatic stream serialization (11.8).
     // Drivers resolve the function from 11.6 on, but headers declare it and its attributes only from 11.8 on.
     LAUNCH_ATTRIBUTES: ["cuLaunchKernelEx"] since (11, 8, 0);
     /// Sharing events, but not memory, between processes by IPC handles (4.1).
@@ -79,7 +79,8 @@ features! {
     ATTRIBUTED_COPIES: ["cuMemcpyWithAttributesAsync", "cuMemcpy3DWithAttributesAsync"];
     /// Decompression by the device's engine (12.6).
     DECOMPRESSION: ["cuMemBatchDecompressAsync"];
-    /// Making the writes of other devices to the GPU's memory (GPUDirect RDMA) visible (11.3).
+    /// Waiting until other devices' writes to a GPU's memory (GPUDirect RDMA) are visible on that GPU, or on all GPUs
+    /// (11.3).
     RDMA_FLUSH: ["cuFlushGPUDirectRDMAWrites"];
     /// Querying the graph that a stream is captured into, and querying and changing the nodes on which the next
     /// captured node depends (11.3).
@@ -93,7 +94,7 @@ features! {
         "cuUserObjectCreate", "cuUserObjectRetain", "cuUserObjectRelease", "cuGraphRetainUserObject",
         "cuGraphReleaseUserObject",
     ];
-    /// Allocation and release as nodes of a graph (11.4).
+    /// Allocating and freeing memory as nodes of a graph (11.4).
     GRAPH_MEMORY_NODES: [
         "cuGraphAddMemAllocNode", "cuGraphAddMemFreeNode", "cuDeviceGraphMemTrim",
         "cuDeviceGetGraphMemAttribute",
@@ -190,8 +191,8 @@ features! {
         "cuLogicalEndpointCreate", "cuLogicalEndpointDestroy", "cuLogicalEndpointExport",
         "cuLogicalEndpointImport", "cuLogicalEndpointBindMem", "cuLogicalEndpointUnbind",
     ];
-    /// Cliques and clusters that a device belongs to (13.4).
+    /// Querying the fabric cliques and the fabric cluster that a device belongs to (13.4).
     FABRIC_TOPOLOGY: ["cuDeviceGetCliqueCount", "cuDeviceGetCliqueInfo", "cuDeviceGetFabricClusterUuid"];
-    /// Copies over the fabric (13.5).
+    /// Batches of copies over the fabric, whose sources and destinations are addresses or logical endpoints (13.5).
     FABRIC_COPIES: ["cuFabricCpyBatchAsync"];
 }
