@@ -73,7 +73,7 @@ macro_rules! features {
 
         impl $Feature {
             /// Returns the first release that has all of these features, or 0.0 if no feature is set. This does not
-            /// consider known faults: the release may be one of [`known_bad`](Self::known_bad).
+            /// consider known faults: the release may be in a range of [`known_bad`](Self::known_bad).
             pub fn since(self) -> $crate::Version {
                 let library = <$Table as $crate::Table>::LIBRARY;
                 let needed = $crate::Features::requirements(self).map(|needs| needs.needed(library));
