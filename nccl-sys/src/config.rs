@@ -114,6 +114,11 @@ impl ncclConfig_t {
     }
 }
 
+/// Returns the [`Item`] for the field of [`ncclConfig_t`] with this name in C.
+pub(crate) fn item(field: &'static str) -> Item {
+    Item::Field { structure: "ncclConfig_t", field }
+}
+
 impl Api {
     /// Returns a configuration for this library that leaves every field to NCCL.
     pub fn config(&self) -> ncclConfig_t {
@@ -123,12 +128,7 @@ impl Api {
     /// Returns the fields set in `config` that this library silently ignores, because it is older than the fields.
     pub fn ignored(&self, config: &ncclConfig_t) -> Vec<Missing> {
         let ignored = config.ignored_by(self.version());
-        ignored
-            .map(|field| {
-                let item = Item::Field { structure: "ncclConfig_t", field: field.name };
-                self.lacks(item, field.since, Why::TooOld)
-            })
-            .collect()
+        ignored.map(|field| self.lacks(item(field.name), field.since, Why::TooOld)).collect()
     }
 }
 

@@ -10,7 +10,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Api, Item, Missing, Override, Version, ncclConfig_t, ncclHostCftMode_t, ncclNvlsHostMode_t, overrides,
+    Api, Missing, Override, Version, config::item, ncclConfig_t, ncclHostCftMode_t, ncclNvlsHostMode_t,
+    overrides,
 };
 
 /// NCCL's upper limit for the number of thread blocks (CTAs) of a kernel, and for the number of channels.
@@ -90,8 +91,8 @@ fn list(missing: &[Missing]) -> String {
 /// for ignored in config.ignored() {
 ///     eprintln!("{ignored}");
 /// }
-/// for winner in config.overrides() {
-///     eprintln!("{winner}");
+/// for setting in config.overrides() {
+///     eprintln!("{setting}");
 /// }
 ///
 /// let (mut raw, mut comm) = (config.raw(), std::ptr::null_mut());
@@ -200,7 +201,8 @@ impl ConfigBuilder {
         self.number("nChannelsPerNetPeer", channels, 1..=MAX_CHANNELS, |raw| &mut raw.nChannelsPerNetPeer)
     }
 
-    /// Sets whether scheduling favours the use of NVLink (`nvlinkCentricSched`). Since NCCL 2.28.
+    /// Sets whether NCCL launches its kernels with the attribute `CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING`,
+    /// which asks the device to schedule them for high use of NVLink (`nvlinkCentricSched`). Since NCCL 2.28.
     pub fn nvlink_centric(self, enable: bool) -> Self {
         self.set(|raw| raw.nvlinkCentricSched = enable.into())
     }
@@ -292,7 +294,7 @@ impl ConfigBuilder {
         let mut ignored = api.ignored(&raw);
         // A library before 2.14 has no `blocking` field, and all its communicators are blocking. So the value 1 has its
         // effect there, and is not reported as ignored.
-        ignored.retain(|missing| !(raw.blocking == 1 && missing.item == blocking()));
+        ignored.retain(|missing| !(raw.blocking == 1 && missing.item == item("blocking")));
         Ok(Config { raw, ignored, release: api.version(), _strings: strings })
     }
 
@@ -340,10 +342,6 @@ impl ConfigBuilder {
     }
 }
 
-fn blocking() -> Item {
-    Item::Field { structure: "ncclConfig_t", field: "blocking" }
-}
-
 /// Returns an error for a value that this release refuses or silently replaces. Checks only fields that the release
 /// reads; [`Api::ignored`](crate::Api::ignored) lists the others.
 fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
@@ -368,8 +366,8 @@ fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
 /// A configuration for the library that it was built for, with the strings that it points to.
 ///
 /// NCCL keeps the address of `commName` for the life of the communicator. So **keep this value until every communicator
-/// that was made with it is destroyed or aborted**, and also every child communicator that inherited its settings.
-/// Clones share the strings, so keeping any one of them is enough.
+/// that was made with it, and every child that inherited its settings, is destroyed or aborted**. Clones share the
+/// strings, so keeping any one of them is enough.
 #[derive(Debug, Clone)]
 pub struct Config {
     raw: ncclConfig_t,
@@ -395,8 +393,8 @@ impl Config {
         &self.ignored
     }
 
-    /// Returns the environment variables that override fields set here, as [`overrides`] does for all fields. They
-    /// come from this process's environment and from NCCL's configuration files, and NCCL prefers them to the fields.
+    /// Returns the settings in this process's environment and in NCCL's configuration files that override fields set
+    /// here. [`overrides`] returns those for all fields.
     pub fn overrides(&self) -> Vec<Override> {
         let mut found = overrides(self.release);
         found.retain(|found| self.raw.sets(found.field));

@@ -40,8 +40,8 @@ pub struct Override {
     pub field: &'static str,
     /// The name of the variable.
     pub variable: &'static str,
-    /// The variable's value, as text. NCCL may ignore a value that is not valid for the field, and then keeps the
-    /// field.
+    /// The variable's value, as text. If it is not valid for the field, NCCL may ignore it and use the value in the
+    /// structure.
     pub value: OsString,
     /// The file that sets the variable, such as `/etc/nccl.conf`; `None` if the process's environment sets it.
     pub file: Option<PathBuf>,

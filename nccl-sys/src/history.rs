@@ -2,7 +2,7 @@
 //! value that this crate declares. For each structure: its size in every release.
 //!
 //! The tables are generated. Layouts and values come from the newest headers, and releases from a comparison of the
-//! headers of all releases from 2.13.4 on. What is older is dated 2.13.4.
+//! headers of all releases from 2.13.4 on. Anything older is listed as added in 2.13.4.
 
 use crate::{STRUCTURES, Version};
 
@@ -59,7 +59,7 @@ impl Structure {
 }
 
 /// Returns the size of `F` in bytes. `_field` is never called: it only lets the compiler infer `F`.
-pub(crate) const fn pointee<S, F>(_field: fn(*const S) -> *const F) -> usize {
+pub(crate) const fn pointee_size<S, F>(_field: fn(*const S) -> *const F) -> usize {
     size_of::<F>()
 }
 
@@ -84,7 +84,7 @@ macro_rules! structures {
                     since: release!(($($since)+)),
                     offset: core::mem::offset_of!(crate::$name, $($field).+),
                     // SAFETY: the closure is never called; only the type of its result matters.
-                    size: crate::history::pointee(|this: *const crate::$name| unsafe {
+                    size: crate::history::pointee_size(|this: *const crate::$name| unsafe {
                         &raw const (*this).$($field).+
                     }),
                 },)*],
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nameless_parts_field_is_told_by_its_path() {
+    fn a_field_of_an_unnamed_structure_is_named_by_its_path() {
         let extension = Structure::named("ncclConfigExt").unwrap();
         let field = extension.fields.iter().find(|field| field.name == "key.optionId").unwrap();
         assert_eq!((field.offset, field.size), (12, 4));

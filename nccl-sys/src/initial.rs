@@ -62,7 +62,7 @@ impl Default for ncclEncryptionConfig_t {
 
 impl Default for ncclDevCommRequirements {
     /// The values of `NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER`, with the newest size and version. An older library
-    /// refuses this structure: use [`for_release`](Self::for_release) for it.
+    /// refuses the newest version: for such a library use [`for_release`](Self::for_release).
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -97,8 +97,9 @@ impl Default for ncclDevCommRequirements {
 }
 
 impl Default for ncclCommProperties {
-    /// The values of `NCCL_COMM_PROPERTIES_INITIALIZER`, for NCCL to fill in, with the newest size and version. An
-    /// older library refuses this structure: use [`for_release`](Self::for_release) for it.
+    /// The values of `NCCL_COMM_PROPERTIES_INITIALIZER`, with the newest size and version. `ncclCommQueryProperties`
+    /// sets the other fields. An older library refuses the newest version: for such a library use
+    /// [`for_release`](Self::for_release).
     fn default() -> Self {
         Self {
             size: size_of::<Self>(),

@@ -1,8 +1,8 @@
 //! Finds NCCL in the folders of Python's package managers, which the system's loader does not search.
 //!
 //! `Api::load` does not search these folders. [`Api::load_with_python`](crate::Api::load_with_python) does.
-//! [`candidates`](crate::candidates) lists the files in them, and so does [`libraries`], whose paths
-//! [`Api::load_from`](crate::Api::load_from) can load. A program that runs in one process with PyTorch needs the same
+//! [`libraries`] returns the paths of NCCL in these folders, for [`Api::load_from`](crate::Api::load_from).
+//! [`candidates`](crate::candidates) lists them too. A program that runs in one process with PyTorch needs the same
 //! copy as PyTorch, since two copies in a process do not share state.
 
 use std::ffi::OsStr;
@@ -23,10 +23,10 @@ const WHEEL: &str = "nvidia/nccl/lib";
 
 /// Time limit for an interpreter to print its search path. It usually takes tens of milliseconds, and more from a
 /// slow disk.
-const PATIENCE: Duration = Duration::from_secs(5);
+const INTERPRETER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval between checks for the exit of an interpreter that has closed its output.
-const PACE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Returns NCCL's files in Python environments, with symbolic links resolved: first those of wheels in the
 /// [`package_folders`], then that of conda's package.
@@ -51,7 +51,7 @@ pub fn libraries() -> Vec<PathBuf> {
 pub fn package_folders() -> Vec<PathBuf> {
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(prefix);
     let mut folders = Vec::new();
-    for folder in environments.flat_map(|prefix| folders_of(&prefix)).chain(searched()) {
+    for folder in environments.flat_map(|prefix| folders_of(&prefix)).chain(search_path()) {
         if folder.is_dir() && !folders.contains(&folder) {
             folders.push(folder);
         }
@@ -79,9 +79,9 @@ fn folders_of(prefix: &Path) -> Vec<PathBuf> {
 }
 
 /// Returns the absolute folders in the interpreter's search path; none if no interpreter answers.
-fn searched() -> Vec<PathBuf> {
+fn search_path() -> Vec<PathBuf> {
     const ASK: &str = r#"import os, sys; sys.stdout.buffer.write(b"\0".join(map(os.fsencode, sys.path)))"#;
-    let ask = |interpreter| said(Command::new(interpreter).args(["-c", ASK]), PATIENCE);
+    let ask = |interpreter| output_of(Command::new(interpreter).args(["-c", ASK]), INTERPRETER_LIMIT);
     let answer = ["python3", "python"].into_iter().find_map(ask).unwrap_or_default();
     let folders = answer.split(|byte| *byte == 0).map(|folder| PathBuf::from(OsStr::from_bytes(folder)));
     // The search path lists the current folder as an empty name, which is left out.
@@ -90,7 +90,7 @@ fn searched() -> Vec<PathBuf> {
 
 /// Returns the standard output of a program; `None` if the program cannot be started or fails. Kills a program that
 /// has not ended within `limit`, and returns `None` for it.
-fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
+fn output_of(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     let mut child = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
     let mut stdout = child.stdout.take()?;
@@ -109,7 +109,7 @@ fn said(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
             if let Some(status) = child.try_wait().ok()? {
                 return status.success().then_some(text);
             }
-            thread::sleep(PACE);
+            thread::sleep(POLL_INTERVAL);
         }
     }
     let _ = child.kill();
@@ -131,15 +131,15 @@ mod tests {
     fn a_program_that_hangs_is_not_waited_for() {
         // A program that closed its output, or whose child holds the pipe open, is not waited for either.
         for script in ["exec sleep 1000", "exec sleep 1000 >&-", "sleep 3 & sleep 3"] {
-            assert_eq!(said(&mut shell(script), Duration::from_millis(50)), None, "{script}");
+            assert_eq!(output_of(&mut shell(script), Duration::from_millis(50)), None, "{script}");
         }
     }
 
     #[test]
     fn what_a_program_prints_comes_whole_if_it_succeeds() {
-        let long = said(&mut shell("head -c 300000 /dev/zero"), Duration::from_secs(60));
+        let long = output_of(&mut shell("head -c 300000 /dev/zero"), Duration::from_secs(60));
         assert_eq!(long.map(|text| text.len()), Some(300_000));
-        assert_eq!(said(&mut shell("echo no; exit 3"), Duration::from_secs(60)), None);
-        assert_eq!(said(&mut Command::new("/nowhere/python3"), Duration::from_secs(60)), None);
+        assert_eq!(output_of(&mut shell("echo no; exit 3"), Duration::from_secs(60)), None);
+        assert_eq!(output_of(&mut Command::new("/nowhere/python3"), Duration::from_secs(60)), None);
     }
 }

@@ -32,7 +32,7 @@ pub enum Meaning {
     Undefined(u32),
 }
 
-/// The codes, their meanings, and the releases that first give them.
+/// Each code with its meaning, and the first release in which it has that meaning.
 const MEANINGS: &[(ncclResult_t, Meaning, Version)] = &[
     (ncclResult_t::ncclSuccess, Meaning::Success, Version::new(2, 0, 0)),
     (ncclResult_t::ncclUnhandledCudaError, Meaning::UnhandledCudaError, Version::new(2, 0, 0)),
