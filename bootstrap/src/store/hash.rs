@@ -48,8 +48,8 @@ impl Default for Shared {
 #[derive(Debug, Default)]
 struct State {
     table: Table,
-    /// The client id that was used last. Each request to the table uses a new one.
-    clients: ClientId,
+    /// The client id that was used last. Each request to the table uses a new id.
+    last_client: ClientId,
     /// The clients whose wait has ended in the table, but whose thread has not noticed it yet.
     woken: HashSet<ClientId>,
 }
@@ -94,8 +94,8 @@ impl State {
     /// Serves the first request of a new client. Returns the client's id and the reply. The reply is `None` if the
     /// request has none, or if the client now waits.
     fn join(&mut self, request: Request) -> Result<(ClientId, Option<Reply>)> {
-        self.clients += 1;
-        let client = self.clients;
+        self.last_client += 1;
+        let client = self.last_client;
         let mut replies = Vec::new();
         self.table.apply(client, request, &mut replies)?;
         Ok((client, self.note(client, replies)))
@@ -170,8 +170,8 @@ impl Store for HashStore {
             }
             match reply? {
                 None => {}
-                // The queue is empty, and its name is also a key. A wait for that name ends at once, so the queue
-                // is polled.
+                // The queue is empty, but a key with its name exists. So the wait ended at once, and would do so again:
+                // wait for `PAUSE` instead.
                 Some(Some(Reply::Popped(None))) => {
                     let left = deadline.remaining();
                     if left.is_zero() {

@@ -54,11 +54,10 @@ impl std::fmt::Debug for PrefixStore {
 }
 
 impl Store for PrefixStore {
-    /// Counts the keys under the prefix by listing all keys of the other store. (PyTorch's `PrefixStore` counts all of
-    /// them.)
     fn call(&self, mut request: Request) -> Result<Option<Reply>> {
         match request {
             Request::ListKeys => Ok(Some(Reply::Keys(self.keys()?))),
+            // Counts only the keys under the prefix. PyTorch's `PrefixStore` counts all keys of the other store.
             Request::NumKeys => Ok(Some(Reply::Integer(self.keys()?.len() as i64))),
             _ => {
                 request.for_each_key(|key| self.add_prefix(key));

@@ -1,6 +1,6 @@
 //! Malicious clients. The work of each step of the server is bounded. A client with a small request is answered in the
 //! step in which it asks, however much work is left for the others. Work is counted in units
-//! ([`ServerLimits::turn`]). Time is not measured, except for a limit that only a server with quadratic work reaches.
+//! ([`ServerLimits::tick`]). Time is not measured, except for a limit that only a server with quadratic work reaches.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -387,7 +387,7 @@ proptest! {
     /// The limits on the work of a step change neither a client's replies nor the reason why its connection is closed.
     #[test]
     fn turns_change_no_answer(
-        requests in vec(any_list(), 1..20), turn in 0..60usize, at_once in 0..60usize,
+        requests in vec(any_list(), 1..20), tick in 0..60usize, at_once in 0..60usize,
     ) {
         let answers = |server: Server| {
             let mut siege = Siege { server, ..Siege::new(ServerLimits::default()) };
@@ -405,7 +405,7 @@ proptest! {
             // connection stays open.
             (siege.taken(1).into_iter().filter(|_| siege.closed.is_empty()).collect::<Vec<_>>(), siege.closed)
         };
-        let small = ServerLimits { turn, at_once, ..ServerLimits::default() };
+        let small = ServerLimits { tick, at_once, ..ServerLimits::default() };
         prop_assert_eq!(answers(Server::new(small)), answers(Server::default()));
     }
 }

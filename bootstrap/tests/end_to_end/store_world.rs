@@ -170,9 +170,9 @@ impl World {
             history: Vec::new(),
         };
         if world.random.one_in(2) {
-            // In half of the runs, the server does little work per turn, so that it serves requests in pieces.
-            let [turn, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
-            world.server = Server::new(ServerLimits { turn, at_once, ..limits() });
+            // In half of the runs, the server does little work per tick, so that it serves requests in pieces.
+            let [tick, at_once] = [(); 2].map(|()| 1 + world.random.below(24));
+            world.server = Server::new(ServerLimits { tick, at_once, ..limits() });
         }
         world.weights = std::array::from_fn(|_| [0, 1, 1, 4][world.random.below(4)]);
         for rank in 0..ranks {
@@ -195,7 +195,7 @@ impl World {
         self.next
     }
 
-    /// Runs one random step: delivers bytes, gives the server a turn, begins an operation, lets time pass, breaks a
+    /// Runs one random step: delivers bytes, gives the server a tick, begins an operation, lets time pass, breaks a
     /// connection, or connects a stranger. Some steps do nothing.
     pub(crate) fn step(&mut self) {
         self.now.step += 1;
@@ -284,7 +284,7 @@ impl World {
         }
     }
 
-    /// Delivers some bytes on a random connection, or gives the server a turn. Does nothing if there is neither.
+    /// Delivers some bytes on a random connection, or gives the server a tick. Does nothing if there is neither.
     fn deliver_some(&mut self) {
         if self.is_busy() && self.random.one_in(2) {
             return self.serve(server::Input::Tick);

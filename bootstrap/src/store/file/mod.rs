@@ -194,7 +194,7 @@ impl Store for FileStore {
                     return Ok(Err(missing));
                 }
                 match request.clone().map(|request| log.serve(request)).transpose()? {
-                    // The queue is empty, and its name is also a key. The wait is for the queue, so it goes on.
+                    // The queue is empty, but a key with its name exists. The wait is for an element, so it goes on.
                     Some(Some(Reply::Popped(None))) => Ok(Err(keys.iter().map(|key| text(key)).collect())),
                     reply => Ok(Ok(reply.flatten())),
                 }

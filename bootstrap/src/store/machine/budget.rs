@@ -28,9 +28,9 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Makes the budget of one `Input::Tick`, which several clients share. The first piece of work may exceed the
-    /// limit, so that every tick makes progress.
-    pub(super) fn turn(limit: usize) -> Self {
+    /// Makes the budget of one `Input::Tick`, which the turns of all clients in that tick share. The first piece of work
+    /// may exceed the limit, so that every tick makes progress.
+    pub(super) fn tick(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: true }
     }
 
@@ -42,7 +42,7 @@ impl Budget {
 
     /// Makes a budget without a limit.
     pub(super) fn unlimited() -> Self {
-        Self::turn(usize::MAX)
+        Self::tick(usize::MAX)
     }
 
     /// Returns true if an indivisible piece of work of this many units may begin.

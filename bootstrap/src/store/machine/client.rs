@@ -74,8 +74,8 @@ pub enum Output {
     /// Send bytes to the server.
     Send(Vec<u8>),
     /// The greeting or the call has ended, or the input was refused with [`Failure::Busy`]. A successful greeting gives
-    /// `None`; [`Call`] says what a call gives. After a [`Failure`] other than `TimedOut` and `Busy`, the connection is
-    /// unusable.
+    /// `None`. For the result of a call, see [`Call`]. After a [`Failure`] other than `TimedOut` and `Busy`, the
+    /// connection is unusable.
     Done(Result<Option<Reply>, Failure>),
 }
 

@@ -1,4 +1,4 @@
-//! Memory overhead of objects, in bytes: what they take in addition to their contents.
+//! Memory overhead of objects, in bytes: the memory that they take in addition to their contents.
 //!
 //! The constants are upper bounds. They allow for the allocator's headers and rounding, half-empty nodes of trees, and
 //! vectors that have just doubled their capacity.

@@ -172,7 +172,7 @@ impl Server {
         self.most
     }
 
-    /// Returns the work done so far, in the units of [`ServerLimits::turn`].
+    /// Returns the work done so far, in the units of [`ServerLimits::tick`].
     pub fn work(&self) -> u64 {
         self.work
     }
@@ -279,7 +279,7 @@ impl Server {
     /// Gives turns to clients with work left, until no work is left, or the budget of one tick is spent or too small
     /// for the next piece of work.
     fn tick(&mut self, outputs: &mut Vec<Output>) {
-        let mut budget = Budget::turn(self.limits.turn.max(1));
+        let mut budget = Budget::tick(self.limits.tick.max(1));
         self.woken.clear();
         while !budget.is_spent()
             && let Some(id) = self.turns.first()

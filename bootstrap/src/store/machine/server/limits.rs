@@ -19,11 +19,12 @@ pub struct ServerLimits {
     pub clients: usize,
     /// The longest time from the start of a connection to the end of its greeting.
     pub greeting: Duration,
-    /// The most work in one [`Input::Tick`](super::Input::Tick), in units: looking up a key, receiving a string, or copying 1 KiB is about
-    /// one unit. A single piece of work may exceed it. This limit bounds the time for which a tick delays a small
-    /// request of another client.
-    pub turn: usize,
-    /// About the most work in one [`Input::Received`](super::Input::Received), in the units of `turn`. The rest is left for later.
+    /// The most work in one [`Input::Tick`](super::Input::Tick), in units: looking up a key, receiving a string, or
+    /// copying 1 KiB is about one unit. A single piece of work may exceed it. This limit bounds the time for which a
+    /// tick delays a small request of another client.
+    pub tick: usize,
+    /// About the most work in one [`Input::Received`](super::Input::Received), in the units of `tick`. The rest is left
+    /// for later.
     pub at_once: usize,
 }
 
@@ -37,7 +38,7 @@ impl Default for ServerLimits {
             clients: 1 << 16,
             greeting: Duration::from_secs(1),
             // The work of copying a value of the largest size.
-            turn: 8 << 10,
+            tick: 8 << 10,
             // If 1,000 clients send requests at the same time, they delay another client by at most about 50 ms.
             at_once: 256,
         }

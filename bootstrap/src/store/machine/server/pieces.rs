@@ -63,7 +63,7 @@ impl Server {
     /// Returns the most keys of a piece: half of the units of a tick, because a key may take two units, but at least
     /// one.
     fn most_keys(&self) -> usize {
-        (self.limits.turn / 2).max(1)
+        (self.limits.tick / 2).max(1)
     }
 
     /// Serves a request that is one piece.
@@ -130,7 +130,7 @@ impl Server {
             let size = self.table.value_size(key);
             // The key is looked up twice: here for its size, and below for its value.
             let more = 2 + copying(size);
-            if count > 0 && work + more > self.limits.turn {
+            if count > 0 && work + more > self.limits.tick {
                 break;
             }
             (count, work, bytes) = (count + 1, work + more, bytes + size);
