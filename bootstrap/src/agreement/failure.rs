@@ -69,7 +69,7 @@ pub enum Failure {
     },
     /// Members have different member lists.
     Members {
-        /// The list of the first member that came, and the list of the member that found the difference.
+        /// The list that was stored first, and the list of the member that found the difference.
         lists: ValuesByRank<Vec<u32>>,
     },
     /// Members have different generations of the object: they have created it a different number of times.
@@ -89,7 +89,7 @@ pub enum Failure {
         /// The rank.
         rank: u32,
     },
-    /// A rank has left the agreement by [`leave`](super::leave), or has ended the object that the members agree on.
+    /// A rank has left the agreement by [`leave`](super::leave), or has ended the object that the agreement is about.
     Left {
         /// The rank.
         rank: u32,

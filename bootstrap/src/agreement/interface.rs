@@ -15,14 +15,14 @@ use crate::wire::Malformed;
 /// none of these agreements can complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, which is the prefix of its keys. Use a name only once: build it from the object's
-    /// name, the object's generation and the number of the call.
+    /// The name of the agreement, which is the prefix of its keys. Use a name only once: build it from the name of the
+    /// object that the agreement is about, the object's generation, and the number of the call.
     pub name: String,
     /// The rank of this member in the job, one of `members`.
     pub rank: u32,
     /// All members, as ranks of the job, in the same order on every member.
     pub members: Vec<u32>,
-    /// The generation of the object that the members agree on: how many times this rank has created the object.
+    /// The generation of the object that the agreement is about: how many times this rank has created the object.
     pub generation: u64,
     /// The longest time, from the start of the agreement, that this member waits for the records of the others. It also
     /// limits the retries of failed requests, except that they go on for at least 5 s. The limits of actions and

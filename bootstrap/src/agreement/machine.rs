@@ -6,7 +6,7 @@
 //! | phase | what happens | limit |
 //! |---|---|---|
 //! | entering | the member publishes the agreement that it waits in | no wait |
-//! | comparing | it compares its member list with that of the first member that came | no wait |
+//! | comparing | it compares its member list with the list that was stored first | no wait |
 //! | rejecting | if the lists differ, or another process has posted as its rank: it proposes a failure | no wait |
 //! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
 //! | tracing | if its patience has ended and records are missing: it searches for a circular wait | no wait |
@@ -43,7 +43,7 @@ use crate::wire::Message;
 enum Phase<P: Protocol> {
     Begin,
     Entering,
-    /// Comparing the member list with that of the first member.
+    /// Comparing the member list with the list that was stored first.
     Comparing,
     /// Voting on the records or, if there is a plan, on the outcomes of its action.
     Voting(Vote, Option<P::Plan>),
@@ -58,7 +58,7 @@ enum Phase<P: Protocol> {
     },
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
     /// Proposing this failure because the member cannot take part: another process has posted as its rank, or its
-    /// member list differs from that of the first member.
+    /// member list differs from the list that was stored first.
     Rejecting(Failure),
     Done,
 }

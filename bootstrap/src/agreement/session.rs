@@ -83,7 +83,7 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 /// failed, timed out or left. It returns false if the store fails. `act` can poll it to stop early.
 ///
 /// `goes_on` is polled during waits and retries, but not during `act`. It returns an error once the object that the
-/// members agree on has ended on this rank. A wait for the others then ends: the agreement fails with
+/// agreement is about has ended on this rank. A wait for the others then ends: the agreement fails with
 /// [`Failure::Left`] on all members, unless its result is already stored. Retries of a failed request also end, with
 /// [`Ending::InDoubt`].
 ///

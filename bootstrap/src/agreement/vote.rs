@@ -87,7 +87,7 @@ pub enum Answer {
     Result(Vec<u8>),
     /// The time limit of the wait has passed, and the key has no value.
     Expired,
-    /// The wait was stopped, because the object that the members agree on has ended on this rank.
+    /// The wait was stopped, because the object that the agreement is about has ended on this rank.
     Over(Gone),
     /// The store rejected the value of a [`Request::Post`], for example because of its size, and has not stored it.
     Unsent,
@@ -95,7 +95,7 @@ pub enum Answer {
     StoreFailed,
 }
 
-/// The end of the object that the members agree on: for example, a process group that was aborted.
+/// The end of the object that the agreement is about: for example, a process group that was aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     /// The rank that ended the object: this rank, or another one.

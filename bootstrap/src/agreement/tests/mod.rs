@@ -1,5 +1,5 @@
 //! Tests of agreements: orders of the steps of small agreements ([`model`]), random programs ([`seeds`]), single cases
-//! ([`scripted`]), and circular waits and the ranks' lists of agreements ([`circles`]).
+//! ([`scripted`]), and circular waits and the lists of the agreements in which ranks wait ([`circles`]).
 //!
 //! This file tests the encoding, the text and the culprits of failures, the decisions and verdicts of [`sum::Sum`], and
 //! one agreement over a `HashStore`. [`sum`] contains the protocol of all tests.
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use proptest::{collection::vec, prelude::*};
 
-use self::sum::{Sum, seat};
+use self::sum::{Sum, member_of};
 use super::{Absentee, Decision, Failure, Place, Protocol, Report, Spoken, ValuesByRank, Waiting};
 use crate::wire::Message;
 
@@ -53,7 +53,7 @@ fn failure() -> impl Strategy<Value = Failure> {
 
 proptest! {
     #[test]
-    fn failures_survive_the_store(failure in failure()) {
+    fn failures_are_decoded_as_encoded(failure in failure()) {
         prop_assert_eq!(Failure::from_bytes(&failure.to_bytes()), Ok(failure));
     }
 
@@ -97,7 +97,13 @@ fn members_sum_over_a_store() {
     let store = HashStore::new();
     let run = |rank: u32| {
         let act = |_: &u64, _, _: &dyn Fn() -> bool| rank != 7;
-        super::run::<Sum>(&store, seat(rank, 3, Duration::from_secs(60)), u64::from(rank) + 1, act, || Ok(()))
+        super::run::<Sum>(
+            &store,
+            member_of(rank, 3, Duration::from_secs(60)),
+            u64::from(rank) + 1,
+            act,
+            || Ok(()),
+        )
     };
     let all = std::thread::scope(|scope| {
         [0, 1, 2].map(|rank| scope.spawn(move || run(rank))).map(|thread| thread.join().unwrap())
@@ -109,7 +115,7 @@ fn members_sum_over_a_store() {
 }
 
 #[test]
-fn a_verdict_that_asks_for_more_is_obeyed() {
+fn sum_acts_again_on_a_multiple_of_8_and_refuses_0() {
     assert_eq!(
         Sum::judge(&8, &[(0, Report::Outcome(true)), (1, Report::Outcome(true))]),
         Decision::Act { plan: 4 }

@@ -52,7 +52,7 @@ use std::{
 
 use super::{
     super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Memory, Output, Request},
-    sum::{Sum, seat},
+    sum::{Sum, member_of},
 };
 
 /// The faults that the model may inject, and how many of each.
@@ -130,8 +130,8 @@ const NOW: Duration = Duration::ZERO;
 impl World {
     fn new(size: u32, numbers: &[u64], faults: Faults) -> Self {
         let member = |rank: u32| {
-            let seat = seat(rank, size, Duration::from_secs(1));
-            let mut machine = Agreement::new(seat, numbers[rank as usize], rank.into()).unwrap();
+            let own = member_of(rank, size, Duration::from_secs(1));
+            let mut machine = Agreement::new(own, numbers[rank as usize], rank.into()).unwrap();
             let output = machine.begin(NOW);
             State::Running(Box::new(machine), output).hashed()
         };

@@ -11,7 +11,7 @@ use super::{
     super::{
         Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, leave, place, run,
     },
-    sum::{Sum, seat},
+    sum::{Sum, member_of},
 };
 use crate::{
     store::{
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(60);
 type Outcome = std::result::Result<u64, Box<Failed<Sum>>>;
 
 fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
-    run::<Sum>(store, seat(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
+    run::<Sum>(store, member_of(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
 /// Returns the error that `goes_on` returns after `rank` has ended the object.
@@ -57,7 +57,7 @@ fn wait_for_failure(has_failed: &dyn Fn() -> bool) {
 #[test]
 fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
     let store = HashStore::new();
-    let ended = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
+    let ended = run::<Sum>(&store, member_of(0, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
     let late = agree(&store, 1, LONG);
     for outcome in [&ended, &late] {
         assert_eq!(failure(outcome).culprits(), [0], "{outcome:?}");
@@ -69,7 +69,7 @@ fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();
-    let outcome = run::<Sum>(&store, seat(1, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
+    let outcome = run::<Sum>(&store, member_of(1, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
     assert_eq!(failure(&outcome).to_string(), "rank 0 has left: it is dead");
 }
 
@@ -92,8 +92,8 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
         false
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, leaves, || Ok(())));
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, waits, || Ok(()));
+        let other = scope.spawn(|| run::<Sum>(&store, member_of(1, 2, LONG), 3, leaves, || Ok(())));
+        let own = run::<Sum>(&store, member_of(0, 2, LONG), 3, waits, || Ok(()));
         for outcome in [own, other.join().unwrap()] {
             assert_eq!(failure(&outcome).culprits(), [1]);
             assert!(outcome.unwrap_err().has_acted);
@@ -106,7 +106,7 @@ fn a_member_that_leaves_ends_the_waits_before_and_after_the_decision() {
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
         let acts = |_: &u64, _, _: &dyn Fn() -> bool| true;
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, acts, || Ok(()));
+        let own = run::<Sum>(&store, member_of(0, 2, LONG), 3, acts, || Ok(()));
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
     let keys = store.num_keys().unwrap();
@@ -123,8 +123,8 @@ fn the_reason_of_a_failed_action_comes_before_slow_members() {
         true
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| run::<Sum>(&store, seat(1, 2, LONG), 3, fails, || Ok(())));
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, is_slow, || Ok(()));
+        let other = scope.spawn(|| run::<Sum>(&store, member_of(1, 2, LONG), 3, fails, || Ok(())));
+        let own = run::<Sum>(&store, member_of(0, 2, LONG), 3, is_slow, || Ok(()));
         for outcome in [own, other.join().unwrap()] {
             let text = outcome.unwrap_err().to_string();
             assert_eq!(text, "rank 1: Outcome(false)");
@@ -151,7 +151,7 @@ fn a_rank_that_takes_part_twice_is_refused() {
 fn members_that_make_no_sense_are_refused_at_once() {
     let store = HashStore::new();
     let with = |change: fn(&mut Member)| {
-        let mut member = seat(0, 2, LONG);
+        let mut member = member_of(0, 2, LONG);
         change(&mut member);
         let failed = run::<Sum>(&store, member, 1, |_, _, _| true, || Ok(())).unwrap_err();
         assert!(matches!(failed.ending, Ending::StoreFailed));
@@ -166,8 +166,8 @@ fn members_that_make_no_sense_are_refused_at_once() {
 /// One member has a patience of 1 s, the other one of 100 s. The time limit of the action is half of the longer one.
 #[test]
 fn a_short_patience_shortens_no_action() {
-    let mut machine = Agreement::<Sum>::new(seat(0, 2, Duration::from_secs(1)), 3, 0).unwrap();
-    let mut other = Agreement::<Sum>::new(seat(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
+    let mut machine = Agreement::<Sum>::new(member_of(0, 2, Duration::from_secs(1)), 3, 0).unwrap();
+    let mut other = Agreement::<Sum>::new(member_of(1, 2, Duration::from_secs(100)), 3, 1).unwrap();
     let posted = |machine: &mut Agreement<Sum>| {
         machine.begin(Duration::ZERO);
         let Output::Store(super::super::Request::Propose { value: list, .. }) =
@@ -203,12 +203,12 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
         let slow = |_: &u64, _, _: &dyn Fn() -> bool| {
-            let outsider = Member { members: vec![0, 1, 2], ..seat(2, 3, LONG) };
+            let outsider = Member { members: vec![0, 1, 2], ..member_of(2, 3, LONG) };
             let failed = run::<Sum>(&store, outsider, 3, |_, _, _| panic!("it acts"), || Ok(()));
             assert!(matches!(failure(&failed), Failure::Members { .. }), "{failed:?}");
             true
         };
-        let own = run::<Sum>(&store, seat(0, 2, LONG), 3, slow, || Ok(()));
+        let own = run::<Sum>(&store, member_of(0, 2, LONG), 3, slow, || Ok(()));
         assert!(matches!((own, other.join().unwrap()), (Ok(6), Ok(6))));
     });
 }
@@ -219,7 +219,7 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
 fn members_with_different_lists_are_told_when_the_second_one_comes() {
     let store = HashStore::new();
     thread::scope(|scope| {
-        let with = |rank, size| run::<Sum>(&store, seat(rank, size, LONG), 3, |_, _, _| true, || Ok(()));
+        let with = |rank, size| run::<Sum>(&store, member_of(rank, size, LONG), 3, |_, _, _| true, || Ok(()));
         let began = Instant::now();
         let first = scope.spawn(move || with(1, 3));
         while !store.check(&["sum/records/1"]).unwrap() {
@@ -242,7 +242,8 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
     thread::scope(|scope| {
-        let with = |rank, patience| run::<Sum>(&store, seat(rank, 3, patience), 3, |_, _, _| true, || Ok(()));
+        let with =
+            |rank, patience| run::<Sum>(&store, member_of(rank, 3, patience), 3, |_, _, _| true, || Ok(()));
         let other = scope.spawn(move || with(1, LONG));
         while !store.check(&["sum/records/1"]).unwrap() {
             thread::yield_now();
@@ -286,7 +287,7 @@ fn a_member_does_not_stay_for_acknowledgements_that_it_has_removed() {
         store.add("sum/read/count", 1).unwrap();
     }
     let began = Instant::now();
-    let outcome = run::<Sum>(&store, seat(0, 3, LONG), 3, |_, _, _| true, || Ok(())).unwrap_err();
+    let outcome = run::<Sum>(&store, member_of(0, 3, LONG), 3, |_, _, _| true, || Ok(())).unwrap_err();
     assert!(matches!(&outcome.ending, Ending::Failed(found) if *found == failure), "{outcome:?}");
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert!(!store.check(&["sum/read/1"]).unwrap());
@@ -299,7 +300,7 @@ fn a_member_whose_object_ends_does_not_stay() {
     store.set("sum/records/1", b"a record").unwrap();
     let began = Instant::now();
     let goes_on = || if began.elapsed() < Duration::from_millis(200) { Ok(()) } else { Err(gone(0)) };
-    let member = seat(0, 3, Duration::from_millis(30));
+    let member = member_of(0, 3, Duration::from_millis(30));
     let outcome = run::<Sum>(&store, member, 3, |_, _, _| true, goes_on);
     assert_eq!(failure(&outcome).culprits(), [2]);
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
@@ -367,7 +368,7 @@ fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
     let (store, began) = (HashStore::new(), Instant::now());
     let ends = Duration::from_millis(900);
     let goes_on = || if began.elapsed() < ends { Ok(()) } else { Err(gone(0)) };
-    let outcome = run::<Sum>(&store, seat(0, 2, LONG), 3, |_, _, _| true, goes_on);
+    let outcome = run::<Sum>(&store, member_of(0, 2, LONG), 3, |_, _, _| true, goes_on);
     assert_eq!(failure(&outcome).culprits(), [0]);
     assert!(began.elapsed() < ends + Duration::from_secs(1), "{:?}", began.elapsed());
 }

@@ -45,6 +45,6 @@ impl Protocol for Sum {
 }
 
 /// Returns the member `rank` of the agreement `sum`, whose members are the ranks 0 to `size - 1`.
-pub(super) fn seat(rank: u32, size: u32, patience: Duration) -> Member {
+pub(super) fn member_of(rank: u32, size: u32, patience: Duration) -> Member {
     Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience }
 }
