@@ -22,7 +22,7 @@ features! {
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
     ];
     /// Physical memory exported and imported as fabric handles (12.3).
-    // `since` is needed, because the functions are older than the feature: for it, 12.3 added only the enumeration
+    // `since` is needed, because the functions are older than the feature. Release 12.3 added only the enumeration
     // value CU_MEM_HANDLE_TYPE_FABRIC.
     FABRIC_HANDLES: [
         "cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle",
