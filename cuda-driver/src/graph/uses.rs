@@ -42,7 +42,8 @@ pub(crate) fn keep_in_capture(stream: &Stream, memory: &[BoundMemory]) -> Result
     if kept::keep_in_open(stream, &[], memory)? { Ok(()) } else { Err(while_capturing()) }
 }
 
-/// Keeps memory for ever when it is dropped: when a panic leaves it unknown what was enqueued.
+/// A guard that is dropped only if the work of [`enqueue`] panics. It is then unknown which work was enqueued, so the
+/// drop keeps the memory for ever.
 struct KeepForEver<'a>(&'a [BoundMemory]);
 
 impl Drop for KeepForEver<'_> {
