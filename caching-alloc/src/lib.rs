@@ -8,8 +8,8 @@
 //! - [`sources`]: adapters that limit the memory of a source, or log its calls.
 //! - `cudarc` (with the feature `cudarc`): use of blocks as memory of the `cudarc` crate, on streams of that crate.
 //!
-//! Below them is the private module `sync`: the locks of the standard library, a spin lock for hits, and what replaces them
-//! in models.
+//! Below them is the private module `sync`: the locks of the standard library, a spin lock for hits, and the types of
+//! model checkers that replace them in models.
 //!
 //! Modules of [`core`], lowest first. A module uses only modules in its own row and in earlier rows of this table:
 //!

@@ -154,7 +154,7 @@ impl Block {
     }
 }
 
-/// Unlocks the cache, and delivers its waiting block entries to trackers.
+/// Unlocks the cache, and delivers its undelivered block entries to trackers.
 #[cold]
 fn deliver(state: Open<'_>) {
     let waiting = state.ring.waiting();

@@ -118,7 +118,7 @@ impl PoolInfo {
     /// Returns an error if the stream is being captured, and the pool does not keep its memory for the graph.
     #[cold]
     pub(super) fn refuse_capture(&self, stream: StreamId) -> Result<(), AllocError> {
-        // If the query fails, the stream is not being captured: for a stream that is, the driver's query succeeds.
+        // If the query fails, the stream is not being captured, because the query succeeds for a captured stream.
         if self.is_kept() || !self.registry.events.is_capturing(stream).unwrap_or(false) {
             return Ok(());
         }

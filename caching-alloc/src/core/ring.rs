@@ -170,7 +170,8 @@ impl Ring {
         }
     }
 
-    /// Stores the current page, which is full. The page that is no longer needed becomes the current one, or a new page.
+    /// Stores the current page, which is full. Then the oldest stored page becomes the current one, or a new
+    /// page if the ring has not reached its capacity.
     fn store_page(&mut self) {
         let at = self.index_of(self.pushed - 1);
         if at == self.full.len() {

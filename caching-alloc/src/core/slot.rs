@@ -78,7 +78,7 @@ impl CacheSlot {
     }
 }
 
-/// Unlocks the cache after a free. Then delivers the waiting entries, if there are enough of them or the cache ends.
+/// Unlocks the cache after a free. Then delivers the undelivered entries, if they fill a batch or the cache ends.
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let (_keeper, waiting) = ending(&mut state);
@@ -89,10 +89,10 @@ fn after_free(mut state: Open<'_>) {
     }
 }
 
-/// Returns the reference that keeps the cache of a closed pool, and the pool, alive, if the last block was freed now. Also
-/// returns the number of entries to deliver. It is the largest number if the cache ends, because all entries must be
-/// delivered then. The caller drops the reference after the delivery. So a thread that detaches a tracker finds the cache
-/// and waits for the delivery.
+/// Returns the reference that keeps the cache and its pool alive, if the cache ends: the pool is closed, and the last
+/// block was freed now. Also returns the number of undelivered entries, or `usize::MAX` if the cache ends, because all
+/// entries must be delivered then. The caller drops the reference after the delivery. So a thread that detaches a
+/// tracker finds the cache and waits for the delivery.
 fn ending(state: &mut CacheState) -> (Option<Arc<dyn Any + Send + Sync>>, usize) {
     let keeper = if state.counters.live() == 0 { state.keeper.take() } else { None };
     let waiting = if keeper.is_some() { usize::MAX } else { state.ring.waiting() };

@@ -196,8 +196,9 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// The driver's error.
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
 
-    /// Returns the limit of this source, or the tightest one of those below it, if a program has set one. The allocator
-    /// names it in its error if it has refused a request. An adapter passes the call on.
+    /// Returns the limit that a program has set on this source, if there is one. If a request fails because of the
+    /// limit, the allocator's error names it. An adapter without a limit returns that of the source under it. An
+    /// adapter with a limit returns the one of the two that has fewer bytes left.
     fn source_limit(&self) -> Option<SourceLimit> {
         None
     }

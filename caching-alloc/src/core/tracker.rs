@@ -17,7 +17,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 /// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly once. A
 /// structural entry is delivered on the thread that caused it: a segment's `SegmentAlloc` before any block of the
 /// segment is handed out, and its `SegmentFree` before the memory is released. Block entries come in order for each pool
-/// and stream, and in batches: when 64 of a pool and stream wait, before a snapshot is returned
+/// and stream, and in batches: when 64 of a pool and stream are undelivered, before a snapshot is returned
 /// ([`Allocator::snapshot`](super::Allocator::snapshot)), and before the tracker is detached.
 ///
 /// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Two kinds of calls may

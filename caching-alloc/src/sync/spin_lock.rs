@@ -3,7 +3,7 @@
 //! When a [`std::sync::Mutex`] is unlocked, it has to find out whether a thread sleeps in it. That takes an atomic
 //! read-modify-write operation, about 5 ns. A `SpinLock` is unlocked by a plain store. In exchange, nobody wakes a
 //! waiting thread: it tries again, first at once, then after it has let other threads run, then after it has slept. The
-//! sleep lets a holder go on that has a lower priority than the waiting thread.
+//! sleep lets a holder run that has a lower priority.
 //!
 //! A thread that holds a `SpinLock` must not wait for anything.
 
@@ -30,8 +30,8 @@ unsafe impl<T: Send> Sync for SpinLock<T> {}
 #[must_use]
 pub(crate) struct SpinGuard<'a, T>(&'a SpinLock<T>);
 
-// SAFETY: it gives access to the value alone, as `&T` does. Without this, a guard would be `Sync` for a value that is
-// not, because the lock is.
+// SAFETY: a shared guard gives out only `&T`. Without this impl, the guard would be `Sync` whenever the lock is, so
+// also for a `T` that is `Send` but not `Sync`.
 unsafe impl<T: Sync> Sync for SpinGuard<'_, T> {}
 
 impl<T> SpinLock<T> {
@@ -200,7 +200,7 @@ mod interleavings {
         {
             let mut builder = loom::model::Builder::new();
             builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(3).min(4));
-            // Two threads that wait would yield to each other without end.
+            // Two threads only: of three, two could wait at the same time and yield to each other without end.
             builder.check(|| program(2, 2));
         }
         #[cfg(shuttle)]

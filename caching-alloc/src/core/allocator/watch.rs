@@ -14,7 +14,8 @@ use crate::core::stream::StreamId;
 use crate::core::tracker::{Filter, Slot, Tracker};
 use crate::sync::atomic::Ordering;
 
-/// Keeps a tracker attached to an allocator. Dropping it delivers the block entries that wait, and detaches the tracker.
+/// Keeps a tracker attached to an allocator. Dropping it detaches the tracker as [`detach`](Self::detach)
+/// does, and ignores the error.
 #[derive(Debug)]
 #[must_use = "dropping an attachment detaches its tracker"]
 pub struct Attachment {
@@ -79,8 +80,8 @@ impl Allocator {
     }
 
     /// Returns the state of all segments and blocks, with the newest trace entries. Before it returns, it delivers
-    /// all entries from before the snapshot to trackers. The snapshot keeps the source of its segments, and so
-    /// the context of a source of device memory, until it is dropped.
+    /// all entries from before the snapshot to trackers. The snapshot keeps the sources of its segments alive
+    /// until it is dropped. A source of device memory keeps its context alive.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.

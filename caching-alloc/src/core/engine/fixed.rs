@@ -37,9 +37,9 @@ impl Miss<'_> {
         None
     }
 
-    /// Makes the stream wait on the device for other streams' uses of its pending blocks, oldest first, until a free
-    /// block is long enough. Then allocates the request's block. A pending block was freed, but other streams may
-    /// still use it.
+    /// Makes pending blocks available, oldest first, until a free block is long enough. Then allocates the request's
+    /// block. A pending block was freed, but other streams may still use it. It becomes available when the request's
+    /// stream waits, on the device, for those uses.
     pub(super) fn order_pending(self) -> Option<Block> {
         let is_enough = self.cache.order_pending(|cache| {
             cache.merge();

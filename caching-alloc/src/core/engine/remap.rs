@@ -49,8 +49,8 @@ impl Miss<'_> {
         self.hit_now()
     }
 
-    /// Like [`hit`](Self::hit), but gives the block's trace entry a time stamp that is not before the current time. The
-    /// entry of the mapped page, or of the free on another stream, that made the allocation possible is then not newer.
+    /// Like [`hit`](Self::hit), but renews the cache's time stamp first. So the block's trace entry is not older than
+    /// the entry that made the allocation possible: that of a mapped page, or of a free on another stream.
     fn hit_now(self) -> Option<Block> {
         let now = self.registry().now();
         self.cache.state.lock().ring.renew(now);

@@ -15,8 +15,8 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// The largest number of blocks of a bin that an insertion or a search examines. The blocks of a bin that never had
-/// more are in order.
+/// The largest number of blocks of a bin that an insertion or a search examines. A bin that never had more blocks is in
+/// order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]

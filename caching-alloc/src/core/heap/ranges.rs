@@ -114,9 +114,9 @@ impl Heap {
         self.records[id as usize].state == State::Hole
     }
 
-    /// Sets the state of a part that [`take_part`](Self::take_part) has left. It cannot merge with a neighbour: on one
-    /// side is the used block that was taken. The block on the other side was a neighbour of the undivided block, which
-    /// had merged with all neighbours that it can merge with.
+    /// Sets the state of a part that [`take_part`](Self::take_part) has left. The part needs no merging. One
+    /// neighbour is the used block that was taken. The other one was a neighbour of the undivided block. It would have
+    /// been merged with that block if the two could merge.
     fn put_as(&mut self, id: BlockId, state: State) {
         match state {
             State::Free => self.put_in_index(id),

@@ -11,8 +11,8 @@
 //!
 //! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
 //! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the trace entries that it
-//! got are consistent. The source, the streams and the readers also check that the thread that calls them does not
-//! hold a lock that is needed for serving an allocation from a stream's cache.
+//! got are consistent. The source, the streams and the readers also check that their caller holds no lock that a hit
+//! takes. A hit is a request that its stream's cache serves.
 
 #[cfg(not(loom))]
 mod flows;

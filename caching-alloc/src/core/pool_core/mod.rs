@@ -62,7 +62,7 @@ impl Drop for PoolHandle {
         for cache in caches {
             let keeper = Arc::new((cache.clone(), self.core.clone()));
             cache.close(keeper);
-            // A thread that detaches a tracker after this may no longer find the cache.
+            // All entries are delivered now, because a thread that later detaches a tracker may not find the cache.
             cache.deliver(usize::MAX);
         }
     }
@@ -220,8 +220,8 @@ impl PoolCore {
     /// Returns the pool's current segments, or none for a re-mappable pool. The caller must hold a guard of
     /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
-        // Because of the caller's guard, no segment is removed. A change that is under way may have a segment that it
-        // moves to another stream. Inside a tracker, no change can be waited for.
+        // The caller's guard prevents removals. A running change may have taken a segment out of a cache to move it to
+        // another stream, so this waits for such changes. Inside a tracker, it cannot wait.
         let mut structure = self.registry().lock_structure();
         if let Some(structure) = &mut structure {
             structure.wait_for_changes();

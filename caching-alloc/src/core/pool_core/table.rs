@@ -8,8 +8,8 @@ use crate::core::stream::StreamId;
 use crate::core::stream_cache::StreamCache;
 
 /// Number of the most recently created caches that a search for empty caches skips. Their streams are the likeliest to
-/// allocate again, and a cache that is retired takes the entries in its ring with it. Model checkers use a smaller
-/// number because their programs have few streams.
+/// allocate again, and later snapshots lack the trace entries of a retired cache. Model checkers use a smaller number
+/// because their programs have few streams.
 const RECENT: usize = if cfg!(all(test, any(loom, shuttle))) { 1 } else { 32 };
 
 /// The stream caches of a pool, by stream and in order of creation.

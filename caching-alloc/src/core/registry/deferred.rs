@@ -77,8 +77,8 @@ impl Registry {
         }
     }
 
-    /// Takes out the undelivered entries of dropped caches. Their delivery has a turn, so that a tracker which is
-    /// detached meanwhile gets them first.
+    /// Takes out the undelivered entries of dropped caches, and takes a turn for their delivery. A later detachment of
+    /// a tracker waits for this turn, so the tracker still gets the entries.
     pub(in crate::core) fn take_deferred_entries(&self, structure: &mut Structure) -> DeferredEntries {
         let mut deferred = locked(&self.deferred);
         let batches: Vec<_> = deferred.iter_mut().filter_map(DeferredRelease::take_entries).collect();

@@ -24,9 +24,10 @@
 //!   stream is being captured, and the streams may wait for each other. The pool grows beyond its peak use plus a slack
 //!   only when every page has a block in it. A block fills all its pages except perhaps the first and the last, so at
 //!   most `2 * n` pages are partly empty. Therefore the bound is the peak, plus the slack, plus `2 * n` times the
-//!   length of the longest page. The peak is the most bytes that were in use at one time, and `n` the largest number of
-//!   blocks that were: handed out, or freed but perhaps still used by another stream. The slack is at most 8 MiB, or
-//!   1/64 of the peak if that is more. The pool usually reserves far less than the bound (see `plan`).
+//!   length of the longest page. The peak is the largest number of bytes, and `n` the largest number of blocks, that
+//!   were in use at one time. A block is in use if it is handed out, or if it was freed but another stream may still
+//!   use it. The slack is at most 8 MiB, or 1/64 of the peak if that is more. The pool usually reserves far less than
+//!   the bound (see `plan`).
 
 mod arena;
 mod plan;

@@ -3,9 +3,9 @@
 //!
 //! The longest new page is a fraction of the pool's peak use. Long pages need few calls to move much memory. Short
 //! pages leave little memory idle in pages that are partly free. A block gets as few pages as the longest length permits,
-//! all of about one length. The table shows the effect of the fraction on three recorded programs: the ratio of reserved
-//! to active memory at the peak, the number of driver calls, and the number of calls per 50 operations after the first
-//! tenth of the program, without those at new peaks:
+//! all of about one length. The table shows the effect of the fraction on three recorded programs. Each cell has three
+//! numbers: the ratio of reserved to active memory at the peak, the number of driver calls, and the number of driver
+//! calls per 50 operations. The last number leaves out the first tenth of the program, and the calls at new peaks.
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | two streams |
 //! | --- | --- | --- | --- |
@@ -295,8 +295,8 @@ impl Arena {
         all
     }
 
-    /// Returns the lengths, in bytes, of new pages for `rest` units, a multiple of the granule: as few as the longest
-    /// length permits, of one length but the last, which may be shorter.
+    /// Returns the lengths in bytes of new pages for `rest` units, which is a multiple of the granule. There are as few
+    /// pages as the longest length permits. All have the same length, except that the last may be shorter.
     fn page_sizes(&self, rest: Units, peak: u64) -> Vec<u64> {
         let granule = bytes_of(self.granule);
         let longest = longest_page(peak, granule) / granule;

@@ -6,9 +6,9 @@
 //!   blocks cover their segments without gaps.
 //! - It replays the trace backwards from the final state. So the trace must have no gaps. The allocator keeps the
 //!   structural entries in one ring, and the block entries of each stream of a pool in another. If a ring has dropped
-//!   its oldest entries, all entries that come before the first one left in that ring are left out.
-//! - It shows neighbouring pages of one stream as one segment. All streams of a pool share its pages, so all pages are
-//!   written with the same stream.
+//!   entries, the trace omits all entries, of any ring, that are older than the oldest entry left in that ring.
+//! - It shows neighbouring pages of one stream as one segment. All streams of a re-mappable pool share its pages, so
+//!   all pages are written with the same stream.
 //! - It expects the requested size as the length of a block in the trace.
 //! - Its pickle reader accepts integers of at most 8 bytes. `serde_pickle` writes large unsigned integers with 9
 //!   bytes, so all fields of 64 bits are signed. The reader converts them to floating-point numbers, which are exact
@@ -210,8 +210,8 @@ impl Snapshot {
     }
 
     /// Returns an entry in the form of the viewer. Returns `None` for annotations, which are in a separate list, and
-    /// for segments that were moved to another stream. Pages of a dropped pool are removed with `SegmentFree`, but the
-    /// viewer must see them unmapped. `pages` has the ids of pages in the trace.
+    /// for moves of segments to another stream. When a pool is dropped, its pages get `SegmentFree` entries. These are
+    /// written as unmappings, which the viewer expects for pages. `pages` has the ids of the pages in the trace.
     fn trace_entry(&self, entry: &Entry, pages: &HashSet<SegmentId>) -> Option<Trace> {
         let (mut kind, mut stream) = (entry.action.kind(), entry.stream);
         let mut request = None;

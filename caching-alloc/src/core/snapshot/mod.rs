@@ -15,8 +15,8 @@ use super::settings::Settings;
 /// The blocks and block entries of one stream in one pool are all read at the same moment. Those of other streams and
 /// pools may be read slightly earlier or later.
 ///
-/// A snapshot does not keep memory from being released. It keeps the source of its segments, and so the context of a
-/// source of device memory, until it is dropped.
+/// A snapshot does not keep memory from being released. It keeps the sources of its segments alive until it is
+/// dropped. A source of device memory keeps its context alive.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
     /// Number of the last [structural trace entry](Entry) that the snapshot includes.

@@ -208,15 +208,15 @@ impl StreamCache {
 
     /// Delivers the block entries that are not delivered yet. The caller holds the delivery lock, and passes the data
     /// that the lock guards.
-    pub(super) fn flush(&self, turn: &mut Delivery) {
+    pub(super) fn flush(&self, delivery: &mut Delivery) {
         let slots = {
             let mut state = self.state.lock();
-            state.ring.take_outbox(&mut turn.batch);
+            state.ring.take_outbox(&mut delivery.batch);
             state.slots.clone()
         };
-        turn.entries.clear();
-        turn.batch.expand(self.origin(), &mut turn.entries);
-        self.registry.tell(&slots, &turn.entries);
+        delivery.entries.clear();
+        delivery.batch.expand(self.origin(), &mut delivery.entries);
+        self.registry.tell(&slots, &delivery.entries);
     }
 
     /// Takes the delivery lock, and delivers the block entries that are not delivered yet. Called before a segment is

@@ -66,8 +66,8 @@ impl Journal {
         (ordinal, self.geometry.segment_bytes(self.reserved, self.in_use, bytes))
     }
 
-    /// Logs an operation, and updates the bytes in use. A request that was refused before is logged once, and an
-    /// allocation that directly follows its refusal replaces it.
+    /// Logs an operation, and updates the bytes in use. If the last operation is a refused request for
+    /// the same bytes, another refusal is not logged, and an allocation replaces it.
     #[inline(always)]
     pub(in crate::core) fn record(
         &mut self,
@@ -90,7 +90,8 @@ impl Journal {
         }
     }
 
-    /// Returns true if the operation repeats the refused request that was logged last. Logs it then.
+    /// Returns true if the operation repeats the refused request that was logged last. An allocation then replaces that
+    /// request in the log.
     #[cold]
     fn is_repeated(
         &mut self,
@@ -104,8 +105,8 @@ impl Journal {
                 let granted = self.log.grant(bytes, placement, site);
                 if granted {
                     self.ends_refused = false;
-                    // Only the last operation is granted, and another refusal comes before the next grant. So the
-                    // refusal before this one is enough to know.
+                    // Only a refusal that is the last operation can be granted, so another refusal comes before the
+                    // next grant. It is therefore enough to know one refusal before the granted one.
                     self.refusals = [self.refusals[0]; 2];
                 }
                 granted

@@ -232,8 +232,8 @@ impl Log {
         }
     }
 
-    /// Replaces the last operation, if it is a refused request for `bytes`, by the allocation of these. Returns false if
-    /// the last operation is another one.
+    /// If the last operation is a refused request for `bytes`, replaces it by the allocation and returns true.
+    /// Otherwise returns false.
     #[cold]
     pub(crate) fn grant(
         &mut self,

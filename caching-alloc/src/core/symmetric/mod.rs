@@ -78,8 +78,10 @@ pub struct Placement {
 /// segments for every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes.
 /// Then each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be
 /// reserved. A segment for just the request increases this number by `h`, and leaves the holes unchanged. A longer
-/// segment decreases the number by the length by which its new hole exceeds `h`. So holes at best triple in three
-/// segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first request.
+/// segment decreases the number by the length by which its new hole exceeds `h`. So after `k` segments
+/// for just the request, the next one can have a hole of `(k + 1) * h` bytes. Holes grow fastest with `k = 2`: they
+/// triple in three segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first
+/// request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {
