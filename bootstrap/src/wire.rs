@@ -465,14 +465,33 @@ macro_rules! wire_struct {
 ///     Moved { rank: u32, host: String },
 ///     Failed(String),
 /// }
-/// bootstrap::wire_enum!(Answer {
+/// bootstrap::wire_enum!(named Answer {
 ///     0 => Accepted {},
 ///     1 => Moved { rank, host },
 ///     2 => Failed(cause),
 /// });
+/// assert_eq!(Answer::Accepted.name(), "Accepted");
 /// ```
+///
+/// The word `named` also gives the enum a public method `name`, which returns the name of the variant.
 #[macro_export]
 macro_rules! wire_enum {
+    (
+        named $name:ident
+        { $($tag:literal => $variant:ident $({ $($field:ident),* })? $(($inner:ident))?),* $(,)? }
+    ) => {
+        $crate::wire_enum!($name { $($tag => $variant $({ $($field),* })? $(($inner))?),* });
+
+        impl $name {
+            /// Returns the name of the variant.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => stringify!($variant),)*
+                }
+            }
+        }
+    };
     (
         $name:ident $(<$parameter:ident: $bound:ident>)?
         { $($tag:literal => $variant:ident $({ $($field:ident),* })? $(($inner:ident))?),* $(,)? }

@@ -95,7 +95,7 @@ lie in the folder cli/data of the repository: gpt2_train.trace.gz, resnet_train.
 Keys of --json, one object in a line for each trace: `trace`, `policy`; `operations` (allocations and frees); `ns_per_op` \
 (the fastest of seven replays); `peak_active` (the most bytes in use, each request rounded up to 512 bytes; a block counts until its `f`, so also while it is freed but \
 not completed); \
-`peak_reserved` and `ratio` (the most bytes reserved, and its ratio to `peak_active`); `driver_calls` (calls to create, \
+`peak_reserved` and `ratio` (the most bytes reserved, and its ratio to `peak_active`, null if that is 0); `driver_calls` (calls to create, \
 map, set access, unmap and release); `driver_calls_steady` (those after the first tenth of the operations that do not \
 belong to a new peak); `min_capacity` (the least memory, in steps of 2 MiB, with which no request failed); `checked_bytes` (only with --check, the bytes that were verified); \
 `driver_time_ns` (not with --backend host: for each kind of driver call, the part of the time that these calls took).

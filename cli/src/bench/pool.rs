@@ -99,7 +99,11 @@ impl Report {
                 grown("windows a group").map(count).transpose()?,
                 8,
             ),
-            Bar::at_most("most reserved of what is in use on the way", grown("most reserved of in use"), 2.0),
+            Bar::at_most(
+                "most reserved on the way, of twice the bytes in use or 512 MiB more than these",
+                grown("most reserved of the limit"),
+                1.0,
+            ),
             Bar::at_most(
                 "reserved at 8 GiB in use, GiB",
                 grown("reserved in the end").map(|bytes| bytes / f64::from(1 << 30)),

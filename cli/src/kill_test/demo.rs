@@ -90,11 +90,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
             ended.entry(killed.stage).or_default().push(end.after.as_secs_f64() * 1e3);
             if end.after > within {
                 late.push(format!(
-                    "round {}: rank {victim} was killed while {}; rank {} ended after {:.0?} while {}: {}",
+                    "round {}: rank {victim} was killed while {}; rank {} ended after {} ms while {}: {}",
                     round + 1,
                     killed.stage.describe(),
                     end.rank,
-                    end.after,
+                    end.after.as_millis(),
                     end.stage.describe(),
                     end.error.as_deref().unwrap_or("finished"),
                 ));
@@ -102,7 +102,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         }
         round += 1;
         let worst = killed.ends.iter().map(|end| end.after).max().unwrap_or_default();
-        eprintln!("round {round}: rank {victim} killed while {}, worst {worst:.0?}", killed.stage.describe());
+        eprintln!(
+            "round {round}: rank {victim} killed while {}, worst {} ms",
+            killed.stage.describe(),
+            worst.as_millis()
+        );
     }
     let mut ended: Vec<_> =
         ended.into_iter().map(|(stage, times)| times_of(stage.describe(), times)).collect();
@@ -124,9 +128,9 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     ensure!(
         report.late.is_empty(),
-        "{} ranks ended later than {} ms after the kill (seed {seed}):\n{}",
-        report.late.len(),
+        "ranks that ended later than {} ms after the kill: {} (seed {seed}; a busy host delays ranks):\n{}",
         options.within,
+        report.late.len(),
         report.late.join("\n")
     );
     Ok(())

@@ -51,8 +51,8 @@ pub(super) struct Figures {
     pub(super) peak_active: u64,
     /// The most bytes that the allocator had from the driver.
     pub(super) peak_reserved: u64,
-    /// Peak of reserved divided by peak of active bytes.
-    pub(super) ratio: f64,
+    /// Peak of reserved divided by peak of active bytes. `None` if no bytes were ever active.
+    pub(super) ratio: Option<f64>,
     pub(super) driver_calls: u64,
     pub(super) driver_calls_steady: u64,
     /// The least memory with which no request failed, in bytes.
@@ -128,9 +128,10 @@ pub(super) fn nanoseconds(time: Duration, operations: u64) -> f64 {
     (nanoseconds * 10.0).round() / 10.0
 }
 
-fn share(part: u64, whole: u64) -> f64 {
-    let share = part as f64 / whole.max(1) as f64;
-    (share * 1e5).round() / 1e5
+/// Returns `None` if `whole` is 0.
+fn share(part: u64, whole: u64) -> Option<f64> {
+    let share = part as f64 / whole as f64;
+    (whole > 0).then(|| (share * 1e5).round() / 1e5)
 }
 
 /// Returns the least capacity, in steps of 2 MiB, that `fits` accepts, given one that is `enough`.
@@ -152,8 +153,10 @@ pub(super) fn least_capacity(
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let of_peak =
-            |bytes: u64| format!("{bytes:>16} bytes  {:.4} of peak active", share(bytes, self.peak_active));
+        let of_peak = |bytes: u64| match share(bytes, self.peak_active) {
+            Some(share) => format!("{bytes:>16} bytes  {share:.4} of peak active"),
+            None => format!("{bytes:>16} bytes"),
+        };
         let (calls, times) = (&self.by_kind, self.driver_time_ns.unwrap_or_default());
         let kinds = [
             ("segments allocated", calls.allocate, times.allocate),

@@ -59,7 +59,8 @@ fn take(builder: &mut Builder, line: &str) -> Result<(), &'static str> {
     };
     let address = u64::from_str_radix(address, 16)
         .map_err(|_| "an address in hexadecimal without `0x`, such as 7fa80c000000")?;
-    let bytes: u64 = bytes.parse().map_err(|_| "a size in bytes, in decimal digits, such as 154389504")?;
+    let bytes: u64 =
+        bytes.parse().map_err(|_| "a size in bytes, in decimal digits and below 2^64, such as 154389504")?;
     let stream: u32 = stream.parse().map_err(|_| "a stream number in decimal digits, such as 0")?;
     match code {
         "a" => builder.allocate(address, bytes, stream),
@@ -112,8 +113,13 @@ mod tests {
             ("a 10 1000", 1, "four fields"),
             ("a 10 1000 0\na zz 1 0", 2, "an address in hexadecimal without `0x`, such as 7fa80c000000"),
             ("a 0x7fa80c000000 512 0", 1, "an address in hexadecimal without `0x`, such as 7fa80c000000"),
-            ("a 10 -1 0", 1, "a size in bytes, in decimal digits, such as 154389504"),
-            ("a 10 0x200 0", 1, "a size in bytes, in decimal digits, such as 154389504"),
+            ("a 10 -1 0", 1, "a size in bytes, in decimal digits and below 2^64, such as 154389504"),
+            (
+                "a 10 99999999999999999999 0",
+                1,
+                "a size in bytes, in decimal digits and below 2^64, such as 154389504",
+            ),
+            ("a 10 0x200 0", 1, "a size in bytes, in decimal digits and below 2^64, such as 154389504"),
             ("a 10 512 0x0", 1, "a stream number in decimal digits, such as 0"),
             ("r 10 1000 0", 1, "an address that is allocated"),
             ("a 10 1 0\na 10 1 0", 2, "an address that is not allocated already"),

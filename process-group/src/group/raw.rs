@@ -13,6 +13,9 @@ use crate::{comm::ReduceOp, operation::Operation};
 /// Every operation enqueues work on `stream` and returns. All members make the same calls in the same order.
 /// While `stream` captures, the operation becomes a part of the graph.
 ///
+/// An error of the call or of its [`Work`] does not mean that the device has finished with the buffers. Synchronise the
+/// stream before they are freed, or give them to [`Work::keep`].
+///
 /// An operation that divides a buffer into shares takes the buffer as a whole. An operation whose name ends
 /// in `_list` takes one buffer per member, in the order of ranks, each of any length and at any address;
 /// [`Buffer::split`] makes such a list from split sizes. The NCCL calls of a `_list` operation do not depend

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use caching_alloc::core::symmetric::LogState;
+use caching_alloc::core::symmetric::{LogState, RESERVED};
 
 use super::{
     Ranks, ValuesByRank,
@@ -141,7 +141,8 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
     let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);
     let others = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
     let Some((first, operation)) = made.next() else { return others.to_owned() };
-    let Operation { kind, bytes, place, .. } = operation;
+    let Operation { kind, bytes, place, tag, .. } = operation;
+    let request = if tag.as_deref() == Some(RESERVED) { "reserve" } else { "allocate" };
     let mut ahead = first.ranks.clone();
     for (entry, other) in made {
         if (other.kind, other.bytes, other.place) != (*kind, *bytes, *place) {
@@ -162,7 +163,7 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
     let (behind, ahead) = (Ranks(&behind), Ranks(&ahead));
     match (kind, place) {
         (OperationKind::Allocate, _) => format!(
-            "; to recover, let {behind} allocate {bytes} bytes next, as {ahead} did, then commit again"
+            "; to recover, let {behind} {request} {bytes} bytes next, as {ahead} did, then commit again"
         ),
         (OperationKind::Free, Some(place)) => {
             format!("; to recover, let {behind} drop the block at {place}, as {ahead} did, then commit again")
@@ -271,6 +272,23 @@ mod tests {
             "the first allocation that differs is number 3 (ranks 0, 2, 3: allocated 4096 bytes (bucket) at \
              train.rs:12, segment 0, offset 0; rank 1: none); to recover, let rank 1 allocate 4096 bytes next, as ranks \
              0, 2, 3 did, then commit again"
+        );
+    }
+
+    #[test]
+    fn the_advice_repeats_a_reservation_as_one() {
+        let reserve = Operation {
+            kind: OperationKind::Allocate,
+            bytes: 4096,
+            place: None,
+            tag: Some(RESERVED.to_owned()),
+            call_site: "train.rs:12".to_owned(),
+        };
+        let operations = ValuesByRank::of([(0, Some(reserve)), (1, None)]);
+        let text = Divergence::At { sequence: 3, operations, can_grant: true }.to_string();
+        assert!(
+            text.ends_with("let rank 1 reserve 4096 bytes next, as rank 0 did, then commit again"),
+            "{text}"
         );
     }
 

@@ -70,7 +70,7 @@ pub enum Poison {
         cause: String,
     },
 }
-wire_enum!(Poison {
+wire_enum!(named Poison {
     0 => CommittedLogDiverged { logs },
     1 => RegistrationFailed { rank, ordinal, cause },
     2 => MembersLost { missing, blocked },
@@ -79,21 +79,6 @@ wire_enum!(Poison {
     5 => StoreLost { rank, cause },
     6 => RetirementFailed { rank, cause },
 });
-
-impl Poison {
-    /// The variant's name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Poison::CommittedLogDiverged { .. } => "CommittedLogDiverged",
-            Poison::RegistrationFailed { .. } => "RegistrationFailed",
-            Poison::MembersLost { .. } => "MembersLost",
-            Poison::RegistrationBlocked { .. } => "RegistrationBlocked",
-            Poison::WindowsUnsupported { .. } => "WindowsUnsupported",
-            Poison::StoreLost { .. } => "StoreLost",
-            Poison::RetirementFailed { .. } => "RetirementFailed",
-        }
-    }
-}
 
 /// The reason why agreed segments have no window. It is the same on every member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -308,7 +308,7 @@ pub enum Refusal {
         cause: String,
     },
 }
-wire_enum!(Refusal {
+wire_enum!(named Refusal {
     0 => SegmentCountMismatch { ordinal, common, counts, shapes, divergence },
     1 => SegmentShapeMismatch { ordinal, common, shapes, divergence },
     2 => AllocationDiverged { ordinal, common, logs, divergence },
@@ -354,36 +354,6 @@ impl Refusal {
             | Refusal::SegmentShapeMismatch { divergence, .. }
             | Refusal::AllocationDiverged { divergence, .. } => divergence.as_deref(),
             _ => None,
-        }
-    }
-
-    /// The variant's name.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Refusal::SegmentCountMismatch { .. } => "SegmentCountMismatch",
-            Refusal::SegmentShapeMismatch { .. } => "SegmentShapeMismatch",
-            Refusal::AllocationDiverged { .. } => "AllocationDiverged",
-            Refusal::EpochMismatch { .. } => "EpochMismatch",
-            Refusal::IdentityMismatch { .. } => "IdentityMismatch",
-            Refusal::MembersMismatch { .. } => "MembersMismatch",
-            Refusal::PolicyMismatch { .. } => "PolicyMismatch",
-            Refusal::CapabilityMismatch { .. } => "CapabilityMismatch",
-            Refusal::RecordUnreadable { .. } => "RecordUnreadable",
-            Refusal::VersionMismatch { .. } => "VersionMismatch",
-            Refusal::PeerPrepareFailed { .. } => "PeerPrepareFailed",
-            Refusal::CommitDuringCapture { .. } => "CommitDuringCapture",
-            Refusal::CommitInsideGroup { .. } => "CommitInsideGroup",
-            Refusal::CollectivesOutstanding { .. } => "CollectivesOutstanding",
-            Refusal::MessagesOutstanding { .. } => "MessagesOutstanding",
-            Refusal::AddressSpaceExhausted { .. } => "AddressSpaceExhausted",
-            Refusal::SyncTimeout { .. } => "SyncTimeout",
-            Refusal::GenerationMismatch { .. } => "GenerationMismatch",
-            Refusal::RetirementMismatch { .. } => "RetirementMismatch",
-            Refusal::SegmentPinned { .. } => "SegmentPinned",
-            Refusal::SegmentInUse { .. } => "SegmentInUse",
-            Refusal::SegmentCommitted { .. } => "SegmentCommitted",
-            Refusal::CommittedLogDiverged { .. } => "CommittedLogDiverged",
-            Refusal::QuiesceFailed { .. } => "QuiesceFailed",
         }
     }
 }

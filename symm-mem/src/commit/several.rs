@@ -28,6 +28,7 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 ///
 /// # Errors
 /// Those of [`SymmetricPool::commit`], for each commit.
+#[must_use = "each result may be an error"]
 pub fn commit_all(
     commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
     options: CommitOptions,

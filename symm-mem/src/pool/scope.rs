@@ -62,6 +62,7 @@ impl<'a> PoolScope<'a> {
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was
     /// aborted, at once, if this rank has nothing new for it.
+    #[must_use = "each result may be an error"]
     pub fn finish(self) -> Vec<Result<CommitReport, CommitError>> {
         let Self { pool, groups, options, route } = self;
         drop(route);

@@ -11,6 +11,9 @@ use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
+/// The tag of the operations that [`SymmetricArena::reserve`] logs.
+pub const RESERVED: &str = "reserved";
+
 /// The number of the heap's only list of free blocks. All sizes share it, because a symmetric pool has few blocks, and
 /// its segments are expensive.
 const LIST: List = 0;
@@ -165,7 +168,7 @@ impl SymmetricArena {
     /// As [`allocate`](Self::allocate).
     #[track_caller]
     pub fn reserve(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
-        let placed = self.allocate_tagged(bytes, "reserved")?;
+        let placed = self.allocate_tagged(bytes, RESERVED)?;
         self.free(placed.placement)?;
         Ok(placed)
     }

@@ -34,7 +34,7 @@ mod log;
 #[cfg(test)]
 mod tests;
 
-pub use arena::{Placed, SymmetricArena, SymmetricError};
+pub use arena::{Placed, RESERVED, SymmetricArena, SymmetricError};
 pub use journal::SymmetricSegment;
 pub use log::{Log, LogState, Operation, OperationKind};
 

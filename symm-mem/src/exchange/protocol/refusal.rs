@@ -148,7 +148,7 @@ pub enum ExchangeRefusal {
         noticed: Vec<u32>,
     },
 }
-wire_enum!(ExchangeRefusal {
+wire_enum!(named ExchangeRefusal {
     0 => ExchangeTimeout { missing, waited_ms, circle },
     1 => RecordUnreadable { rank, cause },
     2 => PlanMismatch { plans },
@@ -196,24 +196,5 @@ impl ExchangeRefusal {
     /// Returns true if members did not come, or were lost.
     pub(crate) fn is_of_the_missing(&self) -> bool {
         matches!(self, Self::ExchangeTimeout { .. } | Self::MembersLost { .. })
-    }
-
-    /// Returns the variant's name, with which the message begins.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::ExchangeTimeout { .. } => "ExchangeTimeout",
-            Self::RecordUnreadable { .. } => "RecordUnreadable",
-            Self::PlanMismatch { .. } => "PlanMismatch",
-            Self::PeerPrepareFailed { .. } => "PeerPrepareFailed",
-            Self::CounterpartMissing { .. } => "CounterpartMissing",
-            Self::PartMismatch { .. } => "PartMismatch",
-            Self::SizeMismatch { .. } => "SizeMismatch",
-            Self::OutOfReach { .. } => "OutOfReach",
-            Self::NoPeerAccess { .. } => "NoPeerAccess",
-            Self::OpeningFailed { .. } => "OpeningFailed",
-            Self::MembersLost { .. } => "MembersLost",
-            Self::VersionMismatch { .. } => "VersionMismatch",
-        }
     }
 }

@@ -147,7 +147,7 @@ pub enum RendezvousRefusal {
         noticed: Vec<u32>,
     },
 }
-wire_enum!(RendezvousRefusal {
+wire_enum!(named RendezvousRefusal {
     0 => RendezvousTimeout { missing, waited_ms, circle },
     1 => RecordUnreadable { rank, cause },
     2 => IdentityMismatch { what, values },
@@ -198,28 +198,6 @@ impl RendezvousRefusal {
     /// Returns true if members did not come, or were lost.
     pub(crate) fn is_of_the_missing(&self) -> bool {
         matches!(self, Self::RendezvousTimeout { .. } | Self::MembersLost { .. })
-    }
-
-    /// The name of the refusal. Its message starts with it.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::RendezvousTimeout { .. } => "RendezvousTimeout",
-            Self::RecordUnreadable { .. } => "RecordUnreadable",
-            Self::IdentityMismatch { .. } => "IdentityMismatch",
-            Self::PeerPrepareFailed { .. } => "PeerPrepareFailed",
-            Self::RendezvousDuringCapture { .. } => "RendezvousDuringCapture",
-            Self::SubjectMismatch { .. } => "SubjectMismatch",
-            Self::SizeMismatch { .. } => "SizeMismatch",
-            Self::OffsetMismatch { .. } => "OffsetMismatch",
-            Self::SameDevice { .. } => "SameDevice",
-            Self::HandleKindMismatch { .. } => "HandleKindMismatch",
-            Self::HostsApart { .. } => "HostsApart",
-            Self::NoPeerAccess { .. } => "NoPeerAccess",
-            Self::SharingFailed { .. } => "SharingFailed",
-            Self::MembersLost { .. } => "MembersLost",
-            Self::VersionMismatch { .. } => "VersionMismatch",
-        }
     }
 }
 
