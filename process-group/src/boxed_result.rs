@@ -5,7 +5,7 @@ pub(crate) type BoxedResult<T, E> = Result<T, Box<E>>;
 
 /// Makes an error out of line, so that the common path stays short.
 ///
-/// Pass a closure that moves its captures. A borrowed capture would have to be in memory on the common path too.
+/// Pass a `move` closure: the common path would spill a borrowed capture to the stack.
 #[cold]
 #[inline(never)]
 pub(crate) fn cold_err<E>(make: impl FnOnce() -> E) -> Box<E> {

@@ -17,12 +17,15 @@ use super::{
 };
 use crate::{BoxedResult, cold_err, memory::WindowOffset, operation::Operation};
 
-/// One operation of this rank. A buffer that this rank does not use is null. The receive buffer of a put is given by
-/// the address at the same offset in this rank's own copy of the window.
+/// One operation of this rank. A buffer that this rank does not use is null. A *share* is the part of a buffer that
+/// belongs to one rank: `count` elements.
+///
+/// For a put, `receive` is an address in this rank's own part of the window. The data goes to the same offset in the
+/// peer's part.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Op {
     pub(crate) primitive: Primitive,
-    /// The group operation that this op is a part of.
+    /// The `ProcessGroup` operation that this op is a part of.
     pub(crate) call: Operation,
     pub(crate) send: DevicePtr,
     pub(crate) receive: DevicePtr,
@@ -177,7 +180,7 @@ impl Op {
         rules.buffers(send, receive, count, dtype, primitive.in_place(named))
     }
 
-    /// Checks that the buffers that this rank uses have the same type, and the length of their shares.
+    /// Checks the buffers that this rank uses: equal types, and each of the length of its `shares`.
     #[inline(always)]
     fn lengths(
         &self,

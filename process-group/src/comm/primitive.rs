@@ -37,7 +37,7 @@ impl Primitive {
         Self::WaitSignals,
     ];
 
-    /// Returns the group operation that consists of this primitive alone.
+    /// Returns the `ProcessGroup` operation that consists of this primitive alone.
     pub(crate) const fn operation(self) -> Operation {
         match self {
             Self::AllReduce => Operation::AllReduce,

@@ -1,8 +1,8 @@
 //! A group's cache of the memory ranges that its operations use. Each entry is a range that was checked to be
 //! memory of the group's device, with its registration status and its position in the group's windows.
 //!
-//! A miss looks the address up in the tables of the allocators that this process follows, or queries the
-//! driver, and normally caches the whole surrounding range. A hit reads at most two cache lines, without a
+//! A miss looks the address up in the tables of the followed allocators (those with a `SegmentRegistrar`), or
+//! queries the driver, and normally caches the whole surrounding range. A hit reads at most two cache lines, without a
 //! lock or a call. The cache is invalidated when a segment of a followed allocator, or a
 //! [window](super::places), is added or removed. It is not invalidated when other memory is freed: if the
 //! address is reused, the old entry still hits.
@@ -94,26 +94,26 @@ const PAGE: u32 = 21;
 const UNIT: u32 = 9;
 
 const OPERATIONS: usize = Primitive::ALL.len();
-const LYINGS: usize = RegistrationStatus::ALL.len();
+const STATUSES: usize = RegistrationStatus::ALL.len();
 
 /// A group's cache of checked memory ranges, and its counts of buffers by registration status.
 pub(super) struct BufferCache {
     context: Context,
     /// True if the buffers of operations are checked.
-    pub(super) looks: bool,
+    pub(super) checks_buffers: bool,
     /// True if NCCL registers the buffers of captured operations, and requires each to lie in one physical
     /// allocation.
-    captures_whole: bool,
+    needs_one_allocation: bool,
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
-    /// The window plans known to the group.
+    /// The memory layouts that are the same on all members, such as symmetric pools.
     pub(super) places: Places,
     /// The serial numbers of the registrars from the group's first successful agreement on registration.
     /// Unset before that.
     registrars: OnceLock<Vec<u64>>,
     /// The number of buffers checked, by operation and by registration status.
-    counts: [[AtomicU64; LYINGS]; OPERATIONS],
+    counts: [[AtomicU64; STATUSES]; OPERATIONS],
     /// True once the members have agreed on registration, with either result.
     has_agreed: AtomicBool,
     /// The number of buffers that were counted as `NotAgreed` before the agreement, by operation and
@@ -123,14 +123,15 @@ pub(super) struct BufferCache {
 }
 
 impl BufferCache {
-    pub(super) fn new(context: &Context, nccl: &Nccl, looks: bool, plans: Arc<PlanNames>) -> Self {
-        const PIECES: Version = Version::new(2, 29, 0);
+    pub(super) fn new(context: &Context, nccl: &Nccl, checks_buffers: bool, plans: Arc<PlanNames>) -> Self {
+        // From this release on, NCCL registers a captured buffer that spans physical allocations in parts.
+        const REGISTERS_PARTS: Version = Version::new(2, 29, 0);
         let registers = std::env::var("NCCL_GRAPH_REGISTER").map_or(true, |value| value.trim() != "0");
         let slots = || Box::new(std::array::from_fn(|_| Slot::default()));
         Self {
             context: context.clone(),
-            looks,
-            captures_whole: registers && nccl.release() < PIECES,
+            checks_buffers,
+            needs_one_allocation: registers && nccl.release() < REGISTERS_PARTS,
             large: slots(),
             small: slots(),
             writing: Mutex::default(),
@@ -189,7 +190,7 @@ impl BufferCache {
         op: &mut Op,
         stream: &Stream,
     ) -> BoxedResult<(), GroupError> {
-        if !self.looks {
+        if !self.checks_buffers {
             self.places.note(communicator, op);
             return Ok(());
         }
@@ -226,8 +227,9 @@ impl BufferCache {
                 self.find(communicator, address, bytes).map_err(|source| wrong(group, op, side, source))?
             }
         };
-        if status == RegistrationStatus::Remappable && self.captures_whole {
-            self.in_one(address, bytes, stream).map_err(|source| wrong(group, op, side, source))?;
+        if status == RegistrationStatus::Remappable && self.needs_one_allocation {
+            self.check_one_allocation(address, bytes, stream)
+                .map_err(|source| wrong(group, op, side, source))?;
         }
         if status == RegistrationStatus::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
             self.remember(op.primitive, address, bytes);
@@ -242,7 +244,12 @@ impl BufferCache {
     /// If `stream` is capturing, checks that this range of re-mappable memory lies in one physical
     /// allocation.
     #[cold]
-    fn in_one(&self, address: u64, bytes: u64, stream: &Stream) -> BoxedResult<(), BufferError> {
+    fn check_one_allocation(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: &Stream,
+    ) -> BoxedResult<(), BufferError> {
         if stream.capture_status().map_err(BufferError::from)? == CaptureStatus::None {
             return Ok(());
         }
@@ -321,7 +328,7 @@ fn wrong(group: &str, op: &Op, buffer: &'static str, source: Box<BufferError>) -
 
 impl fmt::Debug for BufferCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BufferCache").field("looks", &self.looks).finish_non_exhaustive()
+        f.debug_struct("BufferCache").field("checks_buffers", &self.checks_buffers).finish_non_exhaustive()
     }
 }
 

@@ -231,7 +231,8 @@ impl GroupParts {
             context.device(),
         );
         let marks = Marks::new(context, shared_settings.own.times());
-        let buffer_cache = BufferCache::new(context, communicator.nccl(), shared_settings.own.looks(), plans);
+        let buffer_cache =
+            BufferCache::new(context, communicator.nccl(), shared_settings.own.checks_buffers(), plans);
         Ok(ProcessGroup {
             membership,
             name,

@@ -22,11 +22,11 @@ pub(super) struct Hosted {
 
 impl Hosted {
     /// The time for which the store stays open, so that other ranks can read why a group is over.
-    const MOMENT: Duration = Duration::from_secs(3);
+    const DRAIN_TIME: Duration = Duration::from_secs(3);
 
     /// Ends this rank's watch. Then waits until the other ranks have left the store, unless a grown group
     /// still uses the store.
-    pub(super) fn farewell(&self, deadline: Deadline) {
+    pub(super) fn close(&self, deadline: Deadline) {
         self.watch.close();
         if Arc::strong_count(&self.grown) == 1 {
             self.store.drain(deadline);
@@ -44,7 +44,7 @@ impl Hosted {
 impl Drop for Hosted {
     fn drop(&mut self) {
         if (self.health.is_in_trouble() || self.health.has_left()) && !self.has_others() {
-            self.farewell(Deadline::after(Self::MOMENT));
+            self.close(Deadline::after(Self::DRAIN_TIME));
         }
     }
 }

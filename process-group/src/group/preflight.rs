@@ -23,7 +23,7 @@ use crate::{
 
 /// The calls that one rank is about to make.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Card {
+struct CallRecord {
     /// The rank's position in the group.
     place: usize,
     /// Descriptions of the collectives, in the order of the calls.
@@ -37,7 +37,7 @@ struct Card {
     /// The call site, as `file:line`. Shown in errors, but not compared.
     site: String,
 }
-wire_struct!(Card { place, collectives, messages, places, site });
+wire_struct!(CallRecord { place, collectives, messages, places, site });
 
 /// The agreement that compares the calls that members are about to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,20 +59,20 @@ wire_enum!(Mismatch { 0 => Calls { rank, call, other, other_call }, 1 => Places(
 
 impl PlainProtocol for Comparison {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    type Record = Card;
+    type Record = CallRecord;
     type Agreed = ();
     type Refusal = Mismatch;
 
-    fn conclude(cards: &[(u32, Card)]) -> Result<(), Mismatch> {
-        compare(cards).map_err(|[(rank, call), (other, other_call)]| {
+    fn conclude(records: &[(u32, CallRecord)]) -> Result<(), Mismatch> {
+        compare(records).map_err(|[(rank, call), (other, other_call)]| {
             let (rank, other) = (rank as usize, other as usize);
             Mismatch::Calls { rank, call, other, other_call }
         })?;
-        let Some((buffer, odd, usual)) = misplaced(cards) else { return Ok(()) };
+        let Some((buffer, odd, usual)) = misplaced(records) else { return Ok(()) };
         let at = |index: usize| {
             let nowhere = || ("a buffer".to_owned(), "in memory that is compared with nothing".to_owned());
-            let (rank, card) = &cards[index];
-            (*rank as usize, card.places.get(buffer).cloned().unwrap_or_else(nowhere))
+            let (rank, record) = &records[index];
+            (*rank as usize, record.places.get(buffer).cloned().unwrap_or_else(nowhere))
         };
         let ((rank, (buffer, place)), (other, (_, other_place))) = (at(odd), at(usual));
         Err(Mismatch::Places(Misplaced { buffer, rank, place, other, other_place }))
@@ -88,24 +88,24 @@ pub(super) fn is_collective(operation: Operation, ops: &[Op]) -> bool {
     }
 }
 
-impl Card {
-    /// Describes `ops` for the comparison. With `peer`, the card contains only the messages with that rank. Without
+impl CallRecord {
+    /// Describes `ops` for the comparison. With `peer`, the record contains only the messages with that rank. Without
     /// `peer`, it contains only the collectives.
     fn of(ops: &[Op], peer: Option<usize>) -> Self {
-        let mut card = Self::default();
+        let mut record = Self::default();
         for op in ops.iter().filter(|op| op.is_message() == peer.is_some()) {
             let Op { primitive, call, count, dtype, reduction, rank, .. } = *op;
             if let Primitive::Send | Primitive::Recv = primitive {
                 if peer.is_none_or(|peer| peer == rank) {
-                    let (to, from) = card.messages.entry(rank).or_default();
+                    let (to, from) = record.messages.entry(rank).or_default();
                     let calls = if primitive == Primitive::Send { to } else { from };
                     calls.push(format!("{count} {dtype}"));
                 }
                 // The sends and receives of a `_list` operation are not calls of their own, so the operation is added
                 // once.
                 let list = format!("{call} of {dtype}");
-                if peer.is_none() && card.collectives.last() != Some(&list) {
-                    card.collectives.push(list);
+                if peer.is_none() && record.collectives.last() != Some(&list) {
+                    record.collectives.push(list);
                 }
                 continue;
             }
@@ -119,9 +119,9 @@ impl Card {
             if let Some(role) = primitive.role() {
                 words += &format!(" with {role} {rank}");
             }
-            card.collectives.push(words);
+            record.collectives.push(words);
         }
-        card
+        record
     }
 
     fn words(&self) -> String {
@@ -165,30 +165,32 @@ fn places(group: &ProcessGroup, ops: &[Op]) -> Vec<(String, String)> {
 
 /// Returns the index of the first value that differs from the majority, and the index of the first value that belongs
 /// to the majority. On a tie, the first value counts as the majority.
-fn odd_one<V: PartialEq>(values: impl Iterator<Item = V>) -> Option<(usize, usize)> {
+fn find_minority<V: PartialEq>(values: impl Iterator<Item = V>) -> Option<(usize, usize)> {
     let values = ValuesByRank::of((0..).zip(values));
     let usual = values.entries.first()?.ranks.first()?;
     Some((*values.minority().first()? as usize, *usual as usize))
 }
 
-/// Returns the first buffer whose position is not the same on all ranks: the buffer's index, the index of a card that
-/// differs from the majority, and the index of a card of the majority. The calls on all cards must be equal.
-fn misplaced(cards: &[(u32, Card)]) -> Option<(usize, usize, usize)> {
-    let count = cards.iter().map(|(_, card)| card.places.len()).max()?;
+/// Returns the first buffer whose position is not the same on all ranks: the buffer's index, the index of a record that
+/// differs from the majority, and the index of a record of the majority. The calls on all records must be equal.
+fn misplaced(records: &[(u32, CallRecord)]) -> Option<(usize, usize, usize)> {
+    let count = records.iter().map(|(_, record)| record.places.len()).max()?;
     (0..count).find_map(|buffer| {
-        let places = cards.iter().map(|(_, card)| card.places.get(buffer).map(|(_, place)| place));
-        odd_one(places).map(|(odd, usual)| (buffer, odd, usual))
+        let places = records.iter().map(|(_, record)| record.places.get(buffer).map(|(_, place)| place));
+        find_minority(places).map(|(odd, usual)| (buffer, odd, usual))
     })
 }
 
-/// Compares the cards. On a mismatch, returns two ranks with descriptions of their calls: a rank whose collective
+/// Compares the records. On a mismatch, returns two ranks with descriptions of their calls: a rank whose collective
 /// differs from the majority's and a rank of the majority, or the two ends of a message that do not match.
-fn compare(cards: &[(u32, Card)]) -> Result<(), [(u32, String); 2]> {
-    if let Some((odd, usual)) = odd_one(cards.iter().map(|(_, card)| &card.collectives)) {
-        let ((rank, odd), (other, usual)) = (&cards[odd], &cards[usual]);
+fn compare(records: &[(u32, CallRecord)]) -> Result<(), [(u32, String); 2]> {
+    if let Some((odd, usual)) = find_minority(records.iter().map(|(_, record)| &record.collectives)) {
+        let ((rank, odd), (other, usual)) = (&records[odd], &records[usual]);
         return Err([(*rank, odd.words()), (*other, usual.words())]);
     }
-    for ((rank, from), (other, to)) in cards.iter().flat_map(|from| cards.iter().map(move |to| (from, to))) {
+    for ((rank, from), (other, to)) in
+        records.iter().flat_map(|from| records.iter().map(move |to| (from, to)))
+    {
         let (sent, received) = (from.to(to.place), to.from(from.place));
         if sent != received && from.place != to.place {
             let words = |verb: &str, what: &[String], other: usize| match what {
@@ -216,8 +218,9 @@ impl ProcessGroup {
         // One-sided operations have no matching call on the other rank.
         let ops: Vec<_> = ops.iter().filter(|op| !op.primitive.is_one_sided()).copied().collect();
         if ops.iter().any(|op| !op.is_message()) {
-            let card = Card { places: places(self, &ops), site: site.clone(), ..Card::of(&ops, None) };
-            self.meet("all", &self.ranks, card)?;
+            let record =
+                CallRecord { places: places(self, &ops), site: site.clone(), ..CallRecord::of(&ops, None) };
+            self.meet("all", &self.ranks, record)?;
         }
         // Peers are met in ascending order, which excludes circular waits: in a circle, each rank would wait for a rank
         // lower than the one that waits for it.
@@ -226,8 +229,8 @@ impl ProcessGroup {
         for peer in peers {
             let pair = [self.rank.min(peer), self.rank.max(peer)];
             let name = format!("{}-{}", pair[0], pair[1]);
-            let card = Card { site: site.clone(), ..Card::of(&ops, Some(peer)) };
-            self.meet(&name, &pair.map(|place| self.ranks[place]), card)?;
+            let record = CallRecord { site: site.clone(), ..CallRecord::of(&ops, Some(peer)) };
+            self.meet(&name, &pair.map(|place| self.ranks[place]), record)?;
         }
         Ok(())
     }
@@ -236,17 +239,18 @@ impl ProcessGroup {
     /// invalid. Does nothing for messages, because the peer may be the invalid argument.
     pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
         if self.shared_settings.checked && is_collective && self.standing().is_ok() {
-            let card = Card { collectives: vec![format!("nothing ({error})")], ..Card::default() };
+            let record =
+                CallRecord { collectives: vec![format!("nothing ({error})")], ..CallRecord::default() };
             // The result is ignored: the caller returns this rank's own error.
-            let _ = self.meet("all", &self.ranks, card);
+            let _ = self.meet("all", &self.ranks, record);
         }
     }
 
-    /// Compares `card` with the cards of the other members of `ranks`, which are ranks of the job.
-    fn meet(&self, name: &str, ranks: &[usize], card: Card) -> Result<()> {
+    /// Compares `record` with the records of the other members of `ranks`, which are ranks of the job.
+    fn meet(&self, name: &str, ranks: &[usize], record: CallRecord) -> Result<()> {
         let meeting = self.meeting_of("a checked call", &format!("checked/{name}"), ranks);
-        let card = Card { place: self.rank, ..card };
-        let Err(mismatch) = meeting.decide::<Comparison>(card, self.timeout())? else { return Ok(()) };
+        let record = CallRecord { place: self.rank, ..record };
+        let Err(mismatch) = meeting.decide::<Comparison>(record, self.timeout())? else { return Ok(()) };
         let group = self.name.to_string();
         Err(match mismatch {
             Mismatch::Calls { rank, call, other, other_call } => {
@@ -284,9 +288,9 @@ mod tests {
         assert!(apart.ends_with("but in segment 1 of pool 3 at offset 0 on rank 0"), "{apart}");
     }
 
-    /// Returns the card with this place, as the record of the rank with the same number.
-    fn at(place: usize, card: Card) -> (u32, Card) {
-        (place as u32, Card { place, ..card })
+    /// Returns the record as that of the rank with the number `place`.
+    fn at(place: usize, record: CallRecord) -> (u32, CallRecord) {
+        (place as u32, CallRecord { place, ..record })
     }
 
     fn calls(mismatch: Mismatch) -> ((usize, String), (usize, String)) {
@@ -315,12 +319,12 @@ mod tests {
             let (from, to) = (odd[0].index(size), odd[1].index(size));
             let mut wrong = counts.clone();
             wrong[from][to] += more;
-            let cards: Vec<_> = (0..size).map(|own| {
+            let records: Vec<_> = (0..size).map(|own| {
                 // Only the receiver has the wrong count.
                 let counts = if own == to { &wrong } else { &counts };
-                at(own, Card::of(&all_to_all(counts, own), None))
+                at(own, CallRecord::of(&all_to_all(counts, own), None))
             }).collect();
-            match Comparison::conclude(&cards) {
+            match Comparison::conclude(&records) {
                 Ok(()) => prop_assert!(more == 0 || from == to),
                 Err(mismatch) => {
                     let ((rank, sent), (other, received)) = calls(mismatch);
@@ -339,8 +343,8 @@ mod tests {
                 true => op(Primitive::Broadcast, count, root + 1),
                 false => op(Primitive::Broadcast, count, root),
             };
-            let cards: Vec<_> = (0..size).map(|rank| at(rank, Card::of(&[call(rank)], None))).collect();
-            let ((rank, call), (other, other_call)) = calls(Comparison::conclude(&cards).unwrap_err());
+            let records: Vec<_> = (0..size).map(|rank| at(rank, CallRecord::of(&[call(rank)], None))).collect();
+            let ((rank, call), (other, other_call)) = calls(Comparison::conclude(&records).unwrap_err());
             prop_assert_eq!(rank, odd);
             prop_assert_ne!(other, odd);
             prop_assert_eq!(call, format!("calls broadcast of {count} f32 with root {}", root + 1));
@@ -350,12 +354,12 @@ mod tests {
 
     #[test]
     fn the_buffer_that_lies_elsewhere_is_named() {
-        let on = |places: [&str; 2]| Card {
+        let on = |places: [&str; 2]| CallRecord {
             places: places.map(|place| ("a buffer".to_owned(), place.to_owned())).into(),
-            ..Card::default()
+            ..CallRecord::default()
         };
-        let (here, there, none) = (on(["here", "here"]), on(["here", "there"]), Card::default());
-        let [here, there, none] = [here, there, none].map(|card| move || (0, card.clone()));
+        let (here, there, none) = (on(["here", "here"]), on(["here", "there"]), CallRecord::default());
+        let [here, there, none] = [here, there, none].map(|record| move || (0, record.clone()));
         assert_eq!(misplaced(&[here(), here()]), None);
         assert_eq!(misplaced(&[there(), here(), here()]), Some((1, 0, 1)));
         assert_eq!(misplaced(&[here(), here(), none()]), Some((0, 2, 0)));
@@ -365,9 +369,9 @@ mod tests {
 
     #[test]
     fn messages_are_compared_by_the_two() {
-        let sends = at(2, Card::of(&[op(Primitive::Send, 3, 5), op(Primitive::Send, 9, 7)], Some(5)));
-        let fits = at(5, Card::of(&[op(Primitive::Recv, 3, 2)], Some(2)));
-        let other = at(5, Card::of(&[op(Primitive::Recv, 4, 2)], Some(2)));
+        let sends = at(2, CallRecord::of(&[op(Primitive::Send, 3, 5), op(Primitive::Send, 9, 7)], Some(5)));
+        let fits = at(5, CallRecord::of(&[op(Primitive::Recv, 3, 2)], Some(2)));
+        let other = at(5, CallRecord::of(&[op(Primitive::Recv, 4, 2)], Some(2)));
         assert_eq!(Comparison::conclude(&[sends.clone(), fits]), Ok(()));
         let ((rank, sent), (peer, received)) = calls(Comparison::conclude(&[sends, other]).unwrap_err());
         assert_eq!(

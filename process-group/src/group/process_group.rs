@@ -383,7 +383,7 @@ impl ProcessGroup {
     /// Those of [`Communicator::destroy`]; for an adopted communicator, those of [`quiesce`](Self::quiesce),
     /// [`barrier`](Self::barrier) and [`Communicator::release`].
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
-        const FAREWELL: Duration = Duration::from_secs(10);
+        const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
         let _range = profile::range("destroy", &self.name, 0);
         if self.communicator.is_adopted() {
             // Nothing else waits for the other members, and their work may use this rank's windows.
@@ -407,7 +407,7 @@ impl ProcessGroup {
         // Records the work that is done now, because its state is not queried again.
         outstanding.look();
         if let Some(host) = &host {
-            host.farewell(deadline.at_most(FAREWELL));
+            host.close(deadline.at_most(DRAIN_TIMEOUT));
         }
         Ok(())
     }

@@ -27,7 +27,7 @@ pub enum NotRegistered {
     /// communicator.
     #[error("the group has not made its communicator yet (Builder::lazy); call ProcessGroup::connect first")]
     Lazy,
-    /// The group was joined from PyTorch, whose ranks do not agree on registration.
+    /// The group was joined from PyTorch, whose ranks take no part in the agreement on registration.
     #[error(
         "the group was joined from PyTorch, whose ranks do not say what they register; make a group of Rust's ranks"
     )]
@@ -110,26 +110,26 @@ pub enum NotRegistered {
     },
 }
 
-/// The result of registration with communicators that were made together.
+/// The result of registration with the communicator of a group and those of its lanes, or with that of a pair.
 pub(super) struct Registered {
     pub(super) outcome: Result<(), NotRegistered>,
     /// Serial numbers of the registrars whose segments are registered with the communicators.
     pub(super) registrars: Vec<u64>,
     #[cfg(feature = "registration")]
-    pub(super) _enlistment: Option<Enlistment>,
+    pub(super) enlistment: Option<Enlistment>,
     /// Pools that were registered later, by `ProcessGroup::register_pool`.
     #[cfg(feature = "registration")]
     pub(super) pools: Mutex<Vec<Enlistment>>,
 }
 
 impl Registered {
-    /// Makes the result for communicators with which nothing is registered, for this reason.
+    /// Makes the result if nothing is registered, for this reason.
     pub(super) fn not(reason: NotRegistered) -> Self {
         Self {
             outcome: Err(reason),
             registrars: Vec::new(),
             #[cfg(feature = "registration")]
-            _enlistment: None,
+            enlistment: None,
             #[cfg(feature = "registration")]
             pools: Mutex::default(),
         }
@@ -144,7 +144,7 @@ impl Registered {
 
     /// Returns true if the segments of this pool are registered, alone or with the whole allocator.
     pub(super) fn has(&self, pool: &Pool) -> bool {
-        self._enlistment.iter().chain(&*self.pools()).any(|enlistment| enlistment.follows(pool))
+        self.enlistment.iter().chain(&*self.pools()).any(|enlistment| enlistment.follows(pool))
     }
 }
 

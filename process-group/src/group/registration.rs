@@ -6,7 +6,7 @@
 //! contributions, all ranks compute the same result.
 
 #[cfg(feature = "registration")]
-use {self::vote::Ballot, crate::error_text, crate::registration::Enlistment};
+use {self::decision::RegistrationRecord, crate::error_text, crate::registration::Enlistment};
 
 use super::{
     Builder, GroupSettings, Member, NotRegistered, ProcessGroup, RegistrationSupport, Result,
@@ -100,7 +100,7 @@ impl ProcessGroup {
             Ok(enlistment) => Registered {
                 outcome: Ok(()),
                 registrars: enlistment.registrars(),
-                _enlistment: Some(enlistment),
+                enlistment: Some(enlistment),
                 pools: Default::default(),
             },
         })
@@ -120,9 +120,9 @@ impl ProcessGroup {
             Ok(()) => Ok(enlistment),
             Err(error) => Err(error_text(&error)),
         });
-        let ballot = Ballot { classes, problem: served.as_ref().err().cloned() };
-        let counted = vote::count(&meeting.gather(ballot, deadline)?);
-        let enlistment = match (counted, served) {
+        let record = RegistrationRecord { classes, problem: served.as_ref().err().cloned() };
+        let concluded = decision::conclude(&meeting.gather(record, deadline)?);
+        let enlistment = match (concluded, served) {
             (Ok(()), Ok(enlistment)) => enlistment,
             (Err(reason), _) => return Ok(Err(reason)),
             (_, Err(problem)) => return Ok(Err(NotRegistered::Failed { rank: self.global_rank(), problem })),
@@ -140,7 +140,7 @@ impl ProcessGroup {
 }
 
 #[cfg(feature = "registration")]
-mod vote {
+mod decision {
     use bootstrap::wire::{wire_enum, wire_struct};
 
     use crate::group::NotRegistered;
@@ -148,15 +148,15 @@ mod vote {
 
     /// The contribution of one rank to the agreement.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub(super) struct Ballot {
+    pub(super) struct RegistrationRecord {
         pub(super) classes: Vec<MemoryClass>,
         pub(super) problem: Option<String>,
     }
 
     wire_enum!(MemoryClass { 0 => Registrable {}, 1 => NotExportable {}, 2 => Remappable {} });
-    wire_struct!(Ballot { classes, problem });
+    wire_struct!(RegistrationRecord { classes, problem });
 
-    impl Ballot {
+    impl RegistrationRecord {
         fn describe(&self) -> String {
             let name = |class: &MemoryClass| match class {
                 MemoryClass::Registrable => "registrable memory",
@@ -167,21 +167,21 @@ mod vote {
         }
     }
 
-    /// Computes the common result from the ballots of all members, each with its member's rank of the job.
-    pub(super) fn count(ballots: &[(u32, Ballot)]) -> Result<(), NotRegistered> {
-        let mut ballots: Vec<_> = ballots.iter().map(|(rank, ballot)| (*rank as usize, ballot)).collect();
-        ballots.sort_by_key(|(rank, _)| *rank);
-        let Some((first_rank, first)) = ballots.first() else { return Err(NotRegistered::NotAsked) };
-        for (rank, ballot) in &ballots {
+    /// Returns the common result for the records of all members, each with the member's rank in the job.
+    pub(super) fn conclude(records: &[(u32, RegistrationRecord)]) -> Result<(), NotRegistered> {
+        let mut records: Vec<_> = records.iter().map(|(rank, record)| (*rank as usize, record)).collect();
+        records.sort_by_key(|(rank, _)| *rank);
+        let Some((first_rank, first)) = records.first() else { return Err(NotRegistered::NotAsked) };
+        for (rank, record) in &records {
             let (rank, other) = (*rank, *first_rank);
-            if let Some(problem) = ballot.problem.clone() {
+            if let Some(problem) = record.problem.clone() {
                 return Err(NotRegistered::Failed { rank, problem });
             }
-            if ballot.classes.is_empty() {
+            if record.classes.is_empty() {
                 return Err(NotRegistered::NoAllocator { rank });
             }
-            if ballot.classes != first.classes {
-                let (found, other_found) = (ballot.describe(), first.describe());
+            if record.classes != first.classes {
+                let (found, other_found) = (record.describe(), first.describe());
                 return Err(NotRegistered::Allocators { rank, found, other, other_found });
             }
         }
@@ -199,7 +199,7 @@ mod vote {
         use super::*;
         use proptest::prelude::*;
 
-        fn ballot() -> impl Strategy<Value = Ballot> {
+        fn record() -> impl Strategy<Value = RegistrationRecord> {
             let class = prop::sample::select(vec![
                 MemoryClass::Registrable,
                 MemoryClass::NotExportable,
@@ -207,25 +207,25 @@ mod vote {
             ]);
             let problem = prop::option::weighted(0.2, "[ -~]{1,20}");
             (prop::collection::vec(class, 0..3), problem)
-                .prop_map(|(classes, problem)| Ballot { classes, problem })
+                .prop_map(|(classes, problem)| RegistrationRecord { classes, problem })
         }
 
         proptest! {
             #[test]
             fn memory_is_registered_only_where_all_have_the_same_and_nothing_failed(
-                ballots in prop::collection::vec(ballot(), 1..5),
+                records in prop::collection::vec(record(), 1..5),
             ) {
-                let good = ballots.iter().all(|ballot| {
-                    ballot.problem.is_none()
-                        && ballot.classes == ballots[0].classes
-                        && ballot.classes.contains(&MemoryClass::Registrable)
+                let good = records.iter().all(|record| {
+                    record.problem.is_none()
+                        && record.classes == records[0].classes
+                        && record.classes.contains(&MemoryClass::Registrable)
                 });
-                let mut records: Vec<_> = (10..).zip(ballots).collect();
-                let counted = count(&records);
-                prop_assert_eq!(counted.is_ok(), good);
-                // The result does not depend on the order of the ballots.
+                let mut records: Vec<_> = (10..).zip(records).collect();
+                let concluded = conclude(&records);
+                prop_assert_eq!(concluded.is_ok(), good);
+                // The result does not depend on the order of the records.
                 records.reverse();
-                prop_assert_eq!(count(&records), counted);
+                prop_assert_eq!(conclude(&records), concluded);
             }
         }
     }

@@ -171,7 +171,7 @@ impl GroupSettings {
     }
 
     /// Returns true if buffers are checked.
-    pub(super) fn looks(&self) -> bool {
+    pub(super) fn checks_buffers(&self) -> bool {
         self.check_buffers.unwrap_or(true)
     }
 }
@@ -212,8 +212,8 @@ mod tests {
         assert_eq!((child.time_limit(), child.work_limit(), child.times()), (second(60), second(32), true));
         let grandchild = GroupSettings::new().check_buffers(false).or(&child);
         assert_eq!((grandchild.work_limit(), grandchild.pause()), (second(32), second(1)));
-        assert_eq!((child.looks(), grandchild.looks()), (true, false));
+        assert_eq!((child.checks_buffers(), grandchild.checks_buffers()), (true, false));
         let none = GroupSettings::new();
-        assert_eq!((none.time_limit(), none.times(), none.looks()), (second(600), false, true));
+        assert_eq!((none.time_limit(), none.times(), none.checks_buffers()), (second(600), false, true));
     }
 }

@@ -19,8 +19,8 @@ pub struct Divergence {
     pub ranks: Vec<usize>,
     /// Number of the last collective up to which all members are known to have made equal calls. 0 if there is none.
     pub after: u64,
-    /// Number of a collective by which the calls differ. The first call that differs has a number above `after`, and at
-    /// most `by`.
+    /// Number of a collective after which the members' call histories are known to differ. The first call that differs
+    /// has a number above `after`, and at most `by`.
     pub by: u64,
     /// The calls with number `by`, of the ranks that differ and of one rank of the majority, at most 16. Empty if the
     /// number of the first different call is not known exactly, or if the calls are no longer recorded.
@@ -138,7 +138,11 @@ impl CallHistory {
 
 /// Compares the members' histories, and finds the first difference and the ranks that differ. `members` are pairs of a
 /// rank in the job and its history. `suspects` are two ranks whose hashes differed after collective `number`.
-pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], number: u64) -> Divergence {
+pub(super) fn find_divergence(
+    members: &[(usize, CallHistory)],
+    suspects: [usize; 2],
+    number: u64,
+) -> Divergence {
     // For each collective's number and each hash: the ranks that have this hash.
     let mut numbers: BTreeMap<u64, BTreeMap<u64, Vec<usize>>> = BTreeMap::new();
     for (rank, history) in members {
@@ -151,11 +155,11 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
         // The members no longer keep the hashes that differ.
         return Divergence { ranks: suspects.to_vec(), after: 0, by: number, calls: Vec::new() };
     };
-    // Hashes that differ once never become equal again, so all calls before the first different hash are equal. If some
-    // histories are missing, this holds for the remaining members.
+    // Hashes that differ once never become equal again. So equal hashes of all members after a collective show that all
+    // calls up to it are equal.
     let agreed = |(number, hashes): (&u64, &BTreeMap<u64, Vec<usize>>)| {
-        let heard: usize = hashes.values().map(Vec::len).sum();
-        (heard == members.len()).then_some(*number)
+        let known: usize = hashes.values().map(Vec::len).sum();
+        (known == members.len()).then_some(*number)
     };
     let after = numbers.range(..*by).rev().find_map(agreed).unwrap_or(0);
     let (ranks, other) = minority(hashes.values());
@@ -172,8 +176,8 @@ pub(super) fn judge(members: &[(usize, CallHistory)], suspects: [usize; 2], numb
 /// have the same value.
 /// Without a majority, every rank differs from some other rank, so all ranks are returned.
 fn minority<'a>(groups: impl Iterator<Item = &'a Vec<usize>> + Clone) -> (Vec<usize>, Option<usize>) {
-    let heard: usize = groups.clone().map(Vec::len).sum();
-    let majority = groups.clone().find(|ranks| 2 * ranks.len() > heard);
+    let total: usize = groups.clone().map(Vec::len).sum();
+    let majority = groups.clone().find(|ranks| 2 * ranks.len() > total);
     let mut ranks: Vec<_> = groups.filter(|ranks| Some(*ranks) != majority).flatten().copied().collect();
     ranks.sort_unstable();
     (ranks, majority.and_then(|majority| majority.first().copied()))
@@ -183,8 +187,9 @@ impl Divergence {
     /// Maximum number of calls in a report.
     const NAMED: usize = 16;
 
-    /// Compares the last marks of all members. Each of `members` consists of the member's rank in the job, its last
-    /// mark, and the site of its call that requested the comparison. Returns `None` if all marks are equal.
+    /// Compares the members' last [`Mark`]s: the number of a member's last collective and the hash after it. Each of
+    /// `members` consists of the member's rank in the job, its mark, and the site of its call that requested the
+    /// comparison. Returns `None` if all marks are equal.
     pub(crate) fn of_counts(members: &[(usize, (Mark, String))]) -> Option<Self> {
         let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
         for (rank, (mark, _)) in members {
@@ -244,7 +249,7 @@ mod tests {
     proptest! {
         /// A member with one different call is named, with the number, its call and another member's call.
         #[test]
-        fn the_odd_one_is_named(
+        fn the_member_with_a_different_call_is_named(
             calls in prop::collection::vec(0u64..4, 1..60), odd in 0usize..5, at in any::<prop::sample::Index>(), size in 3usize..6,
             cuts in prop::collection::vec(0usize..10, 6),
         ) {
@@ -260,7 +265,7 @@ mod tests {
                 prop_assert_eq!(CallHistory::from_bytes(&history.to_bytes()), Ok(history.clone()));
                 Ok((rank + 10, history))
             }).collect::<Result<_, _>>()?;
-            let found = judge(&members, [10, 11], calls.len() as u64);
+            let found = find_divergence(&members, [10, 11], calls.len() as u64);
             prop_assert_eq!((&found.ranks[..], found.after, found.by), (&[odd + 10][..], at as u64, at as u64 + 1));
             prop_assert_eq!(found.calls.len(), 2);
             prop_assert_eq!(&found.calls[0].call, &format!("call {}", calls[at] + 7));
@@ -288,7 +293,7 @@ mod tests {
     #[test]
     fn of_two_both_are_named() {
         let members = [(0, member(&[1, 2, 3])), (1, member(&[1, 5, 3]))];
-        let found = judge(&members, [0, 1], 3);
+        let found = find_divergence(&members, [0, 1], 3);
         assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[0, 1][..], 1, 2, 2));
         let text = "rank(s) 0, 1 differ in collective 2; rank 0 called call 2 at a.rs:1; rank 1 called call 5 at a.rs:1";
         assert_eq!(found.to_string(), text);
@@ -322,10 +327,10 @@ mod tests {
         for (_, history) in &mut members {
             history.marks.retain(|number, _| *number == 128);
         }
-        let found = judge(&members, [0, 1], 130);
+        let found = find_divergence(&members, [0, 1], 130);
         assert_eq!((&found.ranks[..], found.after, found.by, found.calls.len()), (&[1][..], 0, 128, 0));
         assert_eq!(
-            judge(&[], [0, 1], 9),
+            find_divergence(&[], [0, 1], 9),
             Divergence { ranks: vec![0, 1], after: 0, by: 9, calls: Vec::new() }
         );
     }

@@ -17,7 +17,7 @@ use bootstrap::{
 
 use super::{
     CallHistory, Trouble, WatchSignal,
-    machine::{Board, Input, Machine, Output, Post},
+    machine::{Input, Machine, Output, Post, StoreSnapshot},
     rolling::Mark,
     wake::{WakeThread, wake},
 };
@@ -81,7 +81,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Maximum wait for the heartbeat thread when a watch ends. The thread may be blocked in a store request.
-    const FAREWELL: Duration = Duration::from_secs(2);
+    const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
     /// Creates the keys of rank `rank` in the store. Called before the ranks meet, so that the keys exist when other
     /// ranks read them.
@@ -162,10 +162,10 @@ impl Watch {
             .for_each(|trouble| health.trouble(trouble));
     }
 
-    /// Ends the watch. Waits, for at most `FAREWELL`, until the heartbeat thread has sent all notices and makes no more
-    /// store requests.
+    /// Ends the watch. Waits, for at most `LEAVE_TIMEOUT`, until the heartbeat thread has sent all notices and makes no
+    /// more store requests.
     pub(crate) fn close(&self) {
-        self.signal.leave(Self::FAREWELL);
+        self.signal.leave(Self::LEAVE_TIMEOUT);
     }
 }
 
@@ -200,7 +200,7 @@ fn trouble_key(number: u64) -> String {
     format!("trouble/{number}")
 }
 
-fn testimony_key(group: &str, rank: usize) -> String {
+fn history_key(group: &str, rank: usize) -> String {
     format!("history/{group}/{rank}")
 }
 
@@ -355,7 +355,7 @@ impl HeartbeatThread {
         self.health(id).map(|health| health.ranks().to_vec()).unwrap_or_default()
     }
 
-    fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<Board> {
+    fn exchange(&mut self, beat: Option<u64>, watched: &[usize]) -> Result<StoreSnapshot> {
         // `groups` is dropped before the store request, so that this thread does not keep a group alive that ends
         // during the request.
         let groups = self.groups();
@@ -384,13 +384,13 @@ impl HeartbeatThread {
         let values = self.store.multi_get(&all, self.soon())?;
         let (counts, beats) = values.split_at_checked(3).unwrap_or_default();
         let counts: Vec<_> = counts.iter().map(|count| number(count)).collect();
-        let [asked, dumps, troubles] = counts[..] else { return Ok(Board::default()) };
-        let mut board = Board { asked, dumps, troubles, ..Board::default() };
+        let [asked, dumps, troubles] = counts[..] else { return Ok(StoreSnapshot::default()) };
+        let mut snapshot = StoreSnapshot { asked, dumps, troubles, ..StoreSnapshot::default() };
         let groups = self.groups();
         for (other, bytes) in read.into_iter().zip(beats) {
             // A heartbeat that cannot be decoded is replaced by a constant, so that its rank counts as silent.
             let Heartbeat { number, marks, destroyed } = Heartbeat::from_bytes(bytes).unwrap_or_default();
-            board.beats.push((other, number));
+            snapshot.beats.push((other, number));
             for (group, collectives) in destroyed {
                 let health = groups.iter().find(|health| {
                     let monitor = health.monitor().filter(|monitor| monitor.id() == group);
@@ -398,7 +398,7 @@ impl HeartbeatThread {
                 });
                 if let Some(members) = health.map(|health| Unsent(health.ranks().into())) {
                     let how = Trouble::DESTROYED.into();
-                    board.noticed.push(Trouble::Left { group, rank: other, how, collectives, members });
+                    snapshot.noticed.push(Trouble::Left { group, rank: other, how, collectives, members });
                 }
             }
             for (group, marks) in marks {
@@ -406,11 +406,11 @@ impl HeartbeatThread {
                 let own = monitors.filter(|monitor| monitor.id() == group);
                 for number in own.filter_map(|monitor| monitor.rolling().differs(&marks)) {
                     let (group, ranks) = (group.clone(), [self.rank, other]);
-                    board.noticed.push(Trouble::Suspect { group, number, ranks });
+                    snapshot.noticed.push(Trouble::Suspect { group, number, ranks });
                 }
             }
         }
-        Ok(board)
+        Ok(snapshot)
     }
 
     fn act(&self, trouble: Trouble) -> Result<()> {
@@ -422,7 +422,7 @@ impl HeartbeatThread {
                 monitor.suspect();
                 CallHistory::of(group, monitor.rolling(), &recorder.dump())
             };
-            self.store.set(&testimony_key(group, self.rank), &history.to_bytes())?;
+            self.store.set(&history_key(group, self.rank), &history.to_bytes())?;
             // The other members wait for this history.
             self.signal.hurry();
             return self.wake_all(ranks);
@@ -446,7 +446,7 @@ impl HeartbeatThread {
     fn collect(&self, group: &str, whoever: bool) -> Result<Input> {
         // If this rank no longer has the group, it needs no result of the comparison.
         let ranks = self.members(group);
-        let keys: Vec<_> = ranks.iter().map(|rank| testimony_key(group, *rank)).collect();
+        let keys: Vec<_> = ranks.iter().map(|rank| history_key(group, *rank)).collect();
         let names: Vec<_> = keys.iter().map(String::as_str).collect();
         let all = self.store.check(&names)?;
         let mut found = Vec::new();
@@ -456,7 +456,7 @@ impl HeartbeatThread {
                 found.push((rank, history.unwrap_or_default()));
             }
         }
-        Ok(Input::Testimonies(found, all))
+        Ok(Input::Histories(found, all))
     }
 }
 

@@ -10,7 +10,7 @@
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
 use super::{
-    evidence::{CallHistory, judge},
+    evidence::{CallHistory, find_divergence},
     trouble::Trouble,
 };
 use crate::peers::Loss;
@@ -60,7 +60,7 @@ impl Post {
 
 /// The values that an exchange has read.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Board {
+pub(super) struct StoreSnapshot {
     /// Number of questions.
     pub(super) asked: u64,
     /// Number of requests for dumps.
@@ -83,14 +83,14 @@ pub(super) enum Input {
     /// The sleep has ended, or a wake-up signal arrived.
     Woken(Notices),
     /// An exchange is done, and has read these values.
-    Read(Board),
+    Read(StoreSnapshot),
     /// The last action incremented a counter, whose new value is this.
     Counted(u64),
     /// The entries that were read from the trouble log. `None` for an entry that was never written.
     Troubles(Vec<Option<Trouble>>),
     /// The call histories that the members of a group have written so far. The second value is true if all members have
     /// written theirs.
-    Testimonies(Vec<(usize, CallHistory)>, bool),
+    Histories(Vec<(usize, CallHistory)>, bool),
     /// A store request of the last action failed. The action may have taken effect in part.
     StoreFailed,
 }
@@ -110,8 +110,8 @@ pub(super) struct Notices {
 /// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Output {
-    /// Write heartbeat number `beat`, or, if `beat` is `None`, that this rank leaves. Then read the board, with the
-    /// heartbeats of the ranks `watched`.
+    /// Write heartbeat number `beat`, or, if `beat` is `None`, that this rank leaves. Then read a [`StoreSnapshot`],
+    /// with the heartbeats of the ranks `watched`.
     Exchange { beat: Option<u64>, watched: Vec<usize> },
     /// Append this trouble to the log.
     Append(Trouble),
@@ -184,7 +184,7 @@ pub(super) struct Machine {
     /// True once this rank has written that it leaves, or has used up its attempts to write that.
     left: bool,
     /// Number of this rank's failed attempts to write that it leaves.
-    farewells: u32,
+    leave_attempts: u32,
     /// The last action, whose result is the next input.
     last: Option<Output>,
 }
@@ -193,7 +193,7 @@ impl Machine {
     /// Maximum number of log entries per read.
     const BATCH: u64 = 16;
     /// Number of attempts of a leaving rank to write that it leaves.
-    const FAREWELLS: u32 = 4;
+    const LEAVE_ATTEMPTS: u32 = 4;
 
     pub(super) fn new(post: Post, now: Duration) -> Self {
         let mut machine = Self {
@@ -214,7 +214,7 @@ impl Machine {
             inquiries: Vec::new(),
             leaving: false,
             left: false,
-            farewells: 0,
+            leave_attempts: 0,
             last: None,
         };
         machine.watch(now);
@@ -252,18 +252,18 @@ impl Machine {
                 }
             }
             Input::Counted(count) => self.counted(count),
-            Input::Read(board) => self.read(board, now),
+            Input::Read(snapshot) => self.read(snapshot, now),
             Input::Troubles(troubles) => troubles.into_iter().for_each(|trouble| self.stand(trouble, now)),
-            Input::Testimonies(members, all) => self.hear(&members, all),
+            Input::Histories(members, all) => self.compare_histories(&members, all),
             Input::StoreFailed => {
                 // The request is repeated soon, because other ranks wait for this rank's heartbeat. After several
                 // failures it is repeated less often.
                 self.retry = now + if self.failures < 8 { self.post.pause / 4 } else { self.post.pause };
                 self.failures = self.failures.saturating_add(1);
                 self.next = self.next.min(self.retry);
-                self.farewells += u32::from(self.leaving);
+                self.leave_attempts += u32::from(self.leaving);
                 // After some failed attempts, a leaving rank ends its watch without having written that it leaves.
-                self.left |= self.farewells >= Self::FAREWELLS;
+                self.left |= self.leave_attempts >= Self::LEAVE_ATTEMPTS;
             }
         }
         let output = self.choose(now);
@@ -295,18 +295,18 @@ impl Machine {
         }
     }
 
-    fn read(&mut self, board: Board, now: Duration) {
+    fn read(&mut self, snapshot: StoreSnapshot, now: Duration) {
         // If this rank was stopped, or could not read the store, its data on the other ranks is out of date, and their
         // time limits start again.
         let was_away = now - self.read > self.post.heartbeat;
         (self.read, self.failures) = (now, 0);
         self.left |= self.leaving;
-        self.log.end = self.log.end.max(board.troubles);
-        self.questions.end = self.questions.end.max(board.asked);
-        self.dumps.end = self.dumps.end.max(board.dumps);
+        self.log.end = self.log.end.max(snapshot.troubles);
+        self.questions.end = self.questions.end.max(snapshot.asked);
+        self.dumps.end = self.dumps.end.max(snapshot.dumps);
         let limit = self.post.heartbeat + self.post.heartbeat / 4;
         for watched in &mut self.watched {
-            let Some((_, beat)) = board.beats.iter().find(|(rank, _)| *rank == watched.rank) else {
+            let Some((_, beat)) = snapshot.beats.iter().find(|(rank, _)| *rank == watched.rank) else {
                 continue;
             };
             let Some(beat) = beat else {
@@ -321,7 +321,7 @@ impl Machine {
                 self.noticed.push_back(Trouble::Lost { rank: watched.rank, loss });
             }
         }
-        self.noticed.extend(board.noticed);
+        self.noticed.extend(snapshot.noticed);
         for inquiry in &mut self.inquiries {
             inquiry.is_due = true;
         }
@@ -360,12 +360,12 @@ impl Machine {
     }
 
     /// Compares the histories, if all members have written theirs or the wait for missing ones is over.
-    fn hear(&mut self, members: &[(usize, CallHistory)], all: bool) {
+    fn compare_histories(&mut self, members: &[(usize, CallHistory)], all: bool) {
         let Some(Output::Collect { group, whoever }) = self.last.take() else { return };
         let Some(at) = self.inquiries.iter().position(|inquiry| inquiry.group == group) else { return };
         if all || whoever {
             let Inquiry { group, ranks, number, .. } = self.inquiries.swap_remove(at);
-            let divergence = judge(members, ranks, number);
+            let divergence = find_divergence(members, ranks, number);
             self.noticed.push_back(Trouble::Diverged { group, divergence });
         }
     }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{
     evidence::CallHistory,
-    machine::{Board, COMPARISON, Input, Machine, Notices, Output, Post},
+    machine::{COMPARISON, Input, Machine, Notices, Output, Post, StoreSnapshot},
     rolling::{Fold, Mark, Rolling},
     trouble::Trouble,
 };
@@ -27,7 +27,7 @@ type Beat = (Option<u64>, Vec<Mark>);
 struct Table {
     beats: HashMap<usize, Beat>,
     log: Vec<Option<Trouble>>,
-    testimonies: BTreeMap<usize, CallHistory>,
+    histories: BTreeMap<usize, CallHistory>,
     dumps: u64,
 }
 
@@ -173,22 +173,25 @@ impl World {
         match output {
             Output::Exchange { beat, watched } => {
                 table.beats.insert(at, (beat, rank.rolling.marks()));
-                let mut board =
-                    Board { troubles: table.log.len() as u64, dumps: table.dumps, ..Board::default() };
+                let mut snapshot = StoreSnapshot {
+                    troubles: table.log.len() as u64,
+                    dumps: table.dumps,
+                    ..StoreSnapshot::default()
+                };
                 for other in watched {
-                    board.beats.push((other, table.beats[&other].0));
+                    snapshot.beats.push((other, table.beats[&other].0));
                 }
                 let size = table.beats.len();
                 for other in [(at + 1) % size, (at + size - 1) % size] {
                     if let Some(number) = rank.rolling.differs(&table.beats[&other].1) {
-                        board.noticed.push(Trouble::Suspect {
+                        snapshot.noticed.push(Trouble::Suspect {
                             group: GROUP.into(),
                             number,
                             ranks: [at, other],
                         });
                     }
                 }
-                Input::Read(board)
+                Input::Read(snapshot)
             }
             Output::Append(trouble) => {
                 table.log.push(Some(trouble));
@@ -203,7 +206,7 @@ impl World {
                 let marks = (1..=rank.rolling.count())
                     .filter_map(|number| Some((number, rank.rolling.after(number)?)));
                 let history = CallHistory::new(marks.collect(), BTreeMap::new());
-                table.testimonies.insert(at, history);
+                table.histories.insert(at, history);
                 rank.suspected = true;
                 self.wake();
                 Input::Done
@@ -213,9 +216,9 @@ impl World {
                 Input::Done
             }
             Output::Collect { whoever, .. } => {
-                let all = table.testimonies.len() == table.beats.len();
-                let found = table.testimonies.iter().filter(|_| all || whoever);
-                Input::Testimonies(found.map(|(rank, history)| (*rank, history.clone())).collect(), all)
+                let all = table.histories.len() == table.beats.len();
+                let found = table.histories.iter().filter(|_| all || whoever);
+                Input::Histories(found.map(|(rank, history)| (*rank, history.clone())).collect(), all)
             }
             Output::CallDumps => {
                 table.dumps += 1;
@@ -225,7 +228,7 @@ impl World {
         }
     }
 
-    /// Makes all ranks read the board soon.
+    /// Makes all ranks read the store soon.
     fn wake(&mut self) {
         self.ranks.iter_mut().for_each(|rank| rank.notices.hurry = true);
     }
@@ -373,13 +376,13 @@ proptest! {
 fn who_was_away_blames_nobody() {
     let post = Post { rank: 0, sites: vec![(0, 0), (1, 1)], heartbeat: HEARTBEAT, pause: HEARTBEAT / 4 };
     let mut machine = Machine::new(post, ms(0));
-    let board = |beat| Board { beats: vec![(1, Some(beat))], ..Board::default() };
+    let snapshot = |beat| StoreSnapshot { beats: vec![(1, Some(beat))], ..StoreSnapshot::default() };
     assert!(matches!(machine.step(Input::Done, ms(0)), Output::Exchange { .. }));
-    assert!(matches!(machine.step(Input::Read(board(1)), ms(1)), Output::Sleep(_)));
+    assert!(matches!(machine.step(Input::Read(snapshot(1)), ms(1)), Output::Sleep(_)));
     let woken = || Input::Woken(Notices::default());
     assert!(matches!(machine.step(woken(), ms(90_000)), Output::Exchange { .. }));
     // Rank 1 may have been stopped together with rank 0, so rank 1's time limit starts again now.
-    assert!(matches!(machine.step(Input::Read(board(1)), ms(90_001)), Output::Sleep(_)));
+    assert!(matches!(machine.step(Input::Read(snapshot(1)), ms(90_001)), Output::Sleep(_)));
     let mut now = 90_001;
     let lost = loop {
         now += 250;
@@ -387,7 +390,7 @@ fn who_was_away_blames_nobody() {
             Output::Exchange { .. } => {}
             other => panic!("{other:?}"),
         }
-        match machine.step(Input::Read(board(1)), ms(now)) {
+        match machine.step(Input::Read(snapshot(1)), ms(now)) {
             Output::Append(trouble) => break trouble,
             Output::Sleep(_) => assert!(now < 92_000),
             other => panic!("{other:?}"),

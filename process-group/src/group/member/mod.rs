@@ -4,8 +4,9 @@
 //! equal on every member: whether the group can be formed, and whether the group can have windows.
 //!
 //! - [`record`]: the record of a rank that joins, and its form in the store.
-//! - [`disagreement`], [`witnesses`]: the reasons why a group cannot be formed, and a setting that they
-//!   report.
+//! - [`disagreement`]: the reasons why a group cannot be formed.
+//! - [`witnesses`]: the mechanism by which processes on one host notice each other's end.
+//! - [`registration_support`]: whether a rank can register its allocators' memory with NCCL.
 //! - [`mod@agree`]: checks that ranks can form a group, and derives the facts that decide whether the group
 //!   can have windows.
 

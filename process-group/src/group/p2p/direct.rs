@@ -48,8 +48,8 @@ impl ProcessGroup {
                 "its members agreed on messages by {policy}; build it with P2pPolicy::Direct"
             ));
         }
-        let mut installed = self.messages.installing.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut *installed, true) {
+        let mut has_path = self.messages.has_path.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *has_path, true) {
             return refused("it has one already".to_owned());
         }
         // The path is registered before it carries a message, so that the group's end always ends the path

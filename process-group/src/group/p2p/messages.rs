@@ -10,24 +10,24 @@ use crate::{
     group::{GroupSettings, health::GroupHealth, path::Path, registered::Registered},
 };
 
-/// The communicators and the path that carry a group's messages.
 #[derive(Debug)]
 pub(in crate::group) struct Messages {
     pub(super) settings: Settings,
     pub(super) plan: Plan,
     /// Settings of the communicators that are made for messages.
     pub(super) config: Config,
-    /// The communicators of the lanes. Made together with the group's communicator.
+    /// The communicators of [`P2pPolicy::Lanes`]. Made together with the group's communicator.
     pub(super) lanes: OnceLock<Vec<Communicator>>,
     /// The path that carries messages instead of NCCL. Unset until the path is installed.
     pub(super) path: OnceLock<Installed>,
-    pub(super) installing: Mutex<bool>,
+    /// True once a path was installed. Locked during an installation.
+    pub(super) has_path: Mutex<bool>,
     /// The communicator for messages with each member, indexed by the member's rank in the group.
     pub(super) peers: Box<[Peer]>,
     /// Streams that are returned to callers for messages, made on demand: one for each communicator, or for a
     /// path one for each peer and direction.
     pub(super) streams: Box<[OnceLock<Stream>]>,
-    /// True once the first message was called.
+    /// True once the group has sent or received a message.
     pub(super) used: AtomicBool,
     pub(super) explained: Mutex<Vec<Explanation>>,
 }
@@ -36,6 +36,7 @@ pub(in crate::group) struct Messages {
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) route: OnceLock<Route>,
+    /// Admits one thread at a time to make the route.
     pub(super) turn: Turn,
 }
 
@@ -97,7 +98,7 @@ impl Messages {
             config,
             lanes: OnceLock::new(),
             path: OnceLock::new(),
-            installing: Mutex::default(),
+            has_path: Mutex::default(),
             peers: (0..size).map(|_| Peer::default()).collect(),
             streams: (0..streams).map(|_| OnceLock::new()).collect(),
             used: AtomicBool::new(false),
@@ -121,7 +122,7 @@ impl Messages {
         self.path.get().map_or("direct", |installed| installed.path.name())
     }
 
-    /// Returns the communicators of the lanes. None before they are made.
+    /// Returns the communicators of the lanes. Empty before they are made.
     pub(in crate::group) fn lanes(&self) -> impl Iterator<Item = &Communicator> {
         self.lanes.get().into_iter().flatten()
     }
@@ -140,7 +141,7 @@ impl Messages {
     /// members: pairs, then lanes. `rank` is this member's rank in the group.
     pub(in crate::group) fn in_order(&self, rank: usize) -> Vec<&Communicator> {
         let mut pairs: Vec<_> = self.pairs().collect();
-        pairs.sort_unstable_by_key(|(peer, _)| (rank.min(*peer), rank.max(*peer)));
+        pairs.sort_unstable_by_key(|(peer, _)| pair_of(rank, *peer));
         pairs.into_iter().map(|(_, communicator)| communicator).chain(self.lanes()).collect()
     }
 
@@ -156,14 +157,19 @@ impl Messages {
     /// the same on all members: pairs, then lanes. `rank` is this member's rank in the group.
     pub(in crate::group) fn into_communicators(self, rank: usize) -> Vec<Communicator> {
         let pair = |(peer, it): (usize, Peer)| match it.route.into_inner() {
-            Some(Route::Pair(communicator, _)) => Some(((peer.min(rank), peer.max(rank)), *communicator)),
+            Some(Route::Pair(communicator, _)) => Some((pair_of(rank, peer), *communicator)),
             _ => None,
         };
         let mut pairs: Vec<_> = self.peers.into_iter().enumerate().filter_map(pair).collect();
-        pairs.sort_unstable_by_key(|(ends, _)| *ends);
+        pairs.sort_unstable_by_key(|(pair, _)| *pair);
         let pairs = pairs.into_iter().map(|(_, communicator)| communicator);
         pairs.chain(self.lanes.into_inner().unwrap_or_default()).collect()
     }
+}
+
+/// Returns the two ranks in ascending order, as on both ends of the pair.
+fn pair_of(rank: usize, peer: usize) -> (usize, usize) {
+    (rank.min(peer), rank.max(peer))
 }
 
 /// The path that is installed in a group.
@@ -175,8 +181,8 @@ pub(super) struct Installed {
 
 impl Drop for Installed {
     fn drop(&mut self) {
-        // `health` leaves the path before the path is dropped, because dropping the path ends its pending
-        // work, which then looks complete.
+        // Fails the pending work first. Dropping the path ends the work's waits, and the work would then look
+        // complete.
         if let Some(health) = self.health.upgrade() {
             health.leave_path();
         }

@@ -41,8 +41,7 @@ proptest! {
         let ring = Ring::new(8);
         let call = call(1);
         let mut model: Vec<(u64, bool)> = Vec::new();
-        // Number of the oldest records that are lost. A record that was overwritten by a retracted record is lost
-        // too.
+        // The first `lost` records of `model` were overwritten, some of them by records that were retracted since.
         let mut lost = 0;
         for step in steps {
             match step {
@@ -55,7 +54,7 @@ proptest! {
                 }
                 Step::Retract => if let Some((number, _)) = model.pop() {
                     ring.retract(number, || ());
-                    // The next record reuses its number.
+                    // The next record gets this number, and is not lost.
                     lost = lost.min(model.len());
                 },
                 Step::Complete(back) => {

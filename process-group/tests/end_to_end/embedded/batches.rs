@@ -53,11 +53,11 @@ struct Call {
 
 /// Makes a call by itself on a stream, or queues it.
 macro_rules! call {
-    ($seat:expr, $call:expr, $to:expr $(, $stream:expr)?) => {{
+    ($case:expr, $call:expr, $to:expr $(, $stream:expr)?) => {{
         let Call { kind, root, send, receive } = $call;
-        let (root, is_root) = (*root, *root == $seat.world.rank());
-        let one = |memory: &DeviceMemory| Buffer::new(memory.ptr(), $seat.count, F32);
-        let all = |memory: &DeviceMemory| Buffer::new(memory.ptr(), $seat.world.size() * $seat.count, F32);
+        let (root, is_root) = (*root, *root == $case.world.rank());
+        let one = |memory: &DeviceMemory| Buffer::new(memory.ptr(), $case.count, F32);
+        let all = |memory: &DeviceMemory| Buffer::new(memory.ptr(), $case.world.size() * $case.count, F32);
         match kind {
             Kind::AllReduce => $to.all_reduce(all(send), all(receive), Sum $(, $stream)?),
             Kind::Broadcast => $to.broadcast(all(if is_root { send } else { receive }), root $(, $stream)?),
@@ -79,7 +79,7 @@ enum Mode {
 }
 
 /// One rank of a case.
-struct Seat<'a> {
+struct CaseRank<'a> {
     rank: &'a Rank,
     world: &'a ProcessGroup,
     stream: &'a Stream,
@@ -89,7 +89,7 @@ struct Seat<'a> {
     window: Option<(DevicePtr, DevicePtr)>,
 }
 
-impl Seat<'_> {
+impl CaseRank<'_> {
     fn calls(&self, operations: &[(Kind, usize)]) -> Vec<Call> {
         let (size, me) = (self.world.size(), self.world.rank());
         let call = |(number, (kind, root)): (usize, &(Kind, usize))| {
@@ -190,10 +190,10 @@ rusty_fork_test! {
                     windowed(&world, segment);
                 }
                 let window = segment.as_ref().map(|segment| (segment.ptr(), segment.ptr() + segment.bytes() / 2));
-                let seat = Seat { rank: &rank, world: &world, stream: &stream, count, window };
-                let expected = seat.results(Mode::Alone, &operations);
+                let case = CaseRank { rank: &rank, world: &world, stream: &stream, count, window };
+                let expected = case.results(Mode::Alone, &operations);
                 for mode in [Mode::Together, Mode::Captured] {
-                    assert_eq!(seat.results(mode, &operations), expected, "{mode:?}, rank {}", rank.rank);
+                    assert_eq!(case.results(mode, &operations), expected, "{mode:?}, rank {}", rank.rank);
                 }
                 world.destroy(far()).unwrap();
             });
