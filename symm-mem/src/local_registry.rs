@@ -20,11 +20,11 @@ impl<T: Clone> LocalRegistry<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers `thing` until the returned value is dropped.
-    pub(crate) fn leave(&'static self, thing: T) -> LocalToken<T> {
+    /// Registers `value` until the returned value is dropped.
+    pub(crate) fn register(&'static self, value: T) -> LocalToken<T> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
-        self.lock().get_or_insert_default().insert(token, thing);
+        self.lock().get_or_insert_default().insert(token, value);
         LocalToken { registry: self, token }
     }
 
@@ -42,10 +42,10 @@ pub(crate) struct LocalToken<T: 'static> {
 
 impl<T: 'static> Drop for LocalToken<T> {
     fn drop(&mut self) {
-        let mut things = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = things.as_mut().and_then(|things| things.remove(&self.token));
+        let mut values = self.registry.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = values.as_mut().and_then(|values| values.remove(&self.token));
         // Unlock first, because the drop of the value may use this registry.
-        drop(things);
+        drop(values);
         drop(gone);
     }
 }

@@ -1,16 +1,18 @@
-//! Detects a circular wait: ranks wait for each other, each in another meeting.
+//! Detects a circular wait: ranks wait for each other, each in another meeting. A meeting is one commit, retirement or
+//! agreed length.
 //!
-//! Before it waits in a meeting of any pool, a rank publishes the meeting. A rank that has waited too long follows
-//! the places of the missing ranks from meeting to meeting. If they lead back to its own meeting, more waiting cannot
-//! help. All meetings of the circle are then refused immediately, and every waiting rank gets the complete list of
-//! waits. Otherwise the first rank to give up would release other ranks, and chance would decide which meetings fail.
+//! Before a rank waits in a meeting of any pool, it publishes the meeting's [`MeetingId`], the rank's *place*. A rank
+//! that has waited too long reads the places of its meeting's members, then those of the members of their meetings,
+//! and so on. If this leads back to its own meeting, more waiting cannot help. All meetings of the circle are then
+//! refused immediately, and every waiting rank gets the complete list of waits. Otherwise the first rank to give up
+//! would release other ranks, and chance would decide which meetings fail.
 //!
 //! Every place is read twice. A rank that is in the same undecided meeting both times was waiting in between. So if
 //! nothing has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.
 //!
-//! Several ranks may search for the same circle at a time, and its meetings are refused one after the other. If a
-//! rank finds a meeting that was refused for a circle with this rank in it, it adopts that circle. Its own view is
-//! then no longer complete: it would find no circle, and would refuse its own meeting without reporting one.
+//! Several ranks may search for the same circle at the same time. They refuse its meetings one after the other. After
+//! the first refusal, another search finds no complete circle any more. Its rank would refuse its own meeting without
+//! naming a circle. So if a search reads a refusal with a circle that includes its rank, it returns that circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,7 @@ use super::{
     wire::Message,
 };
 
-/// A search for the circular wait that a rank is part of.
+/// One rank's search for a circular wait that it is part of.
 #[derive(Debug)]
 pub(super) struct Trace {
     rank: u32,
@@ -48,11 +50,12 @@ pub(super) enum Traced {
     Ask(Output),
     /// The circle in ascending order of ranks, or empty if there is none.
     Circle(Vec<Waiting>),
+    /// The values do not answer the last request.
     Unasked,
 }
 
 impl Trace {
-    /// A search of `rank`, which waits at `own`. `seen` are the places of its meeting's members.
+    /// Creates the search of `rank`, whose place is `own`. `seen` are the known places of the meeting's members.
     pub(super) fn new(
         rank: u32,
         own: MeetingId,
@@ -111,7 +114,7 @@ impl Trace {
             .filter(|rank| self.reached(*rank).contains(&self.rank))
             .filter_map(|rank| Some(Waiting { rank, place: self.place(rank)?.clone() }))
             .collect();
-        // Ranks of one meeting that wait for a rank outside of all meetings are in no circle.
+        // The members of one meeting always reach each other. That alone is no circular wait.
         if circle.iter().all(|waiting| circle.first().is_some_and(|first| waiting.place.meets(&first.place)))
         {
             return Traced::Circle(Vec::new());
@@ -127,7 +130,8 @@ impl Trace {
     fn found_by_others(&self, decisions: &[Option<Vec<u8>>]) -> Option<Vec<Waiting>> {
         let own = self.place(self.rank)?;
         let is_own = |it: &Waiting| it.rank == self.rank && it.place == *own;
-        let mut circles = decisions.iter().flatten().filter_map(|decision| Some(told(decision)?.0));
+        let mut circles =
+            decisions.iter().flatten().filter_map(|decision| Some(reported_circle(decision)?.0));
         circles.find(|circle| circle.iter().any(is_own))
     }
 
@@ -135,7 +139,7 @@ impl Trace {
         self.seen.get(&rank)?.as_ref()
     }
 
-    /// The members of the meeting of `rank`, if that is not decided.
+    /// The members of the meeting of `rank`. Empty if the meeting is decided.
     fn bound_to(&self, rank: u32) -> &[u32] {
         match self.place(rank) {
             Some(at) if self.decided.get(&at.decision_key()) != Some(&true) => &at.members,
@@ -153,8 +157,9 @@ impl Trace {
     }
 }
 
-/// Returns the circle reported by this decision, and the time that its finder had waited, in milliseconds.
-pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
+/// Returns the circle reported by this decision, and the time that the rank which found it had waited, in
+/// milliseconds.
+pub(super) fn reported_circle(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
     match Decision::decode(decision) {
         Ok(Decision::Refuse {
             refusal:
@@ -166,14 +171,15 @@ pub(super) fn told(decision: &[u8]) -> Option<(Vec<Waiting>, u64)> {
     }
 }
 
-/// The generations of a domain in which the ranks of a circle wait, if there are several.
+/// Returns the generations of `domain` in the places of a circle, if they differ. Each time a rank creates a domain
+/// again, it increments the domain's generation.
 pub(super) fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let inside = circle.iter().filter(|waiting| waiting.place.pool.domain == domain);
     let generations = ValuesByRank::of(inside.map(|waiting| (waiting.rank, waiting.place.pool.generation)));
     (!generations.is_unanimous()).then_some(generations)
 }
 
-/// The places of a circle other than `own`, each once, with the ranks that are missing there.
+/// The meetings of a circle other than `own`, each once, with the members that are missing there.
 pub(super) fn others(circle: &[Waiting], own: &MeetingId) -> Vec<(MeetingId, Vec<u32>)> {
     let mut others: Vec<(MeetingId, Vec<u32>)> = Vec::new();
     for Waiting { place, .. } in circle {

@@ -1,4 +1,4 @@
-//! One vote: every member posts its value, and the store keeps one result for all of them.
+//! One decision round: every member posts its value, and the store keeps one result for all of them.
 //!
 //! A member posts, increments a counter, and waits for the result. The member that increments last finds all posts
 //! and proposes a result. A member whose wait times out reads the posts present so far and proposes too. The store
@@ -28,7 +28,7 @@ enum State {
     Proposing,
 }
 
-/// The next step of a vote.
+/// The next step of a decision round.
 pub(crate) enum Step {
     /// A request to the store.
     Ask(Output),
@@ -41,7 +41,7 @@ pub(crate) enum Step {
     Unasked,
 }
 
-/// A member's part in one vote.
+/// A member's part in one decision round.
 #[derive(Debug)]
 pub(crate) struct DecisionRound {
     prefix: String,
@@ -55,7 +55,7 @@ pub(crate) struct DecisionRound {
 }
 
 impl DecisionRound {
-    /// A vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
+    /// Creates a round in which `rank`, one of `members`, posts `posted` and waits for the others until `until`.
     pub(crate) fn new(
         prefix: String,
         rank: u32,
@@ -79,7 +79,7 @@ impl DecisionRound {
         self
     }
 
-    /// The keys of this vote that `rank` removes once no member reads them: its own key, and, for the first member,
+    /// The keys of this round that `rank` removes once no member reads them: its own key, and, for the first member,
     /// the shared keys.
     pub(crate) fn keys_to_remove(&self) -> Vec<String> {
         let mut keys = vec![self.key(self.rank)];

@@ -329,7 +329,7 @@ impl Commit {
     }
 }
 
-/// The subject of a vote of the search.
+/// The subject of a decision round of the search.
 #[derive(Debug, Clone, Copy)]
 enum Searched {
     Range(Range),

@@ -49,7 +49,7 @@ impl MeetingId {
         (self.pool, self.kind, self.round) == (other.pool, other.kind, other.round)
     }
 
-    /// The prefix of the store keys of a vote of this meeting.
+    /// The prefix of the store keys of a decision round of this meeting.
     pub(super) fn vote_prefix(&self, vote: &str) -> String {
         let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
@@ -81,7 +81,7 @@ impl fmt::Display for MeetingId {
     }
 }
 
-/// The name of a meeting's first vote.
+/// The name of a meeting's first decision round.
 pub(super) const ARRIVAL: &str = "records";
 
 /// The store key that counts how often `rank` has created the domain with this number.
@@ -95,7 +95,7 @@ pub(super) fn place_key(rank: u32) -> String {
     format!("symm/at/{rank}")
 }
 
-/// The key of the result of the vote with this prefix.
+/// The key of the result of the decision round with this prefix.
 pub(crate) fn standing_key(prefix: &str) -> String {
     format!("{prefix}/stands")
 }

@@ -1,4 +1,4 @@
-//! The first vote of every meeting: ranks publish their place and post their records, and the store keeps one
+//! The first decision round of every meeting: ranks publish their place and post their records, and the store keeps one
 //! decision.
 //!
 //! A deadline is only known locally. A rank that gives up reports the missing ranks and their places, and searches
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{
     ValuesByRank,
-    circle::{Trace, Traced, generations, others, told},
+    circle::{Trace, Traced, generations, others, reported_circle},
     decide::{Decision, unlike},
     decision_round::{DecisionRound, Step},
     meeting_id::{ARRIVAL, MeetingId, MeetingKind, generation_key, place_key},
@@ -50,7 +50,7 @@ pub(super) enum Arriving {
     Unasked,
 }
 
-/// A member's part in the first vote of a meeting.
+/// A member's part in the first decision round of a meeting.
 #[derive(Debug)]
 pub(super) struct RecordGather {
     rank: u32,
@@ -122,7 +122,7 @@ impl RecordGather {
                 // A rank that learns of a circle refuses all of its meetings before it enters another one, since
                 // ranks might wait for it there.
                 let refusals = |(circle, waited_ms): (Vec<Waiting>, u64)| self.refusals(&circle, waited_ms);
-                let rest = told(&value).map(refusals).unwrap_or_default();
+                let rest = reported_circle(&value).map(refusals).unwrap_or_default();
                 return self.open(rest, Then::Leave(value));
             }
             Step::Unasked => return Arriving::Unasked,

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | arrival | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] | 8, of the rank's own deadline |
 //! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks | 3 |
-//! | quiet vote | all devices are idle, or the retirement is refused | 1 |
+//! | quiet round | all devices are idle, or the retirement is refused | 1 |
 //! | deregistration | every rank deregisters its windows, group by group, in the order of their commits | 2 |
 //! | outcomes | every member posts its outcome | 1 |
 //!

@@ -1,15 +1,15 @@
 //! Detects members with different versions of the protocol.
 //!
-//! Such members cannot decode each other's records. A member that reads the records can only report the versions to
-//! the others. The format of this message is independent of the version: every release can decode it, so all members
-//! get the same refusal.
+//! Such members cannot decode each other's records. So a member that reads the records stores a *version report*
+//! instead of a decision: the version of every record. The report's format never changes, so every release can decode
+//! it, and all members get the same refusal.
 
 use super::{
     PROTOCOL, ValuesByRank,
     wire::{Reader, Wire},
 };
 
-/// The value of the message's version field. It is not the version of any release.
+/// The value of the version field in a version report. No release has this version.
 const NO_VERSION: u16 = u16::MAX;
 
 /// The protocol version of a message.
@@ -25,7 +25,7 @@ pub(crate) fn differing(members: &[u32], posted: &[Option<Vec<u8>>]) -> Option<V
     (!versions.is_unanimous()).then_some(versions)
 }
 
-/// Encodes the message that every release can decode.
+/// Encodes a version report.
 pub(crate) fn to_bytes(versions: &ValuesByRank<u16>) -> Vec<u8> {
     let mut out = PROTOCOL.magic.to_vec();
     NO_VERSION.write(&mut out);
@@ -33,7 +33,7 @@ pub(crate) fn to_bytes(versions: &ValuesByRank<u16>) -> Vec<u8> {
     out
 }
 
-/// Decodes such a message. Returns `None` for any other message.
+/// Decodes a version report. Returns `None` for any other message.
 pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ValuesByRank<u16>> {
     let mut reader = Reader::new(bytes.strip_prefix(&PROTOCOL.magic)?);
     if u16::read(&mut reader).ok()? != NO_VERSION {

@@ -1,4 +1,4 @@
-//! Tests the driver over a real store, with threads as ranks and a simulated library.
+//! Tests [`super::driver`], which runs a commit, over a real store. Ranks are threads, and NCCL is simulated.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use crate::agreement::{
 };
 use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 
-/// A rank whose library returns `outcome` after all registering ranks have called it.
+/// A rank whose registration returns `outcome` after all registering ranks have called it.
 struct Rank {
     outcome: Outcome,
     all: Option<Arc<Barrier>>,
@@ -87,8 +87,8 @@ fn commit(
                 scope.spawn(move || {
                     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
-                    let mut seat = GroupLog::new(pool, group, rank, (0..members as u32).collect());
-                    let (machine, _) = seat.begin(situation(&segments, deadline));
+                    let mut log = GroupLog::new(pool, group, rank, (0..members as u32).collect());
+                    let (machine, _) = log.begin(situation(&segments, deadline));
                     let hashes = [vec![0], segments].concat();
                     let (conclusion, failure) =
                         run(machine, store, deadline, &mut Rank { outcome, all, hashes });
@@ -163,7 +163,7 @@ fn who_is_missing_is_named() {
     assert_eq!(results[0], results[1]);
 }
 
-/// Removes the key `read/0` before the call after which none are left.
+/// Removes the key `read/0` before the `left`-th store call from now.
 struct Removal {
     left: AtomicU64,
 }
@@ -179,8 +179,8 @@ impl Intercept<TcpStore> for Removal {
 
 #[test]
 fn a_key_that_another_member_removes_is_not_waited_for() {
-    // The key is removed in two places: before the read of all values, which are all present, and before the read of
-    // one value. The second happens when a missing key makes the driver check each key separately.
+    // `Fetch` checks whether all keys exist. If they do, it reads all values at once: the key is removed before this
+    // second call. If one is missing, it checks each key and reads its value: the key is removed after its check.
     for (keys, call) in [(["read/0", "read/1"].as_slice(), 2), (["read/0", "read/1", "never"].as_slice(), 3)]
     {
         let inner = TcpStore::host(0).expect("a port is free");
@@ -204,7 +204,7 @@ fn a_record_is_posted_once_and_never_replaced() {
     for _ in 0..2 {
         assert_eq!(line.ask(&post(b"mine"), None, || true), Input::Stored);
     }
-    // The request is not repeated: the other value stays.
+    // Another value is already stored, so the request fails although it could be repeated for 60 seconds.
     let patience = Some(Duration::from_secs(60));
     assert_eq!(line.ask(&post(b"another's"), patience, || true), Input::StoreFailed);
     assert!(

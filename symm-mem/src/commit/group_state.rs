@@ -8,14 +8,14 @@ use crate::agreement::{GroupLog, NoWindows, Refusal};
 
 /// The state of a group on this rank, with the reasons from its commits.
 pub(crate) struct GroupState {
-    pub(crate) seat: GroupLog,
+    pub(crate) log: GroupLog,
     /// The group's name, for errors, from its last commit.
     pub(crate) group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
     pub(crate) without: Vec<(u32, NoWindows)>,
-    /// Segments that are not registered plainly either, by ordinal, each with the reason.
+    /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     pub(crate) unregistered: Vec<(u32, String)>,
-    /// The difference because of which the last commit left segments out.
+    /// The reason why the last commit left segments out.
     pub(crate) pending: Option<Refusal>,
     /// The places of the group's buffers in the pool, for groups that compare them.
     pub(super) places: Arc<dyn SymmetricPlaces>,
@@ -24,8 +24,8 @@ pub(crate) struct GroupState {
 impl GroupState {
     /// Forgets the commits of a communicator that is gone. `retired` are the segments that the pool has retired.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
-        self.seat.forget();
-        retired.iter().for_each(|ordinal| self.seat.retire(*ordinal));
+        self.log.forget();
+        retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
         (self.without, self.unregistered, self.pending) = (Vec::new(), Vec::new(), None);
     }
 
@@ -34,12 +34,12 @@ impl GroupState {
         self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
     }
 
-    /// Returns why segment `ordinal`, which has no window, is not registered plainly either.
+    /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either.
     pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
         self.unregistered.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, cause)| cause.as_str())
     }
 }
 
-pub(crate) fn lock(seated: &Mutex<GroupState>) -> MutexGuard<'_, GroupState> {
-    seated.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn lock(state: &Mutex<GroupState>) -> MutexGuard<'_, GroupState> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,14 +6,13 @@
 //! | `driver` | runs the state machine of a commit ([`crate::agreement`]) over a store |
 //! | `error` | the errors of a commit |
 //! | `group` | the requirements of a commit on a group |
-//! | `meeting` | runs the state machine of a meeting, for rendezvous and exchange |
+//! | `group_state` | the state of a group between commits |
 //! | `member` | answers the state machine: this rank's history, and the agreed registration |
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
-//! | `seated` | the state of a group between commits |
+//! | `registration_guard` | allows one commit of a communicator at a time |
 //! | `several` | several commits in one call |
-//! | `turn` | allows one commit of a communicator at a time |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | here | a commit, from the call to the publication of its result |
 
@@ -134,17 +133,17 @@ impl SymmetricPool {
     ) -> Result<CommitReport, CommitError> {
         let begun = Instant::now();
         let (id, ranks) = (group.id(), group.ranks());
-        let seated = self.seated(id, ranks.clone());
-        let mut seated = lock(&seated);
-        seated.seat.set_members(ranks);
-        seated.group_name = group.name().map(Arc::from);
-        if let Some(error) = self.decline_misfit(&mut seated, group.communicator()) {
+        let group_state = self.group_state(id, ranks.clone());
+        let mut group_state = lock(&group_state);
+        group_state.log.set_members(ranks);
+        group_state.group_name = group.name().map(Arc::from);
+        if let Some(error) = self.decline_misfit(&mut group_state, group.communicator()) {
             return Err(error);
         }
         let turn = RegistrationGuard::take(group.communicator());
         let found = LocalState::of(group, inside, turn.is_some());
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
-        let (machine, segments) = self.begin_commit(&mut seated, options, found, check);
+        let (machine, segments) = self.begin_commit(&mut group_state, options, found, check);
         let mut member = Member {
             pool: self,
             group,
@@ -158,7 +157,8 @@ impl SymmetricPool {
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);
-        let (result, doomed) = self.end_commit(&mut seated, conclusion, cause, &segments, &serials, windows);
+        let (result, doomed) =
+            self.end_commit(&mut group_state, conclusion, cause, &segments, &serials, windows);
         if failure.is_none() {
             // Keys that remain only cost a few bytes in the store. After a failure, the store is not asked again.
             let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
@@ -170,7 +170,7 @@ impl SymmetricPool {
             {
                 let left = options.deadline.saturating_sub(begun.elapsed());
                 let new = &segments[..report.new_segments.min(segments.len())];
-                let (registered, failure) = self.register_plainly(group, &mut seated, new, left);
+                let (registered, failure) = self.register_plainly(group, &mut group_state, new, left);
                 (registered.map(|registered| CommitReport { registered, ..report }), failure)
             }
             result => (result, failure),
@@ -178,14 +178,14 @@ impl SymmetricPool {
         let ended = group.standing();
         match result {
             Ok(report) => {
-                group.compare_places(seated.places.clone());
+                group.compare_places(group_state.places.clone());
                 Ok(CommitReport { elapsed: begun.elapsed(), ..report })
             }
             Err(ending) => {
-                if let Some(poison) = seated.seat.poison() {
+                if let Some(poison) = group_state.log.poison() {
                     end_poisoned(group, self.domain().rank(), poison);
                 }
-                let group_name = seated.group_name.clone();
+                let group_name = group_state.group_name.clone();
                 Err(match over(ended, ending.is_agreed()) {
                     Some(cause) => CommitError::GroupOver { group: id, group_name, cause },
                     None => failed(id, group_name, ending, failure),
@@ -200,19 +200,19 @@ impl SymmetricPool {
     }
 
     /// Publishes the group's poison, if it has one.
-    pub(crate) fn publish_poison(&self, seated: &GroupState) {
-        if let Some(poison) = seated.seat.poison() {
-            self.update_table(|table| table.with_poison(seated.seat.group(), poison.clone()));
+    pub(crate) fn publish_poison(&self, group_state: &GroupState) {
+        if let Some(poison) = group_state.log.poison() {
+            self.update_table(|table| table.with_poison(group_state.log.group(), poison.clone()));
         }
     }
 
     /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
-    pub(crate) fn seated(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
-        let seat = || {
-            let mut seat = GroupLog::new(self.id(), id, self.domain().rank(), ranks);
-            self.retired().iter().for_each(|ordinal| seat.retire(*ordinal));
+    pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
+        let create = || {
+            let mut log = GroupLog::new(self.id(), id, self.domain().rank(), ranks);
+            self.retired().iter().for_each(|ordinal| log.retire(*ordinal));
             GroupState {
-                seat,
+                log,
                 group_name: None,
                 without: Vec::new(),
                 unregistered: Vec::new(),
@@ -220,19 +220,23 @@ impl SymmetricPool {
                 places: self.places_for(id),
             }
         };
-        self.seats().entry(id).or_insert_with(|| Arc::new(Mutex::new(seat()))).clone()
+        self.group_states().entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
     }
 
     /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. If not, a
     /// refusal is posted at once, because the other members wait for this rank.
-    fn decline_misfit(&self, seated: &mut GroupState, communicator: &Communicator) -> Option<CommitError> {
-        let outside = self.outside(seated);
+    fn decline_misfit(
+        &self,
+        group_state: &mut GroupState,
+        communicator: &Communicator,
+    ) -> Option<CommitError> {
+        let outside = self.outside(group_state);
         let cause = match &outside {
             Some(error) => error.to_string(),
-            None => misnamed(seated.seat.members(), self.domain().rank(), communicator)?,
+            None => misnamed(group_state.log.members(), self.domain().rank(), communicator)?,
         };
-        let (group, group_name) = (seated.seat.group(), seated.group_name.clone());
-        let (key, refusal) = seated.seat.decline(cause);
+        let (group, group_name) = (group_state.log.group(), group_state.group_name.clone());
+        let (key, refusal) = group_state.log.decline(cause);
         let decision = Decision::refuse(refusal.clone()).encode();
         let stands = self.domain().store().compare_set(&key, b"", &decision);
         // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
@@ -244,11 +248,11 @@ impl SymmetricPool {
     }
 
     /// Returns the error for a group with members outside of the pool's domain.
-    pub(crate) fn outside(&self, seated: &GroupState) -> Option<CommitError> {
-        let (domain, seat) = (self.domain(), &seated.seat);
+    pub(crate) fn outside(&self, group_state: &GroupState) -> Option<CommitError> {
+        let (domain, log) = (self.domain(), &group_state.log);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
-        let outside: Vec<u32> = seat.members().iter().copied().filter(is_outside).collect();
-        let (group, group_name, domain) = (seat.group(), seated.group_name.clone(), domain.uid());
+        let outside: Vec<u32> = log.members().iter().copied().filter(is_outside).collect();
+        let (group, group_name, domain) = (log.group(), group_state.group_name.clone(), domain.uid());
         (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain {
             group,
             group_name,
@@ -261,7 +265,7 @@ impl SymmetricPool {
     /// windows. Returns the state machine and the segments of the commit.
     pub(crate) fn begin_commit(
         &self,
-        seated: &mut GroupState,
+        group_state: &mut GroupState,
         options: CommitOptions,
         found: LocalState,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
@@ -273,8 +277,8 @@ impl SymmetricPool {
         let segments = offered(arena.segments(), joins);
         let frozen = arena.is_frozen();
         let registers =
-            found.capabilities.windows == WindowSupport::Available && seated.seat.members().len() > 1;
-        let is_new = |it: &SymmetricSegment| registers && seated.seat.is_new(it.ordinal);
+            found.capabilities.windows == WindowSupport::Available && group_state.log.members().len() > 1;
+        let is_new = |it: &SymmetricSegment| registers && group_state.log.is_new(it.ordinal);
         let candidates = Candidates::of(&arena, is_new);
         drop(arena);
         let readiness = match found.readiness {
@@ -283,7 +287,7 @@ impl SymmetricPool {
             Readiness::Ready => candidates.check(check),
             other => other,
         };
-        seated.seat.begin(Situation {
+        group_state.log.begin(Situation {
             policy: options.policy,
             deadline: options.deadline,
             readiness,
@@ -302,24 +306,24 @@ impl SymmetricPool {
     /// store's error, if the store failed. Also returns the keys that this rank is to remove.
     pub(crate) fn end_commit(
         &self,
-        seated: &mut GroupState,
+        group_state: &mut GroupState,
         conclusion: Conclusion,
         cause: Option<String>,
         offered: &[Segment],
         serials: &[u64],
         windows: Vec<(Window, u64)>,
     ) -> (Result<CommitReport, Ending>, Vec<String>) {
-        let doomed = seated.seat.conclude(&conclusion, offered);
+        let doomed = group_state.log.conclude(&conclusion, offered);
         let result = match conclusion.result {
-            Ok(agreed) => Ok(self.publish(seated, agreed, offered, serials, windows)),
+            Ok(agreed) => Ok(self.publish(group_state, agreed, offered, serials, windows)),
             Err(ending) => {
                 if let Ending::Refused(refusal) = &ending {
-                    seated.pending = Some(refusal.clone());
+                    group_state.pending = Some(refusal.clone());
                 }
                 if let Some(poison) = ending.doubt(self.domain().rank(), cause) {
-                    seated.seat.set_poison(poison);
+                    group_state.log.set_poison(poison);
                 }
-                self.publish_poison(seated);
+                self.publish_poison(group_state);
                 Err(ending)
             }
         };
@@ -328,7 +332,7 @@ impl SymmetricPool {
 
     fn publish(
         &self,
-        seated: &mut GroupState,
+        group_state: &mut GroupState,
         agreed: Agreed,
         offered: &[Segment],
         serials: &[u64],
@@ -336,7 +340,7 @@ impl SymmetricPool {
     ) -> CommitReport {
         let Agreed { segments: new_segments, without, pending, .. } = agreed;
         let new_segments = new_segments as usize;
-        let group = seated.seat.group();
+        let group = group_state.log.group();
         let mut standings = self.table().standings(group).cloned().unwrap_or_default();
         let before = standings.windows();
         let mut windows = windows.into_iter();
@@ -348,9 +352,9 @@ impl SymmetricPool {
                 }
                 None => standings.enter(segment.ordinal, Standing::Agreed, None),
             }
-            seated.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
+            group_state.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
         }
-        seated.pending.clone_from(&pending);
+        group_state.pending.clone_from(&pending);
         let (segments, windows) = (standings.committed(), standings.windows());
         let new_windows = windows - before;
         self.update_table(|table| table.with_group(group, standings));

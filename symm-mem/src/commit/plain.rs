@@ -43,7 +43,7 @@ impl SymmetricPool {
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
-        seated: &mut GroupState,
+        group_state: &mut GroupState,
         segments: &[Segment],
         left: Duration,
     ) -> (Result<bool, Ending>, Option<StoreError>) {
@@ -52,7 +52,7 @@ impl SymmetricPool {
             Ok(registered) => (Attempt::Done {}, registered),
             Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
-        let member = seated.seat.plain_member(deadline.remaining());
+        let member = group_state.log.plain_member(deadline.remaining());
         let (store, rank) = (self.domain().store(), self.domain().rank());
         let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
         let agreed = agreement::run::<RegistrationProtocol>(
@@ -80,15 +80,15 @@ impl SymmetricPool {
         };
         let undone = undone.map_err(|error| cause(group, error));
         let said = failure.as_ref().map(ToString::to_string);
-        (self.end_plain(seated, segments, result, undone, registered, said), failure)
+        (self.end_plain(group_state, segments, result, undone, registered, said), failure)
     }
 
-    /// Applies the result of the vote on the plain registration of `segments`. Returns true if the registration is
+    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if the registration is
     /// kept. `undone` is the result of undoing it, if that was necessary. `registered` holds the registrations of
     /// this rank. `cause` is the store's error, if the store failed.
     pub(crate) fn end_plain(
         &self,
-        seated: &mut GroupState,
+        group_state: &mut GroupState,
         segments: &[Segment],
         result: Result<Plain, Ending>,
         undone: Result<(), String>,
@@ -98,24 +98,26 @@ impl SymmetricPool {
         let rank = self.domain().rank();
         let result = match result {
             Ok(Plain::Registered {}) => {
-                self.enter_registered(seated.seat.group(), segments, registered);
+                self.enter_registered(group_state.log.group(), segments, registered);
                 Ok(true)
             }
             Ok(Plain::Undone { rank: culprit, cause }) => {
                 let cause = format!("rank {culprit}: {cause}");
                 let why = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
-                seated.unregistered.extend(why);
+                group_state.unregistered.extend(why);
                 let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
                 undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
             }
             Err(ending) => Err(ending),
         };
         match &result {
-            Err(Ending::Poisoned(poison)) => seated.seat.set_poison(poison.clone()),
-            Err(ending) => ending.doubt(rank, cause).into_iter().for_each(|it| seated.seat.set_poison(it)),
+            Err(Ending::Poisoned(poison)) => group_state.log.set_poison(poison.clone()),
+            Err(ending) => {
+                ending.doubt(rank, cause).into_iter().for_each(|it| group_state.log.set_poison(it))
+            }
             Ok(_) => {}
         }
-        self.publish_poison(seated);
+        self.publish_poison(group_state);
         result
     }
 

@@ -20,8 +20,8 @@ use process_group::{
 };
 
 use super::{
-    board::{AHEAD, FlagPage, Word},
-    conveyor::ChunkPipeline,
+    chunk_pipeline::ChunkPipeline,
+    flag_page::{AHEAD, FlagPage, Word},
     half::Half,
     lane::{Chunk, Lane, Ring, State, compare},
     rounds::{Load, Step, steps, takes_turns},
@@ -31,7 +31,7 @@ use crate::rendezvous::SymmetricMemory;
 /// Time for launched work to end once no caller waits for it any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Rings, boards and lanes. The last reference is dropped only after the core was seen [idle](Self::is_idle).
+/// Rings, flag pages and lanes. The last reference is dropped only after the core was seen [idle](Self::is_idle).
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) rank: usize,
@@ -48,7 +48,7 @@ pub(super) struct Core {
     /// A graph has captured a message. It is unknown when the graph runs.
     has_captured: AtomicBool,
     /// By rank.
-    boards: Vec<Arc<FlagPage>>,
+    flag_pages: Vec<Arc<FlagPage>>,
     /// The rings of all ranks.
     memory: SymmetricMemory,
 }
@@ -79,10 +79,10 @@ impl Core {
         context: &Context,
         rank: usize,
         ring: Ring,
-        boards: Vec<Arc<FlagPage>>,
+        flag_pages: Vec<Arc<FlagPage>>,
         memory: SymmetricMemory,
     ) -> cuda_driver::Result<Self> {
-        let world = boards.len();
+        let world = flag_pages.len();
         let lane = |at: usize| Lane::new(context, [Way::Send, Way::Receive][at % 2], at / 2);
         Ok(Self {
             rank,
@@ -94,7 +94,7 @@ impl Core {
             is_aborted: AtomicBool::new(false),
             inside: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
-            boards,
+            flag_pages,
             memory,
         })
     }
@@ -177,8 +177,8 @@ impl Core {
             Way::Send => Way::Receive,
             Way::Receive => Way::Send,
         };
-        let own = self.boards[self.rank].log(*peer, *way);
-        let other = self.boards[*peer].log(self.rank, opposite);
+        let own = self.flag_pages[self.rank].log(*peer, *way);
+        let other = self.flag_pages[*peer].log(self.rank, opposite);
         let mut pause = Duration::from_micros(20);
         while own.count().saturating_sub(other.count()) >= AHEAD {
             if self.is_aborted.load(Ordering::Acquire) {
@@ -225,7 +225,7 @@ impl Core {
         let words: Vec<_> = parts.iter().map(|part| self.words(part.lane)).collect();
         let firsts = self.part_ways(&parts, stream, capture)?;
         let slots = self.ring.slots[usize::from(capture.is_some())];
-        let mut conveyors = Vec::with_capacity(parts.len());
+        let mut pipelines = Vec::with_capacity(parts.len());
         for ((part, first), words) in parts.iter().zip(firsts).zip(&words) {
             part.lane.follow(&part.state, first, capture)?;
             let mut second = None;
@@ -237,24 +237,24 @@ impl Core {
             }
             let Lane { way, peer, .. } = *part.lane;
             let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
-            conveyors.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
+            pipelines.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
         }
-        let load = |(part, conveyor): (&Part<'_>, &ChunkPipeline<'_>)| Load {
+        let load = |(part, pipeline): (&Part<'_>, &ChunkPipeline<'_>)| Load {
             chunks: part.chunks.len(),
             slots,
-            streams: conveyor.streams(),
+            streams: pipeline.streams(),
         };
-        let loads: Vec<_> = parts.iter().zip(&conveyors).map(load).collect();
+        let loads: Vec<_> = parts.iter().zip(&pipelines).map(load).collect();
         let carried = steps(&loads).into_iter().try_for_each(|Step { part, stream, tell, carry }| {
             if self.is_aborted.load(Ordering::Relaxed) {
                 return Err(PathError::Aborted);
             }
             let chunk = |chunk: Option<usize>| chunk.map(|at| parts[part].chunks[at]);
-            // SAFETY: the caller's contract; boards and rings stay until the lanes are idle.
-            Ok(unsafe { conveyors[part].step(stream, chunk(tell), chunk(carry)) }?)
+            // SAFETY: the caller's contract; flag pages and rings stay until the lanes are idle.
+            Ok(unsafe { pipelines[part].step(stream, chunk(tell), chunk(carry)) }?)
         });
         // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
-        let marked = parts.iter_mut().zip(&conveyors).map(|(part, ChunkPipeline { first, second, .. })| {
+        let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first),
                 None => part.lane.join(first, second),
@@ -311,7 +311,7 @@ impl Core {
     /// Given a slot of a lane, the word that this rank waits for and the word by which it signals the peer.
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
-        let (own, other) = (&self.boards[rank], &self.boards[peer]);
+        let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);
         let (awaited, told) = match lane.way {
             Way::Send => (Word::Empty, Word::Full),
             Way::Receive => (Word::Full, Word::Empty),
@@ -339,7 +339,7 @@ impl Core {
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
-            let own = &self.boards[self.rank];
+            let own = &self.flag_pages[self.rank];
             // The flag comes first: chunks now go into slots that are not free, and no peer may take them for valid
             // messages.
             own.give_up();
@@ -350,7 +350,7 @@ impl Core {
 
     /// Another rank that has ended its waits, if there is one.
     pub(super) fn given_up(&self) -> Option<usize> {
-        (0..self.world).find(|peer| *peer != self.rank && self.boards[*peer].has_given_up())
+        (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
     }
 
     /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more. Returns
@@ -411,7 +411,7 @@ impl Core {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
         while quiet < QUIET && !until.expired() {
-            quiet = if self.boards[self.rank].release() { 0 } else { quiet + 1 };
+            quiet = if self.flag_pages[self.rank].release() { 0 } else { quiet + 1 };
             thread::sleep(Duration::from_millis(1));
         }
     }

@@ -11,7 +11,7 @@ use cuda_driver::{
 };
 use process_group::group::path::{MessageDifference, Way};
 
-use super::{board::Log, half::Half, rounds::STREAMS};
+use super::{flag_page::Log, half::Half, rounds::STREAMS};
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]

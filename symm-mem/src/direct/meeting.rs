@@ -1,4 +1,4 @@
-//! Installation of a path: the ranks open each other's boards, and agree on the outcome.
+//! Installation of a path: the ranks open each other's [flag pages](super::flag_page), and agree on the outcome.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -14,7 +14,7 @@ use process_group::{
 
 use super::{
     DirectError, DirectOptions,
-    board::{FlagPage, Layout},
+    flag_page::{FlagPage, Layout},
 };
 use crate::{
     agreement::{
@@ -27,46 +27,49 @@ use crate::{
     rendezvous::process,
 };
 
-/// Tag of a message with the descriptor of a board.
-const BOARD: Tag = Tag(*b"brd1");
+/// Tag of a message with the descriptor of a flag page.
+const FLAG_PAGE: Tag = Tag(*b"brd1");
 
-/// Boards that other ranks of this process can take.
-static BOARDS: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
+/// Flag pages that other ranks of this process can open.
+static FLAG_PAGES: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
 
-/// The agreement of the members on the boards of a path.
+/// The agreement of the members that every member has opened all flag pages, or that none has a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct BoardProtocol;
+struct FlagPageProtocol;
 
-/// Message of a rank before anything is opened.
+/// A rank's record: it is posted before any rank opens a flag page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Card {
+struct PathRecord {
     options: String,
-    board: Board,
+    page: PageOffer,
 }
-wire_struct!(Card { options, board });
+wire_struct!(PathRecord { options, page });
 
-/// A rank's board.
+/// A rank's flag page, as offered to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Board {
-    /// The means by which it can be opened.
-    Offered { place: Place },
-    /// The reason why the rank has none.
-    Missing { problem: String },
+enum PageOffer {
+    Offered {
+        address: PageAddress,
+    },
+    /// The rank could not create its flag page.
+    Missing {
+        problem: String,
+    },
 }
-wire_enum!(Board { 0 => Offered { place }, 1 => Missing { problem } });
+wire_enum!(PageOffer { 0 => Offered { address }, 1 => Missing { problem } });
 
-/// The means by which a board can be opened.
+/// Locates a rank's flag page for the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Place {
+struct PageAddress {
     process: u64,
-    /// For ranks of the same process.
+    /// The key in [`FLAG_PAGES`], for ranks of the same process.
     token: u64,
-    /// For ranks of other processes: an endpoint.
+    /// The endpoint of the rank's listener, for ranks of other processes.
     endpoint: Vec<u8>,
 }
-wire_struct!(Place { process, token, endpoint });
+wire_struct!(PageAddress { process, token, endpoint });
 
-/// The outcome of opening the boards on a rank.
+/// The outcome of opening all flag pages on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Opened {
     Done {},
@@ -79,30 +82,30 @@ wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// A member failed, the first of several.
+    /// The first member that failed.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
 
-impl Protocol for BoardProtocol {
+impl Protocol for FlagPageProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
 
-    type Record = Card;
-    type Plan = Vec<Place>;
+    type Record = PathRecord;
+    type Plan = Vec<PageAddress>;
     type Outcome = Opened;
     type Agreed = ();
     type Refusal = Refusal;
 
-    fn decide(cards: &[(u32, Card)]) -> Decision<Self> {
-        let options = ValuesByRank::of(cards.iter().map(|(rank, card)| (*rank, card.options.clone())));
+    fn decide(records: &[(u32, PathRecord)]) -> Decision<Self> {
+        let options = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.options.clone())));
         if !options.is_unanimous() {
             return Decision::Refused { refusal: Refusal::Options { options } };
         }
-        let place = |(rank, card): &(u32, Card)| match &card.board {
-            Board::Offered { place } => Ok(place.clone()),
-            Board::Missing { problem } => Err(Refusal::Failed { rank: *rank, problem: problem.clone() }),
+        let address = |(rank, record): &(u32, PathRecord)| match &record.page {
+            PageOffer::Offered { address } => Ok(address.clone()),
+            PageOffer::Missing { problem } => Err(Refusal::Failed { rank: *rank, problem: problem.clone() }),
         };
-        match cards.iter().map(place).collect() {
+        match records.iter().map(address).collect() {
             Ok(plan) => Decision::Act { plan },
             Err(refusal) => Decision::Refused { refusal },
         }
@@ -112,7 +115,7 @@ impl Protocol for BoardProtocol {
         matches!(opened, Opened::Failed { .. })
     }
 
-    fn judge(_: &Vec<Place>, reports: &[(u32, Report<Opened>)]) -> Decision<Self> {
+    fn judge(_: &Vec<PageAddress>, reports: &[(u32, Report<Opened>)]) -> Decision<Self> {
         let failed = reports.iter().find_map(|(rank, report)| match report {
             Report::Outcome(Opened::Failed { problem }) => Some((*rank, problem.clone())),
             _ => None,
@@ -128,50 +131,50 @@ impl Protocol for BoardProtocol {
     }
 }
 
-/// This rank's board, and the means by which the others open it.
+/// This rank's flag page, with the listener and the token by which the others open it.
 struct Own {
-    board: Arc<FlagPage>,
+    page: Arc<FlagPage>,
     descriptor: OwnedFd,
     listener: Listener,
-    deposit: LocalToken<Arc<FlagPage>>,
+    local: LocalToken<Arc<FlagPage>>,
 }
 
 impl Own {
     fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
-        let (descriptor, board) =
+        let (descriptor, page) =
             FlagPage::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
-        let board = Arc::new(board);
+        let page = Arc::new(page);
         let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
-        let deposit = BOARDS.leave(board.clone());
-        Ok(Self { board, descriptor, listener, deposit })
+        let local = FLAG_PAGES.register(page.clone());
+        Ok(Self { page, descriptor, listener, local })
     }
 
-    fn place(&self) -> Place {
-        Place { process: process(), token: self.deposit.token, endpoint: self.listener.endpoint() }
+    fn address(&self) -> PageAddress {
+        PageAddress { process: process(), token: self.local.token, endpoint: self.listener.endpoint() }
     }
 
-    /// Opens the boards of all ranks, given by `places`; the result has their order.
-    fn boards(
+    /// Opens the flag pages of all ranks, in the order of `addresses`.
+    fn open_all(
         &self,
         group: &ProcessGroup,
         layout: Layout,
-        places: &[Place],
+        addresses: &[PageAddress],
         deadline: Deadline,
     ) -> Result<Vec<Arc<FlagPage>>, String> {
-        let (rank, world) = (group.rank(), places.len());
-        let elsewhere = |place: &usize| places[*place].process != process();
+        let (rank, world) = (group.rank(), addresses.len());
+        let elsewhere = |place: &usize| addresses[*place].process != process();
         let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
-        let endpoint_of = |place: u64| Ok(places[place as usize].endpoint.clone());
-        let descriptor = [(BOARD, self.descriptor.as_fd())];
+        let endpoint_of = |place: u64| Ok(addresses[place as usize].endpoint.clone());
+        let descriptor = [(FLAG_PAGE, self.descriptor.as_fd())];
         let mut met = exchange(&self.listener, rank as u64, &others, endpoint_of, &descriptor, deadline)
             .map_err(|error| error.to_string())?;
-        let board = |place: usize| {
+        let page = |place: usize| {
             if place == rank {
-                return Ok(self.board.clone());
+                return Ok(self.page.clone());
             }
             if !elsewhere(&place) {
-                return BOARDS
-                    .find(places[place].token)
+                return FLAG_PAGES
+                    .find(addresses[place].token)
                     .ok_or_else(|| format!("the board of place {place} is gone"));
             }
             let at = met.iter().position(|peer| peer.link.place() == place as u64);
@@ -180,13 +183,15 @@ impl Own {
             let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
             Ok(Arc::new(opened.map_err(|error| format!("the board of place {place}: {error}"))?))
         };
-        (0..world).map(board).collect()
+        (0..world).map(page).collect()
     }
 }
 
-/// Makes this rank's board, opens those of the others, and passes all of them to `make`. Either all members succeed,
-/// or none does. Collective; `attempt` is a name that is unique to this attempt of the members. A rank that fails
-/// before anything is opened tells the others at once, so none of them waits for it at its endpoint.
+/// Creates this rank's flag page, opens those of the others, and passes all of them to `make`. Collective. Either all
+/// members succeed, or none does.
+///
+/// `attempt` is a name that the members use for this call only. A rank that has no flag page says so in its record,
+/// so the others do not wait for it at its endpoint.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
@@ -195,11 +200,11 @@ pub(super) fn agreed<T>(
 ) -> Result<T, DirectError> {
     let layout = Layout { world: group.size(), slots: options.ring().slots() };
     let own = Own::make(group, layout);
-    let board = match &own {
-        Ok(own) => Board::Offered { place: own.place() },
-        Err(problem) => Board::Missing { problem: problem.clone() },
+    let page = match &own {
+        Ok(own) => PageOffer::Offered { address: own.address() },
+        Err(problem) => PageOffer::Missing { problem: problem.clone() },
     };
-    let card = Card { options: options.to_string(), board };
+    let record = PathRecord { options: options.to_string(), page };
     let rank = rank_of(group.global_rank());
     let member = Member {
         name: format!("{attempt}/direct"),
@@ -209,12 +214,12 @@ pub(super) fn agreed<T>(
         patience: deadline.remaining(),
     };
     let (mut make, mut made) = (Some(make), None);
-    let act = |places: &Vec<Place>, deadline, _: &dyn Fn() -> bool| {
+    let act = |addresses: &Vec<PageAddress>, deadline, _: &dyn Fn() -> bool| {
         let (Ok(own), Some(make)) = (&own, make.take()) else {
             return Opened::Failed { problem: "it has no board".to_owned() };
         };
-        let opened = own.boards(group, layout, places, deadline);
-        match opened.and_then(|boards| make(boards).map_err(|error| error_text(&error))) {
+        let opened = own.open_all(group, layout, addresses, deadline);
+        match opened.and_then(|flag_pages| make(flag_pages).map_err(|error| error_text(&error))) {
             Ok(path) => {
                 made = Some(path);
                 Opened::Done {}
@@ -223,12 +228,12 @@ pub(super) fn agreed<T>(
         }
     };
     let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
-    let result = agreement::run::<BoardProtocol>(&group.job_store(), member, card.clone(), act, goes_on);
-    // No other rank needs the descriptor or the endpoint any more.
+    let result = agreement::run::<FlagPageProtocol>(&group.job_store(), member, record.clone(), act, goes_on);
+    // The agreement is over, so no rank opens this rank's flag page any more.
     drop(own);
     match result {
         Ok(()) => made.ok_or_else(|| unmade(group, rank, "it has opened no board".to_owned())),
-        Err(failed) => Err(failure(group, &card.options, *failed)),
+        Err(failed) => Err(failure(group, &record.options, *failed)),
     }
 }
 
@@ -237,7 +242,7 @@ fn unmade(group: &ProcessGroup, rank: u32, problem: String) -> DirectError {
 }
 
 /// Converts the ending of the agreement to an error. `own` are the options of this rank.
-fn failure(group: &ProcessGroup, own: &str, failed: Failed<BoardProtocol>) -> DirectError {
+fn failure(group: &ProcessGroup, own: &str, failed: Failed<FlagPageProtocol>) -> DirectError {
     let (name, own) = (group.name().to_owned(), own.to_owned());
     match (failed.ending, failed.store) {
         (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(group, rank, problem),
@@ -267,30 +272,31 @@ fn failure(group: &ProcessGroup, own: &str, failed: Failed<BoardProtocol>) -> Di
 mod tests {
     use super::*;
 
-    fn card(options: &str) -> Card {
-        let place = Place { process: 1, token: 2, endpoint: vec![3] };
-        Card { options: options.to_owned(), board: Board::Offered { place } }
+    fn record(options: &str) -> PathRecord {
+        let address = PageAddress { process: 1, token: 2, endpoint: vec![3] };
+        PathRecord { options: options.to_owned(), page: PageOffer::Offered { address } }
     }
 
     #[test]
-    fn other_options_and_a_missing_board_are_refused_by_name() {
-        let cards = [(4, card("a")), (5, card("a")), (6, card("b"))];
-        let Decision::Refused { refusal: Refusal::Options { options } } = BoardProtocol::decide(&cards)
+    fn other_options_and_a_missing_flag_page_are_refused_by_name() {
+        let records = [(4, record("a")), (5, record("a")), (6, record("b"))];
+        let Decision::Refused { refusal: Refusal::Options { options } } = FlagPageProtocol::decide(&records)
         else {
             panic!("the options differ")
         };
         assert_eq!(options.minority(), [6]);
-        let missing = Card { board: Board::Missing { problem: "no memory".to_owned() }, ..card("a") };
+        let missing =
+            PathRecord { page: PageOffer::Missing { problem: "no memory".to_owned() }, ..record("a") };
         let refusal = Refusal::Failed { rank: 5, problem: "no memory".to_owned() };
-        let cards = [(4, card("a")), (5, missing)];
-        assert_eq!(BoardProtocol::decide(&cards), Decision::Refused { refusal });
-        assert!(matches!(BoardProtocol::decide(&cards[..1]), Decision::Act { plan } if plan.len() == 1));
+        let records = [(4, record("a")), (5, missing)];
+        assert_eq!(FlagPageProtocol::decide(&records), Decision::Refused { refusal });
+        assert!(matches!(FlagPageProtocol::decide(&records[..1]), Decision::Act { plan } if plan.len() == 1));
     }
 
     #[test]
     fn a_failure_outweighs_silence() {
         let failed = Report::Outcome(Opened::Failed { problem: "no addresses".to_owned() });
-        let named = |reports: &[(u32, Report<Opened>)]| match BoardProtocol::judge(&Vec::new(), reports) {
+        let named = |reports: &[(u32, Report<Opened>)]| match FlagPageProtocol::judge(&Vec::new(), reports) {
             Decision::Refused { refusal: Refusal::Failed { rank, .. } } => Some(rank),
             Decision::Agreed { .. } => None,
             other => panic!("{other:?}"),

@@ -90,16 +90,16 @@
 //! | `core` | rings, the messages that go through them, and aborts |
 //! | `lane` | one direction of a pair: order, chunks, comparison of the two ends |
 //! | `rounds` | the order in which a call's chunks are enqueued, their streams, and why this cannot deadlock |
-//! | `conveyor` | enqueues a lane's chunks |
-//! | `board`, `half` | words to wait for, and logs of calls, in shared host memory |
-//! | `meeting` | the ranks open each other's boards, and agree that all have a path or none |
+//! | `chunk_pipeline` | enqueues a lane's chunks |
+//! | `flag_page`, `half` | words to wait for, and logs of calls, in shared host memory |
+//! | `meeting` | the ranks open each other's flag pages, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
-mod board;
-mod conveyor;
+mod chunk_pipeline;
 mod core;
 mod error;
+mod flag_page;
 mod half;
 mod lane;
 mod meeting;
@@ -257,7 +257,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     };
     let memory = rendezvous.rendezvous(&memory)?;
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
-    let make = |boards| Core::new(context, rank, options.ring(), boards, memory);
+    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, memory);
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
     Ok(group.install(Arc::new(DirectPath { core: Some(core) }))?)
 }

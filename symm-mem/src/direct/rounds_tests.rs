@@ -12,7 +12,7 @@ const CALLERS: usize = 3;
 /// Sender, receiver, and number of chunks.
 type Message = (usize, usize, usize);
 
-/// A word: rank of the board, peer, whether it is *full*, and slot.
+/// A word: rank of the flag page, peer, whether it is *full*, and slot.
 type Word = (usize, usize, bool, usize);
 
 /// One operation of a stream.

@@ -164,7 +164,7 @@ pub(super) fn run(shared: &Shared) {
         }
         closer.free(&mut borrowed);
         for core in closing.extract_if(.., |core| core.is_idle() && has_closed(shared, core)) {
-            let lease = farewell(shared, &core);
+            let lease = announce_closed(shared, &core);
             leases.push((core, lease));
         }
         let overdue = collect(shared, &mut leases, &mut over, hurry);
@@ -198,7 +198,7 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
 }
 
 /// Tells the peers of a plan that this rank has closed it.
-fn farewell(shared: &Shared, core: &Core) -> Lease {
+fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
         // A peer that does not see the key keeps its memory until its lease is overdue.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);

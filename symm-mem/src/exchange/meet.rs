@@ -170,7 +170,7 @@ impl Exchange {
         let ends = transfers.iter().zip(slots.clone()).map(|(transfer, slot)| {
             let place = (!transfer.part.copies()).then(|| offer.place(&transfer.memory)).flatten();
             End {
-                peer: self.rank_of(transfer),
+                peer: self.peer_rank(transfer),
                 part: transfer.part,
                 bytes: transfer.memory.bytes() as u64,
                 export: place.map(|(export, _)| export),
@@ -179,7 +179,7 @@ impl Exchange {
             }
         });
         let record = Record {
-            card: offer.card(),
+            card: offer.endpoint(),
             exports: offer.exports(),
             held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
             ends: ends.collect(),
@@ -303,14 +303,14 @@ impl Exchange {
         // The others may still have the plan. They are told once the memory that was opened from them is closed.
         let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
             let own = words(shared.slab(), slot);
-            Wire::new(self.rank_of(transfer), transfer, None, own, own)
+            Wire::new(self.peer_rank(transfer), transfer, None, own, own)
         });
         let generation = candidate.record.generation;
         shared.closer.close(self.core(key, candidate, generation, wires.collect(), opened));
     }
 
     /// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
-    fn rank_of(&self, transfer: &Transfer) -> u32 {
+    fn peer_rank(&self, transfer: &Transfer) -> u32 {
         self.group().global_ranks().get(transfer.peer).copied().unwrap_or(u32::MAX)
     }
 

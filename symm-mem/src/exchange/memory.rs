@@ -22,13 +22,13 @@ use crate::{
 /// `cuMemAlloc`; all of it or a [part](Self::part). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
-    home: Home,
+    backing: Backing,
     offset: usize,
     bytes: usize,
 }
 
 #[derive(Debug, Clone)]
-enum Home {
+enum Backing {
     Virtual(Buffer),
     Plain(Arc<Plain>),
 }
@@ -52,7 +52,7 @@ impl fmt::Debug for Plain {
 impl From<&Buffer> for Memory {
     fn from(buffer: &Buffer) -> Self {
         let bytes = buffer.bytes();
-        Self { home: Home::Virtual(buffer.clone()), offset: 0, bytes }
+        Self { backing: Backing::Virtual(buffer.clone()), offset: 0, bytes }
     }
 }
 
@@ -79,7 +79,7 @@ impl From<DeviceMemory> for Memory {
     fn from(memory: DeviceMemory) -> Self {
         let (context, base, bytes) = (memory.context().clone(), memory.ptr(), memory.bytes());
         let plain = Plain { context, number: fresh_number(), base, bytes, _owner: Box::new(memory) };
-        Self { home: Home::Plain(Arc::new(plain)), offset: 0, bytes }
+        Self { backing: Backing::Plain(Arc::new(plain)), offset: 0, bytes }
     }
 }
 
@@ -109,7 +109,7 @@ impl Memory {
             bytes: range.bytes,
             _owner: Box::new(owner),
         };
-        let whole = Self { home: Home::Plain(Arc::new(whole)), offset: 0, bytes: range.bytes };
+        let whole = Self { backing: Backing::Plain(Arc::new(whole)), offset: 0, bytes: range.bytes };
         whole.part(offset, bytes)
     }
 
@@ -120,7 +120,7 @@ impl Memory {
     pub fn part(&self, offset: usize, bytes: usize) -> Result<Self, TransferError> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => {
-                Ok(Self { home: self.home.clone(), offset: self.offset + offset, bytes })
+                Ok(Self { backing: self.backing.clone(), offset: self.offset + offset, bytes })
             }
             _ => Err(TransferError::OutOfBounds { offset, bytes, whole: self.bytes }),
         }
@@ -147,9 +147,9 @@ impl Memory {
     /// Address of its first byte on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        let base = match &self.home {
-            Home::Virtual(buffer) => buffer.ptr(),
-            Home::Plain(plain) => plain.base,
+        let base = match &self.backing {
+            Backing::Virtual(buffer) => buffer.ptr(),
+            Backing::Plain(plain) => plain.base,
         };
         base + self.offset
     }
@@ -162,8 +162,8 @@ impl Memory {
 
     /// The allocation that contains it.
     pub(super) fn whole(&self) -> Option<Whole> {
-        match &self.home {
-            Home::Virtual(buffer) => {
+        match &self.backing {
+            Backing::Virtual(buffer) => {
                 let allocation = buffer.allocation()?;
                 let id = match (allocation.number, allocation.subject) {
                     (Some(number), _) => AllocationId::Own { number },
@@ -172,7 +172,7 @@ impl Memory {
                 };
                 Some(Whole { id, bytes: allocation.bytes, offset: buffer.offset() + self.offset })
             }
-            Home::Plain(plain) => {
+            Backing::Plain(plain) => {
                 let id = AllocationId::Own { number: plain.number };
                 Some(Whole { id, bytes: plain.bytes, offset: self.offset })
             }
@@ -181,13 +181,13 @@ impl Memory {
 
     /// Exports the handles by which peers can open the allocation.
     pub(super) fn way(&self, context: &Context) -> Result<Way, String> {
-        match &self.home {
-            Home::Plain(plain) => {
+        match &self.backing {
+            Backing::Plain(plain) => {
                 let IpcHandle(handle) =
                     plain.context.export_ipc(plain.base).map_err(|error| error_text(&error))?;
                 Ok(Way::Legacy { handle: handle.to_vec() })
             }
-            Home::Virtual(_) => {
+            Backing::Virtual(_) => {
                 let physical = self.physical(context).map_err(|error| error_text(&error))?;
                 let Some(physical) = physical else { return Err("the memory has no pages".to_owned()) };
                 let kinds = physical.handle_types();
@@ -202,9 +202,9 @@ impl Memory {
 
     /// The allocation's physical memory, if it is virtual memory.
     pub(super) fn physical(&self, context: &Context) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
-        match &self.home {
-            Home::Plain(_) => Ok(None),
-            Home::Virtual(buffer) => match buffer.allocation() {
+        match &self.backing {
+            Backing::Plain(_) => Ok(None),
+            Backing::Virtual(buffer) => match buffer.allocation() {
                 Some(allocation) => buffer.physical(context, &allocation).map(Some),
                 None => Ok(None),
             },
@@ -213,9 +213,9 @@ impl Memory {
 
     /// Base address and context of plain memory; `None` for virtual memory.
     pub(super) fn plain(&self) -> Option<(DevicePtr, &Context)> {
-        match &self.home {
-            Home::Plain(plain) => Some((plain.base, &plain.context)),
-            Home::Virtual(_) => None,
+        match &self.backing {
+            Backing::Plain(plain) => Some((plain.base, &plain.context)),
+            Backing::Virtual(_) => None,
         }
     }
 }

@@ -84,7 +84,7 @@ use self::{
     core::Core,
     generation::Generations,
     quiet::Present,
-    shared::{Shared, Tools, rank_of},
+    shared::{Shared, Tools, own_rank},
     slots::SLOT_BYTES,
 };
 pub use self::{
@@ -198,7 +198,7 @@ impl Exchange {
     }
 
     /// Exchanges the plan called `plan`. Collective over the group: every member calls it with its transfers,
-    /// possibly none, in any order. The members always vote, even if all memory is already open; then nothing is
+    /// possibly none, in any order. The members always agree first. If all memory is already open, nothing is
     /// opened.
     ///
     /// An earlier plan of that name becomes stale. Its transfers under way end before this rank announces itself to
@@ -264,7 +264,7 @@ fn prepared(
 ) -> Result<(PeerMemory, Tools), ExchangeError> {
     // The time by which this rank may reach the rendezvous later than the others.
     let deadline = Deadline::after(options.deadline / 2);
-    let present = Present::new(rank_of(info), deadline);
+    let present = Present::new(own_rank(info), deadline);
     let present = present.ok_or_else(|| ExchangeError::Closing { waited: deadline.waited() })?;
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;

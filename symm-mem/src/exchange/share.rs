@@ -28,7 +28,7 @@ use crate::{
     rendezvous::{
         mapped,
         protocol::Outcome,
-        share::{MEMORY, told},
+        share::{MEMORY, outcome_of},
     },
 };
 
@@ -42,7 +42,7 @@ static SHARED: LocalRegistry<Memory> = LocalRegistry::new();
 pub(super) struct Offer {
     listener: Listener,
     exports: Vec<(Export, Memory)>,
-    _deposits: Vec<LocalToken<Memory>>,
+    _tokens: Vec<LocalToken<Memory>>,
 }
 
 impl Offer {
@@ -50,23 +50,23 @@ impl Offer {
     pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
         let mut exports: Vec<(Export, Memory)> = Vec::new();
-        let mut deposits = Vec::new();
+        let mut tokens = Vec::new();
         for transfer in transfers.iter().filter(|transfer| !transfer.part.copies()) {
             let memory = &transfer.memory;
             let whole = memory.whole().ok_or("the block is of no segment of its pool")?;
             if exports.iter().any(|(export, _)| export.id == whole.id) {
                 continue;
             }
-            let deposit = SHARED.leave(memory.clone());
-            let (way, token) = (memory.way(context)?, deposit.token);
+            let local = SHARED.register(memory.clone());
+            let (way, token) = (memory.way(context)?, local.token);
             let export = Export { id: whole.id, bytes: whole.bytes as u64, way, token };
-            deposits.push(deposit);
+            tokens.push(local);
             exports.push((export, memory.clone()));
         }
-        Ok(Self { listener, exports, _deposits: deposits })
+        Ok(Self { listener, exports, _tokens: tokens })
     }
 
-    pub(super) fn card(&self) -> Vec<u8> {
+    pub(super) fn endpoint(&self) -> Vec<u8> {
         self.listener.endpoint()
     }
 
@@ -141,9 +141,10 @@ fn hand_over(
     }
     let rank = |at: &u64| records.get(*at as usize).map_or(u32::MAX, |record| record.rank);
     let hello = File::open("/dev/null").map_err(|error| failed(format!("/dev/null: {error}")))?;
-    let card = |at: u64| Ok(records[at as usize].card.clone());
-    let met = exchange(&offer.listener, place as u64, &others, card, &[(HELLO, hello.as_fd())], deadline);
-    let mut met = met.map_err(|error| told(&error, rank))?;
+    let endpoint_of = |at: u64| Ok(records[at as usize].card.clone());
+    let met =
+        exchange(&offer.listener, place as u64, &others, endpoint_of, &[(HELLO, hello.as_fd())], deadline);
+    let mut met = met.map_err(|error| outcome_of(&error, rank))?;
     // All ranks visit pairs in the same order, and in each pair the lower place sends first: this excludes a
     // deadlock.
     met.sort_by_key(|met| met.link.place());
@@ -158,14 +159,14 @@ fn hand_over(
                     Err(error) => return Err(failed(error_text(&error))),
                 };
                 let sent = peer.link.send(MEMORY, descriptor.as_fd(), deadline);
-                sent.map_err(|error| told(&error, rank))
+                sent.map_err(|error| outcome_of(&error, rank))
             })
         };
         if place < at {
             send()?;
         }
         for number in handed(&records[at], me) {
-            let descriptor = peer.link.receive(MEMORY, deadline).map_err(|error| told(&error, rank))?;
+            let descriptor = peer.link.receive(MEMORY, deadline).map_err(|error| outcome_of(&error, rank))?;
             received.insert((at, number), descriptor);
         }
         if place > at {
@@ -274,13 +275,14 @@ mod tests {
         let context = driver.device(0).unwrap().retain_primary().unwrap();
         let offer = Offer::make(&context, &[]).unwrap();
         let listener = Listener::open().unwrap();
-        let records = [record(0, offer.card()), record(1, listener.endpoint())];
+        let records = [record(0, offer.endpoint()), record(1, listener.endpoint())];
         let deadline = Deadline::after(Duration::from_secs(60));
         let outcome = thread::scope(|scope| {
             scope.spawn(|| {
                 let nothing = File::open("/dev/null").unwrap();
-                let card = |at: u64| Ok(records[at as usize].card.clone());
-                let met = exchange(&listener, 1, &[0], card, &[(HELLO, nothing.as_fd())], deadline).unwrap();
+                let endpoint_of = |at: u64| Ok(records[at as usize].card.clone());
+                let met =
+                    exchange(&listener, 1, &[0], endpoint_of, &[(HELLO, nothing.as_fd())], deadline).unwrap();
                 met[0].link.send(tag, nothing.as_fd(), deadline).unwrap();
             });
             open(&context, &offer, 0, &records, deadline).map(|opened| opened.len())

@@ -113,7 +113,7 @@ impl Shared {
 
     /// This rank in the job.
     pub(super) fn rank(&self) -> u32 {
-        rank_of(&self.info)
+        own_rank(&self.info)
     }
 
     /// Address of this rank's slots.
@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-pub(super) fn rank_of(info: &GroupInfo) -> u32 {
+pub(super) fn own_rank(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 

@@ -1,16 +1,20 @@
-//! A rank's slots for the signals of its peers: their layout, and which of them are taken.
+//! A rank's slots for the signals of its peers: their layout and allocation.
 
 use std::ops::Range;
 
 use cuda_driver::DevicePtr;
 
-/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer; it is all zero when it is taken.
+/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer. All its words are 0 when it is
+/// allocated.
+///
+/// A transfer runs in rounds: one end signals that its buffer is ready, and the other end copies and signals that the
+/// copy is done.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, never decreasing | number of rounds that it has allowed to begin, or has ended |
-/// | toggle | the peer sets it, this rank resets it | the same, for the current round of a graph |
-/// | abort | the peer | it has given up: the other words are invalid |
+/// | count | the peer, never decreasing | number of the last round for which the peer has signalled |
+/// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
+/// | abort | the peer | 1 if the peer has given up: the other words are invalid |
 pub(super) const SLOT_BYTES: usize = 16;
 
 /// The words of a slot.
@@ -21,7 +25,7 @@ pub(super) struct Words {
     pub(super) abort: DevicePtr,
 }
 
-/// The words of slot `slot` of the slab at `slab`.
+/// The words of slot `slot` in the slab (array of slots) at `slab`.
 pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
     let begin = slab + slot * SLOT_BYTES;
     Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize }
@@ -40,7 +44,7 @@ impl Slots {
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
-    /// Takes the first `count` adjacent slots that are free.
+    /// Allocates the first `count` adjacent slots that are free.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);
@@ -55,7 +59,7 @@ impl Slots {
         Some(taken)
     }
 
-    /// Returns slots that were taken.
+    /// Frees slots that [`take`](Self::take) returned.
     pub(crate) fn give_back(&mut self, range: Range<usize>) {
         if range.is_empty() {
             return;

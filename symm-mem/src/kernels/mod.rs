@@ -10,7 +10,7 @@
 //! | root | [`Ranks`], [`Kernels`] and its launches, [`KernelError`] |
 //! | `pad` | [`PadLayout`]: the words of a signal pad |
 //! | `fault` | [`FaultRecord`]: the record of a kernel that gave up |
-//! | `code` | the PTX of the crate, and the choice for a driver |
+//! | `code` | the PTX of the crate |
 //! | `load` | a context's kernels, loaded once |
 //! | `own` | this rank's own buffer, for graphs that pin it |
 //! | `signals` | the launches of barrier, put and wait |
@@ -47,8 +47,8 @@ pub use pad::PadLayout;
 /// Largest number of ranks that kernels support.
 pub const MOST_RANKS: u32 = 64;
 
-/// Addresses of the ranks' memory, a parameter of every kernel. Plain numbers: the caller keeps the memory alive
-/// while kernels that were given it run.
+/// Addresses of the ranks' memory, a parameter of every kernel. They are plain numbers. The caller keeps the memory
+/// alive until all kernels that use these addresses have ended.
 ///
 /// The layout is that of the device's structure of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +77,7 @@ pub struct Ranks {
 // without padding or references.
 unsafe impl Parameter for Ranks {}
 
-/// A kernel, by its function.
+/// A kind of kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]

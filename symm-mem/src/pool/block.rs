@@ -10,9 +10,9 @@ use super::memory::Memory;
 /// A block of a symmetric pool, at the same place on every rank of the domain. Clones share the block; it is freed
 /// when the last one is dropped.
 ///
-/// Freeing is part of the sequence of requests that must be equal on all ranks: the last clones are dropped at the
-/// same point of the program on every rank. The next allocation may reuse the memory, so on every rank the uses of
-/// the block must be ordered before those of its successor.
+/// Freeing is part of the sequence of requests that must be equal on all ranks. So every rank must drop the last clone
+/// at the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of
+/// this block before its uses of the block that gets the memory next.
 #[derive(Debug, Clone)]
 pub struct SymmetricBlock {
     inner: Arc<Inner>,

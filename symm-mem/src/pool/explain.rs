@@ -35,7 +35,8 @@ pub enum Why {
     Agreed,
     /// All members have agreed that it lies at the same place everywhere, but is not in a window.
     NoWindow(NoWindows),
-    /// Like `NoWindow`; and all members have agreed not to register it plainly, since one of them cannot.
+    /// In addition to `NoWindow`, all members have agreed not to register it with `ncclCommRegister`, because one of
+    /// them cannot.
     NotRegistered {
         /// Reason why it has no window.
         window: NoWindows,
@@ -126,18 +127,18 @@ impl SymmetricPool {
         if let Some(poison) = table.poison(id) {
             return otherwise(Some(placement), Why::Poisoned(poison.clone()));
         }
-        let seated = self.seats().get(&id).cloned();
-        let why = seated.map_or(Why::NotCommitted(None), |seated| {
-            let seated = lock(&seated);
-            match seated.why_without(placement.ordinal) {
+        let group_state = self.group_states().get(&id).cloned();
+        let why = group_state.map_or(Why::NotCommitted(None), |group_state| {
+            let group_state = lock(&group_state);
+            match group_state.why_without(placement.ordinal) {
                 Some(window) if standing == Standing::Agreed || standing == Standing::Registered => {
                     let window = window.clone();
-                    match seated.why_unregistered(placement.ordinal) {
+                    match group_state.why_unregistered(placement.ordinal) {
                         Some(cause) => Why::NotRegistered { window, registration: cause.to_owned() },
                         None => Why::NoWindow(window),
                     }
                 }
-                _ => Why::NotCommitted(seated.pending.clone()),
+                _ => Why::NotCommitted(group_state.pending.clone()),
             }
         });
         otherwise(Some(placement), why)

@@ -17,7 +17,8 @@ pub enum Standing {
     Pending,
     /// All members have it at the same place, without a window.
     Agreed,
-    /// All members have it at the same place, without a window, and have registered it plainly.
+    /// All members have it at the same place, without a window, and have registered it with
+    /// `ncclCommRegister`.
     Registered,
     /// All members have it as this window.
     Window {
@@ -93,7 +94,7 @@ impl Standings {
         self.windows[at] = window;
     }
 
-    /// Marks these segments, which were entered without a window, as registered plainly.
+    /// Marks these segments, which were entered without a window, as registered with `ncclCommRegister`.
     pub(crate) fn enter_registered(
         &mut self,
         ordinals: impl IntoIterator<Item = u32>,

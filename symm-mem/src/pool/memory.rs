@@ -120,7 +120,7 @@ struct Inside {
 pub(crate) struct Memory {
     me: Weak<Self>,
     /// This rank's mappings of its peers' segments.
-    homes: PeerMappingCache,
+    peer_mappings: PeerMappingCache,
     id: PoolId,
     /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
@@ -133,8 +133,9 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        let (homes, capturing, dropped_on) = Default::default();
-        let memory = Arc::new_cyclic(|me| Self { me: me.clone(), homes, id, inside, capturing, dropped_on });
+        let (peer_mappings, capturing, dropped_on) = Default::default();
+        let memory =
+            Arc::new_cyclic(|me| Self { me: me.clone(), peer_mappings, id, inside, capturing, dropped_on });
         graph_memory::register(memory.me.clone());
         memory
     }
@@ -150,8 +151,8 @@ impl Memory {
     }
 
     /// This rank's mappings of its peers' segments.
-    pub(crate) fn homes(&self) -> &PeerMappingCache {
-        &self.homes
+    pub(crate) fn peer_mappings(&self) -> &PeerMappingCache {
+        &self.peer_mappings
     }
 
     /// Locks the arena. Returns a guard instead of calling a closure, so that the arena's log sees the caller's

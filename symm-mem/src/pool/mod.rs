@@ -65,7 +65,7 @@ pub use self::{
 pub(crate) use self::{index::Published, lookup::Table, memory::Memory};
 use crate::{
     agreement::{GroupId, LogPoint, PoolId},
-    commit::GroupState,
+    commit::{GroupState, lock},
     domain::Domain,
 };
 
@@ -80,12 +80,12 @@ pub struct SymmetricPool {
     context: Option<Context>,
     memory: Arc<Memory>,
     table: Arc<Published>,
-    seats: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
+    group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
     /// Declared last, to be dropped after the table.
-    _farewell: places::Farewell,
+    _invalidation: places::PlacesInvalidation,
 }
 
 /// State of the meetings of the whole domain.
@@ -133,10 +133,10 @@ impl SymmetricPool {
             context: None,
             memory: Memory::new(id, arena),
             table: Arc::default(),
-            seats: Mutex::default(),
+            group_states: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
-            _farewell: places::Farewell,
+            _invalidation: places::PlacesInvalidation,
         })
     }
 
@@ -284,9 +284,9 @@ impl SymmetricPool {
 
     /// Removes the state of a group whose communicator is gone.
     pub fn forget(&self, group: GroupId) {
-        let seated = self.seats().get(&group).cloned();
-        if let Some(seated) = seated {
-            seated.lock().unwrap_or_else(PoisonError::into_inner).forget(&self.retired());
+        let group_state = self.group_states().get(&group).cloned();
+        if let Some(group_state) = group_state {
+            lock(&group_state).forget(&self.retired());
         }
         self.update_table(|table| table.without_group(group));
     }
@@ -316,8 +316,8 @@ impl SymmetricPool {
         places_changed();
     }
 
-    pub(crate) fn seats(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<GroupState>>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn group_states(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<GroupState>>>> {
+        self.group_states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

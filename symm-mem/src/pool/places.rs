@@ -43,10 +43,10 @@ impl SymmetricPlaces for Places {
     }
 }
 
-/// Makes groups look up the places of buffers again when a pool is dropped.
-pub(super) struct Farewell;
+/// Invalidates the places that groups have looked up, when a pool is dropped.
+pub(super) struct PlacesInvalidation;
 
-impl Drop for Farewell {
+impl Drop for PlacesInvalidation {
     fn drop(&mut self) {
         places_changed();
     }

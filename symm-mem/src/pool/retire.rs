@@ -113,7 +113,7 @@ impl RetireError {
 /// A group that takes part, with its state on this rank.
 struct Party<'a> {
     group: &'a dyn SymmetricGroup,
-    seated: Arc<Mutex<GroupState>>,
+    group_state: Arc<Mutex<GroupState>>,
     /// Held until the retirement has ended.
     _turn: Option<RegistrationGuard<'a>>,
 }
@@ -142,15 +142,16 @@ impl SymmetricPool {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
         let (parties, trouble) = self.parties(groups);
-        let seats: Vec<Arc<Mutex<GroupState>>> = parties.iter().map(|party| party.seated.clone()).collect();
+        let group_states: Vec<Arc<Mutex<GroupState>>> =
+            parties.iter().map(|party| party.group_state.clone()).collect();
         let found = Found::of(&parties, trouble, self.context.as_ref());
-        let machine = self.begin_retirement(&ordinals, &seats, found, deadline);
+        let machine = self.begin_retirement(&ordinals, &group_states, found, deadline);
         let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties, deadline);
         let pool = self.id();
         let cause = failure.as_ref().map(ToString::to_string);
-        let (bytes, dead) = self.end_retirement(&ordinals, &seats, &meeting, cause);
+        let (bytes, dead) = self.end_retirement(&ordinals, &group_states, &meeting, cause);
         for party in parties.iter().filter(|party| dead.contains(&party.group.id())) {
-            let poison = lock(&party.seated).seat.poison().cloned();
+            let poison = lock(&party.group_state).log.poison().cloned();
             if let Some(poison) = poison {
                 end_poisoned(party.group, self.domain().rank(), &poison);
             }
@@ -160,7 +161,7 @@ impl SymmetricPool {
                 Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() })
             }
             (Ok(Retired::Poisoned { poison, .. }), _) => {
-                let dead = parties.iter().filter(|it| lock(&it.seated).seat.poison().is_some());
+                let dead = parties.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
                 let groups = dead.map(|party| party.group.id()).collect();
                 Err(RetireError::Poisoned { pool, poison, groups })
             }
@@ -178,8 +179,8 @@ impl SymmetricPool {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
         for group in groups {
-            let seated = self.seated(group.id(), group.ranks());
-            let outside = self.outside(&lock(&seated));
+            let group_state = self.group_state(group.id(), group.ranks());
+            let outside = self.outside(&lock(&group_state));
             match outside {
                 Some(error) => trouble = Some(error.to_string()),
                 None if parties.iter().any(|party| party.group.id() == group.id()) => {}
@@ -189,7 +190,7 @@ impl SymmetricPool {
                         let cause = format!("another thread commits a pool for group {}", group.id());
                         trouble.get_or_insert(cause);
                     }
-                    parties.push(Party { group: *group, seated, _turn: turn });
+                    parties.push(Party { group: *group, group_state, _turn: turn });
                 }
             }
         }
@@ -197,19 +198,19 @@ impl SymmetricPool {
         (parties, trouble)
     }
 
-    /// Begins a retirement of `ordinals`, ascending, with the groups of `seats`, and returns its state machine.
+    /// Begins a retirement of `ordinals`, ascending, with the groups of `group_states`, and returns its state machine.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
-        seats: &[Arc<Mutex<GroupState>>],
+        group_states: &[Arc<Mutex<GroupState>>],
         found: Found,
         deadline: Duration,
     ) -> Retire {
-        let groups: Vec<Committed> = seats
+        let groups: Vec<Committed> = group_states
             .iter()
-            .map(|seated| {
-                let seated = lock(seated);
-                Committed { group: seated.seat.group(), log: seated.seat.committed() }
+            .map(|group_state| {
+                let group_state = lock(group_state);
+                Committed { group: group_state.log.group(), log: group_state.log.committed() }
             })
             .collect();
         let table = self.table();
@@ -326,7 +327,7 @@ impl SymmetricPool {
     /// group, in the order in which they were committed. Returns the outcome, and the number of deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
         // Mappings of peers' segments come first: a peer's memory is freed only once no rank maps it any more.
-        self.memory().homes().forget(ordinals);
+        self.memory().peer_mappings().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
         let mut over = Vec::new();
@@ -352,30 +353,30 @@ impl SymmetricPool {
         }
     }
 
-    /// Applies the result of the retirement of `ordinals` with the groups of `seats`; `cause` is the store's error,
-    /// if it failed. Returns the number of bytes freed, and the groups that are poisoned by it: the caller must abort
-    /// their communicators.
+    /// Applies the result of the retirement of `ordinals` with the groups of `group_states`; `cause` is the store's
+    /// error, if it failed. Returns the number of bytes freed, and the groups that are poisoned by it: the caller must
+    /// abort their communicators.
     #[track_caller]
     pub(crate) fn end_retirement(
         &self,
         ordinals: &[u32],
-        seats: &[Arc<Mutex<GroupState>>],
+        group_states: &[Arc<Mutex<GroupState>>],
         result: &Result<Retired, Ending>,
         cause: Option<String>,
     ) -> (u64, Vec<GroupId>) {
         match result {
             Ok(Retired::Everywhere) => (self.take_out(ordinals), Vec::new()),
             Ok(Retired::Poisoned { poison, culprits, over }) => {
-                let is_dead = |seat: &GroupLog| {
-                    over.contains(&seat.group()) || seat.members().iter().any(|it| culprits.contains(it))
+                let is_dead = |log: &GroupLog| {
+                    over.contains(&log.group()) || log.members().iter().any(|it| culprits.contains(it))
                 };
-                let dead = self.poison_groups(seats, poison, is_dead);
+                let dead = self.poison_groups(group_states, poison, is_dead);
                 self.take_out(ordinals);
                 (0, dead)
             }
             Err(ending) => {
                 let doubt = ending.doubt(self.domain().rank(), cause);
-                (0, doubt.map_or_else(Vec::new, |poison| self.poison_groups(seats, &poison, |_| true)))
+                (0, doubt.map_or_else(Vec::new, |poison| self.poison_groups(group_states, &poison, |_| true)))
             }
         }
     }
@@ -386,12 +387,12 @@ impl SymmetricPool {
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         self.update_table(|table| table.without_segments(ordinals));
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
-        let seats: Vec<Arc<Mutex<GroupState>>> = self.seats().values().cloned().collect();
+        let group_states: Vec<Arc<Mutex<GroupState>>> = self.group_states().values().cloned().collect();
         let mut is_reached = false;
-        for seated in seats {
-            let mut seated: MutexGuard<'_, GroupState> = lock(&seated);
-            is_reached |= seated.seat.poison().is_some();
-            ordinals.iter().for_each(|ordinal| seated.seat.retire(*ordinal));
+        for group_state in group_states {
+            let mut group_state: MutexGuard<'_, GroupState> = lock(&group_state);
+            is_reached |= group_state.log.poison().is_some();
+            ordinals.iter().for_each(|ordinal| group_state.log.retire(*ordinal));
         }
         let mut arena = self.memory().arena();
         let bytes = |it: &u32| arena.segments().get(*it as usize).map_or(0, |segment| segment.bytes);
@@ -409,20 +410,20 @@ impl SymmetricPool {
         bytes
     }
 
-    /// Poisons the groups of `seats` that match, and returns them.
+    /// Poisons the groups of `group_states` that match, and returns them.
     fn poison_groups(
         &self,
-        seats: &[Arc<Mutex<GroupState>>],
+        group_states: &[Arc<Mutex<GroupState>>],
         poison: &Poison,
         is_dead: impl Fn(&GroupLog) -> bool,
     ) -> Vec<GroupId> {
         let mut dead = Vec::new();
-        for seated in seats {
-            let mut seated = lock(seated);
-            if is_dead(&seated.seat) {
-                seated.seat.set_poison(poison.clone());
-                self.publish_poison(&seated);
-                dead.push(seated.seat.group());
+        for group_state in group_states {
+            let mut group_state = lock(group_state);
+            if is_dead(&group_state.log) {
+                group_state.log.set_poison(poison.clone());
+                self.publish_poison(&group_state);
+                dead.push(group_state.log.group());
             }
         }
         dead

@@ -105,21 +105,24 @@ impl SymmetricPool {
     /// otherwise `None`.
     fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, CommitError>> {
         let id = group.id();
-        let seated = self.seats().get(&id).cloned()?;
-        let mut seated = lock(&seated);
+        let group_state = self.group_states().get(&id).cloned()?;
+        let mut group_state = lock(&group_state);
         let arena = self.memory().arena();
-        let is_new = arena.segments().iter().any(|it| !it.retired && seated.seat.is_new(it.ordinal));
-        if is_new || arena.has_refused_since(seated.seat.equal_length()) || seated.seat.poison().is_some() {
+        let is_new = arena.segments().iter().any(|it| !it.retired && group_state.log.is_new(it.ordinal));
+        if is_new
+            || arena.has_refused_since(group_state.log.equal_length())
+            || group_state.log.poison().is_some()
+        {
             return None;
         }
         drop(arena);
         let report = self.unchanged(id)?;
-        seated.seat.skip();
+        group_state.log.skip();
         let closed = || match group.communicator().check() {
             Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
             _ => Ok(()),
         };
-        let group_name = seated.group_name.clone();
+        let group_name = group_state.group_name.clone();
         Some(match group.standing().and_then(|()| closed()) {
             Ok(()) => Ok(report),
             Err(ended) => Err(CommitError::GroupOver { group: id, group_name, cause: Arc::new(ended) }),

@@ -27,7 +27,7 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) homes: PeerMappingCache,
+    pub(super) peer_mappings: PeerMappingCache,
     pub(super) mapping: Mapping,
     bytes: usize,
     pub(super) subject: Subject,
@@ -123,7 +123,7 @@ impl PeerMemory {
         }
         Ok(Self {
             inner: Arc::new(Inner {
-                homes: PeerMappingCache::default(),
+                peer_mappings: PeerMappingCache::default(),
                 mapping,
                 bytes,
                 subject,

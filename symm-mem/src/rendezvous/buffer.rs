@@ -93,10 +93,10 @@ impl Buffer {
     }
 
     /// The cache of the allocation's peer mappings.
-    pub(super) fn homes(&self) -> &PeerMappingCache {
+    pub(super) fn peer_mappings(&self) -> &PeerMappingCache {
         match &self.memory {
-            Memory::Pool(block) => block.memory().homes(),
-            Memory::Own(memory) => &memory.inner.homes,
+            Memory::Pool(block) => block.memory().peer_mappings(),
+            Memory::Own(memory) => &memory.inner.peer_mappings,
         }
     }
 

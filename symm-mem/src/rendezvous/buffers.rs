@@ -163,50 +163,50 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
 }
 
 /// The identity of a group's rendezvous in the allocations' caches.
-pub(super) type Seat = Arc<()>;
+pub(super) type RendezvousKey = Arc<()>;
 
 /// The cache of an allocation's peer mappings, by the group's rendezvous and the number of the segment. It is stored
 /// in the allocation, and freed with it.
 #[derive(Debug, Default)]
 pub(crate) struct PeerMappingCache {
-    homes: Mutex<Vec<Home>>,
+    entries: Mutex<Vec<PeerMapping>>,
 }
 
 #[derive(Debug)]
-struct Home {
+struct PeerMapping {
     group: Weak<()>,
     ordinal: u32,
     since: u64,
     buffers: Arc<PeerBuffers>,
 }
 
-impl Home {
-    fn is(&self, group: &Seat, ordinal: u32) -> bool {
+impl PeerMapping {
+    fn is(&self, group: &RendezvousKey, ordinal: u32) -> bool {
         self.ordinal == ordinal && std::ptr::eq(self.group.as_ptr(), Arc::as_ptr(group))
     }
 }
 
 impl PeerMappingCache {
-    fn lock(&self) -> MutexGuard<'_, Vec<Home>> {
-        self.homes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<PeerMapping>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the peers of a segment, and the number of the rendezvous that mapped them.
-    pub(super) fn get(&self, group: &Seat, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
-        let homes = self.lock();
-        let home = homes.iter().find(|home| home.is(group, ordinal))?;
-        Some((home.since, home.buffers.clone()))
+    pub(super) fn get(&self, group: &RendezvousKey, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
+        let mappings = self.lock();
+        let mapping = mappings.iter().find(|mapping| mapping.is(group, ordinal))?;
+        Some((mapping.since, mapping.buffers.clone()))
     }
 
     /// Removes the peers of these segments, for all groups. Their mappings are unmapped, unless a handle keeps them.
     pub(crate) fn forget(&self, ordinals: &[u32]) {
-        self.lock().retain(|home| !ordinals.contains(&home.ordinal));
+        self.lock().retain(|mapping| !ordinals.contains(&mapping.ordinal));
     }
 
     /// Adds a segment's peers, and removes the peers of groups that are gone.
-    pub(super) fn put(&self, group: &Seat, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
-        let mut homes = self.lock();
-        homes.retain(|home| home.group.strong_count() > 0 && !home.is(group, ordinal));
-        homes.push(Home { group: Arc::downgrade(group), ordinal, since, buffers });
+    pub(super) fn put(&self, group: &RendezvousKey, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
+        let mut mappings = self.lock();
+        mappings.retain(|mapping| mapping.group.strong_count() > 0 && !mapping.is(group, ordinal));
+        mappings.push(PeerMapping { group: Arc::downgrade(group), ordinal, since, buffers });
     }
 }

@@ -72,7 +72,7 @@ pub(crate) use self::{
     share::process,
 };
 use self::{
-    buffers::Seat,
+    buffers::RendezvousKey,
     pads::{OwnPad, Pads},
     protocol::{Ending, Handles, Outcome, Readiness, Record, RendezvousProtocol, Subject, Uuid, prefix},
     share::Offer,
@@ -147,7 +147,7 @@ pub(crate) struct Inner {
     pub(crate) context: Context,
     options: RendezvousOptions,
     pub(crate) identity: Identity,
-    seat: Seat,
+    key: RendezvousKey,
     /// The number of the next rendezvous. The lock admits one rendezvous at a time.
     next: Mutex<u64>,
     /// Set by [`Rendezvous::new`].
@@ -203,8 +203,8 @@ impl Rendezvous {
         let (device, unreachable) =
             known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
         let identity = Identity { host: link::host(), process: process(), device, unreachable, life };
-        let (seat, next, pads) = (Seat::default(), Mutex::new(0), OnceLock::new());
-        let inner = Inner { info, context: context.clone(), options, identity, seat, next, pads };
+        let (key, next, pads) = (RendezvousKey::default(), Mutex::new(0), OnceLock::new());
+        let inner = Inner { info, context: context.clone(), options, identity, key, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
         // Must not become part of an open capture.
         let _relaxed = RelaxedCapture::enter(context.driver());
@@ -233,9 +233,9 @@ impl Rendezvous {
     /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused), before their deadlines.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
         let buffer: Buffer = buffer.into();
-        let mapped = buffer.homes().get(&self.inner.seat, buffer.ordinal()).map(|(since, _)| since);
+        let mapped = buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()).map(|(since, _)| since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
-        buffer.homes().put(&self.inner.seat, buffer.ordinal(), since, peers.clone());
+        buffer.peer_mappings().put(&self.inner.key, buffer.ordinal(), since, peers.clone());
         Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
     }
 
@@ -271,7 +271,7 @@ impl Rendezvous {
     /// [`RendezvousError::RendezvousMissing`].
     pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
         let buffer: Buffer = buffer.into();
-        match buffer.homes().get(&self.inner.seat, buffer.ordinal()) {
+        match buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()) {
             Some((_, peers)) => Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers }),
             None => Err(RendezvousError::RendezvousMissing {
                 group: self.inner.info.name().to_owned(),
@@ -289,8 +289,8 @@ impl Rendezvous {
     /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. Nothing else uses this
     /// prefix.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
-        let Inner { info, identity, seat, .. } = &*self.inner;
-        let (since, _) = memory.buffer.homes().get(seat, memory.buffer.ordinal())?;
+        let Inner { info, identity, key, .. } = &*self.inner;
+        let (since, _) = memory.buffer.peer_mappings().get(key, memory.buffer.ordinal())?;
         Some(prefix(info.id(), identity.life, since))
     }
 
@@ -341,9 +341,10 @@ impl Rendezvous {
             },
             Ok(_) => {
                 let buffer = candidate.map(|candidate| candidate.buffer);
-                let home = buffer.and_then(|buffer| buffer.homes().get(&self.inner.seat, buffer.ordinal()));
-                match home {
-                    Some(home) => return Ok(home),
+                let mapping =
+                    buffer.and_then(|buffer| buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()));
+                match mapping {
+                    Some(mapping) => return Ok(mapping),
                     None => (Ending::OutOfStep, None),
                 }
             }

@@ -41,7 +41,7 @@ pub(crate) fn process() -> u64 {
 pub(super) struct Offer {
     listener: Listener,
     descriptor: Option<OwnedFd>,
-    _deposit: LocalToken<PhysicalMemory>,
+    _local: LocalToken<PhysicalMemory>,
 }
 
 impl Offer {
@@ -58,14 +58,14 @@ impl Offer {
             true => Some(memory.export_fabric().map_err(said)?.0.to_vec()),
             false => None,
         };
-        let deposit = SHARED.leave(memory.clone());
+        let local = SHARED.register(memory.clone());
         let handles = Handles {
             descriptor: descriptor.is_some(),
             fabric,
             card: listener.endpoint(),
-            token: deposit.token,
+            token: local.token,
         };
-        Ok((Self { listener, descriptor, _deposit: deposit }, handles))
+        Ok((Self { listener, descriptor, _local: local }, handles))
     }
 }
 
@@ -114,11 +114,11 @@ fn fetch(
         (0..).zip(records).filter(|(_, record)| visits(record)).map(|(at, _)| at).collect();
     let mut met = HashMap::new();
     if let (false, Some(own)) = (others.is_empty(), &offer.descriptor) {
-        let card = |place: u64| Ok(records[place as usize].handles.card.clone());
+        let endpoint_of = |place: u64| Ok(records[place as usize].handles.card.clone());
         let own = [(MEMORY, own.as_fd())];
         let rank = |place: &u64| records.get(*place as usize).map_or(u32::MAX, |record| record.rank);
-        let found = exchange(&offer.listener, place as u64, &others, card, &own, deadline);
-        for peer in found.map_err(|error| told(&error, rank))? {
+        let found = exchange(&offer.listener, place as u64, &others, endpoint_of, &own, deadline);
+        for peer in found.map_err(|error| outcome_of(&error, rank))? {
             met.extend(peer.descriptors.into_iter().map(|descriptor| (peer.link.place(), descriptor)));
         }
     }
@@ -146,8 +146,9 @@ fn fetch(
     records.iter().enumerate().map(of_rank).collect()
 }
 
-/// Converts an error of the local exchange. `rank` converts a place to a rank.
-pub(crate) fn told(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
+/// Converts an error of a [link exchange](process_group::link::exchange) to an outcome. `rank` returns the rank at a
+/// place (index in the group).
+pub(crate) fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
     match error {
         LinkError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
         LinkError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },

@@ -95,7 +95,7 @@ pub(super) struct Start {
 
 pub(super) struct Member {
     pub(super) group: Arc<Group>,
-    seat: GroupLog,
+    log: GroupLog,
     commits: u64,
     pub(super) meetings: u64,
     sums: u64,
@@ -155,8 +155,8 @@ impl Rank {
         let groups = context.with_current(join).expect("the device is well");
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let member = |group: Group| {
-            let seat = GroupLog::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
-            (group.uid, Member { group: Arc::new(group), seat, commits: 0, meetings: 0, sums: 0 })
+            let log = GroupLog::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
+            (group.uid, Member { group: Arc::new(group), log, commits: 0, meetings: 0, sums: 0 })
         };
         let members: BTreeMap<u64, Member> = groups.map(member).into();
         let groups = members.values().map(|member| member.group.clone()).collect();
@@ -245,7 +245,7 @@ impl Rank {
         if !self.has_lost(group) {
             ended.push(self.commit(group, policy, deadline)?);
         }
-        let is_poisoned = self.members.get(&group).is_some_and(|it| it.seat.poison().is_some());
+        let is_poisoned = self.members.get(&group).is_some_and(|it| it.log.poison().is_some());
         if !is_poisoned && !self.has_lost(group) {
             ended.push(self.meet(group, deadline)?);
         }
@@ -312,17 +312,17 @@ impl Rank {
             segments: self.arena.segments().iter().map(segment).collect(),
         };
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
-        let (machine, segments) = member.seat.begin(situation);
+        let (machine, segments) = member.log.begin(situation);
         let (group, round) = (member.group.clone(), member.commits);
         member.commits += 1;
         let mut refused = false;
         let conclusion = self.agree(machine, &group, &segments, &mut refused)?;
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
-        let doomed = member.seat.conclude(&conclusion, &segments);
-        if member.seat.poison().is_some() {
+        let doomed = member.log.conclude(&conclusion, &segments);
+        if member.log.poison().is_some() {
             group.abort();
         }
-        let committed = member.seat.committed().length;
+        let committed = member.log.committed().length;
         let ended = sched::now();
         self.remove(doomed);
         let right = conclusion.result.is_ok().then(|| self.sum(&group, committed)).flatten();

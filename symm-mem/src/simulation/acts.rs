@@ -160,7 +160,7 @@ impl World {
             collectives,
             messages,
             kept: None,
-            homes: BTreeMap::new(),
+            peer_mappings: BTreeMap::new(),
         };
         self.rank(rank).groups.insert(group, membership);
     }

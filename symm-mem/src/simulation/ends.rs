@@ -40,26 +40,27 @@ impl World {
         state.lost |= lost;
         let mut left = None;
         let doomed = match (work, end) {
-            (Work::Commit { seated, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
+            (Work::Commit { group_state, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
                 state.attend(format!("0/{group}.{epoch}"), round, conclusion.all_arrived);
-                let (without, doomed) = self.end_commit(rank, &seated, &segments, &serials, conclusion)?;
+                let (without, doomed) =
+                    self.end_commit(rank, &group_state, &segments, &serials, conclusion)?;
                 segments.truncate(without);
-                left = (without > 0).then_some(Left { seated, group, segments });
+                left = (without > 0).then_some(Left { group_state, group, segments });
                 doomed
             }
-            (Work::Second { seated, group, .. }, End::Commit(conclusion)) => {
+            (Work::Second { group_state, group, .. }, End::Commit(conclusion)) => {
                 state.attend(format!("1/{group}.{epoch}"), round, conclusion.all_arrived);
-                let (cause, mut seated) = (Some(LOST.to_owned()), lock(&seated));
-                state.second.end_commit(&mut seated, conclusion, cause, &[], &[], Vec::new()).1
+                let (cause, mut group_state) = (Some(LOST.to_owned()), lock(&group_state));
+                state.second.end_commit(&mut group_state, conclusion, cause, &[], &[], Vec::new()).1
             }
-            (Work::Plain { seated, group, segments, registered, .. }, End::Plain(meeting)) => {
-                self.end_plain(rank, Left { seated, group, segments }, registered, meeting.result)?;
+            (Work::Plain { group_state, group, segments, registered, .. }, End::Plain(meeting)) => {
+                self.end_plain(rank, Left { group_state, group, segments }, registered, meeting.result)?;
                 meeting.read
             }
-            (Work::Retire { ordinals, seats, .. }, End::Retire(meeting)) => {
+            (Work::Retire { ordinals, group_states, .. }, End::Retire(meeting)) => {
                 state.attend("0/retire".to_owned(), round, meeting.all_arrived);
                 let (result, doomed) = state.pool.leave(meeting);
-                let only: Vec<_> = seats.into_iter().map(|(_, seated)| seated).collect();
+                let only: Vec<_> = group_states.into_iter().map(|(_, group_state)| group_state).collect();
                 let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
                 let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
                 dead.into_iter().for_each(|life| self.library.leave(life, rank));
@@ -73,16 +74,16 @@ impl World {
                 }
                 doomed
             }
-            (Work::Meet { group, home, number, token, peers, .. }, End::Meet(conclusion)) => {
+            (Work::Meet { group, mapping, number, token, peers, .. }, End::Meet(conclusion)) => {
                 let offered = self.offers.remove(&token);
                 let state = self.rank(rank);
                 let membership = state.groups.get_mut(&group);
                 match (&conclusion.result, peers, membership) {
                     (Ok(since), Some(peers), Some(membership)) if *since == number => {
-                        membership.homes.insert(home, (number, peers));
+                        membership.peer_mappings.insert(mapping, (number, peers));
                     }
                     (Ok(since), _, Some(membership))
-                        if membership.homes.get(&home).map(|(at, _)| at) != Some(since) =>
+                        if membership.peer_mappings.get(&mapping).map(|(at, _)| at) != Some(since) =>
                     {
                         let what = format!("rank {rank} is to have memory mapped since {since}, and has not");
                         return Err(Violation(what));
@@ -90,7 +91,11 @@ impl World {
                     _ => {}
                 }
                 let state = self.rank(rank);
-                let has = state.groups.get(&group).and_then(|it| it.homes.get(&home)).map(|(_, peers)| peers);
+                let has = state
+                    .groups
+                    .get(&group)
+                    .and_then(|it| it.peer_mappings.get(&mapping))
+                    .map(|(_, peers)| peers);
                 let mapped = conclusion.result.is_ok().then_some(has).flatten();
                 if let (Some(peers), Some((_, own))) = (mapped, offered)
                     && peers.iter().any(|peer| *peer != own)
@@ -136,19 +141,19 @@ impl World {
     fn end_commit(
         &mut self,
         rank: u32,
-        seated: &Arc<Mutex<GroupState>>,
+        group_state: &Arc<Mutex<GroupState>>,
         segments: &[Segment],
         serials: &[u64],
         conclusion: Conclusion,
     ) -> Result<(usize, Vec<String>), Violation> {
         let state = &mut self.ranks[rank as usize];
-        let mut seated = lock(seated);
-        let id = seated.seat.group();
+        let mut group_state = lock(group_state);
+        let id = group_state.log.group();
         let cause = Some(LOST.to_owned());
         let (result, doomed) =
-            state.pool.end_commit(&mut seated, conclusion, cause, segments, serials, Vec::new());
-        let dead = seated.seat.poison().is_some();
-        drop(seated);
+            state.pool.end_commit(&mut group_state, conclusion, cause, segments, serials, Vec::new());
+        let dead = group_state.log.poison().is_some();
+        drop(group_state);
         let life = state.life(id);
         if dead {
             self.library.leave(life, rank);
@@ -185,7 +190,7 @@ impl World {
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
-        state.heard = Some(lost);
+        state.reported_dead = Some(lost);
         let waits = state.task.as_ref().is_some_and(|task| task.waits);
         let token = state.token;
         if waits && state.is_over() {

@@ -198,7 +198,7 @@ impl Library {
         Ok(())
     }
 
-    /// Registers memory of a rank plainly. This is local and does not wait.
+    /// Registers memory of a rank, as `ncclCommRegister` does. This is local and does not wait.
     pub(super) fn register_plainly(
         &mut self,
         group: Life,
@@ -234,7 +234,8 @@ impl Library {
         Ok(())
     }
 
-    /// Returns true if a rank has plainly registered the memory at this address.
+    /// Returns true if a rank has registered the memory at this address by
+    /// [`register_plainly`](Self::register_plainly).
     pub(super) fn is_plain(&self, group: Life, rank: u32, address: u64) -> bool {
         let side = self.side(group, rank).filter(|side| !side.gone);
         side.is_some_and(|side| side.plain.iter().any(|extent| extent.overlaps(address, 1)))

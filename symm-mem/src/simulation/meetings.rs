@@ -10,7 +10,7 @@ use super::{
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
     violation::Violation,
-    work::Home,
+    work::MappingKey,
     work::{Answer, StoreRequest, Want, Work},
     world::{Event, World, tell},
 };
@@ -99,16 +99,18 @@ impl World {
             enqueued: state.enqueued(),
             address_space_left: Some(left),
         };
-        let seated = state.pool.seated(id, members);
-        let outside = state.pool.outside(&lock(&seated));
+        let group_state = state.pool.group_state(id, members);
+        let outside = state.pool.outside(&lock(&group_state));
         if let Some(error) = outside {
-            return self.decline(rank, &seated, &error);
+            return self.decline(rank, &group_state, &error);
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
-        let (machine, segments) = state.pool.begin_commit(&mut lock(&seated), options, found, |_| Ok(()));
+        let (machine, segments) =
+            state.pool.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
         let machine = Box::new(machine);
-        let work = Work::Commit { machine, seated, group, segments, places: Vec::new(), serials: Vec::new() };
+        let work =
+            Work::Commit { machine, group_state, group, segments, places: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
@@ -116,10 +118,10 @@ impl World {
     fn decline(
         &mut self,
         rank: u32,
-        seated: &Mutex<GroupState>,
+        group_state: &Mutex<GroupState>,
         error: &CommitError,
     ) -> Result<(), Violation> {
-        let (key, refusal) = lock(seated).seat.decline(error.to_string());
+        let (key, refusal) = lock(group_state).log.decline(error.to_string());
         let value = Decision::refuse(refusal).encode();
         self.soon(Event::Request(rank, u64::MAX, StoreRequest::Agreement(Request::Propose { key, value })));
         self.soon(Event::Resume(rank));
@@ -142,15 +144,15 @@ impl World {
             enqueued: state.enqueued(),
             address_space_left: None,
         };
-        let seated = state.second.seated(id, members);
-        let outside = state.second.outside(&lock(&seated));
+        let group_state = state.second.group_state(id, members);
+        let outside = state.second.outside(&lock(&group_state));
         if let Some(error) = outside {
-            return self.decline(rank, &seated, &error);
+            return self.decline(rank, &group_state, &error);
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().deadline(DEADLINE);
-        let (machine, _) = state.second.begin_commit(&mut lock(&seated), options, found, |_| Ok(()));
-        let work = Work::Second { machine: Box::new(machine), seated, group };
+        let (machine, _) = state.second.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+        let work = Work::Second { machine: Box::new(machine), group_state, group };
         self.begin(rank, work, round, id.epoch, DEADLINE)
     }
 
@@ -177,23 +179,23 @@ impl World {
         });
         self.observe(rank)?;
         let state = self.rank(rank);
-        let mut seats = Vec::new();
+        let mut group_states = Vec::new();
         for (uid, membership) in &state.groups {
-            let seated = state.pool.seated(membership.id, membership.members.clone());
-            let outside = state.pool.outside(&lock(&seated)).is_some();
-            if !outside && lock(&seated).seat.poison().is_none() {
-                seats.push((*uid, seated));
+            let group_state = state.pool.group_state(membership.id, membership.members.clone());
+            let outside = state.pool.outside(&lock(&group_state)).is_some();
+            if !outside && lock(&group_state).log.poison().is_none() {
+                group_states.push((*uid, group_state));
             }
         }
         let circumstances =
             Circumstances { inside_group: false, trouble: None, is_capturing: Ok(state.capture.is_some()) };
         let readiness = circumstances.readiness();
         let found = pool::RetirementFound { readiness, enqueued: state.enqueued() };
-        let only: Vec<_> = seats.iter().map(|(_, seated)| seated.clone()).collect();
+        let only: Vec<_> = group_states.iter().map(|(_, group_state)| group_state.clone()).collect();
         let machine = state.pool.begin_retirement(&ordinals, &only, found, deadline);
         let round = state.retirements;
         state.retirements += 1;
-        self.begin(rank, Work::Retire { machine, ordinals, seats }, round, 0, deadline)
+        self.begin(rank, Work::Retire { machine, ordinals, group_states }, round, 0, deadline)
     }
 
     pub(super) fn meet(
@@ -219,21 +221,21 @@ impl World {
             Subject::Block { nth } => state.block(nth).map_or(0, |(block, _)| block.bytes()),
             Subject::Persistent { .. } => 0,
         };
-        let (subject, home, identity, segment, offset, bytes) = match block.zip(block.and_then(|it| {
+        let (subject, mapping, identity, segment, offset, bytes) = match block.zip(block.and_then(|it| {
             let (log, bytes) = state.made(it.ordinal)?;
             Some((log, bytes, state.extent(it.ordinal)?.identity))
         })) {
             Some((place, (log, segment, identity))) => {
                 let (pool, ordinal) = (state.pool.id(), place.ordinal);
                 let subject = protocol::Subject::Pool { pool, ordinal, log };
-                (subject, Home::Segment(ordinal), identity, segment, place.offset, bytes_of_block)
+                (subject, MappingKey::Segment(ordinal), identity, segment, place.offset, bytes_of_block)
             }
             None => {
                 let id = match what {
                     Subject::Persistent { id } => id,
                     Subject::Block { .. } => 2,
                 };
-                (protocol::Subject::Persistent { id }, Home::Persistent(id), id, 2 << 20, 0, 4096)
+                (protocol::Subject::Persistent { id }, MappingKey::Persistent(id), id, 2 << 20, 0, 4096)
             }
         };
         let Some(membership) = state.groups.get_mut(&group) else {
@@ -243,7 +245,7 @@ impl World {
         let (round, life, id) = (membership.meetings, membership.life, membership.id);
         membership.meetings += 1;
         let members = membership.members.clone();
-        let capturing = capturing && matches!(home, Home::Segment(_));
+        let capturing = capturing && matches!(mapping, MappingKey::Segment(_));
         let mut record = Record {
             group: id,
             life,
@@ -256,7 +258,7 @@ impl World {
             segment,
             offset,
             bytes,
-            mapped: membership.homes.get(&home).map(|(since, _)| *since),
+            mapped: membership.peer_mappings.get(&mapping).map(|(since, _)| *since),
             host: 1,
             process: rank.into(),
             device: Uuid { low: rank.into(), high: 0 },
@@ -277,7 +279,7 @@ impl World {
         let member = Member { name: record.prefix(), rank, members, generation: 0, patience };
         let machine = Box::new(Agreement::new(member, record, self.random.next()).map_err(Violation)?);
         self.offers.insert(token, (rank, identity));
-        let work = Work::Meet { machine, group, home, number, token, peers: None };
+        let work = Work::Meet { machine, group, mapping, number, token, peers: None };
         self.begin(rank, work, round, epoch, deadline)
     }
 

@@ -20,7 +20,7 @@ use super::{
     random::Random,
     scenario::Action,
     violation::Violation,
-    work::{Answer, Home, Work},
+    work::{Answer, MappingKey, Work},
 };
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
@@ -61,7 +61,7 @@ pub(super) struct Membership {
     /// The memory that the communicator keeps.
     pub(super) kept: Option<Arc<Memory>>,
     /// The mappings of peers' memory: the rendezvous that mapped it, and the identities of the memory.
-    pub(super) homes: BTreeMap<Home, (u64, Vec<u64>)>,
+    pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
 impl Membership {
@@ -188,7 +188,7 @@ pub(super) struct Rank {
     /// True if a store request of this rank has failed.
     pub(super) lost: bool,
     /// The rank reported dead by its watchdogs.
-    pub(super) heard: Option<u32>,
+    pub(super) reported_dead: Option<u32>,
     /// True after the culprit has done its deviating action, which happens once.
     pub(super) odd: bool,
     pub(super) stopped_until: u64,
@@ -249,7 +249,7 @@ impl Rank {
             dead: false,
             cut_off: 0,
             lost: false,
-            heard: None,
+            reported_dead: None,
             odd: false,
             stopped_until: 0,
             identity: 0,
@@ -302,16 +302,17 @@ impl Rank {
 
     /// Returns true if the rank knows that a member of its meeting is dead and therefore stops waiting.
     pub(super) fn is_over(&self) -> bool {
-        let Some((task, heard)) = self.task.as_ref().zip(self.heard) else { return false };
-        let in_group = |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&heard));
+        let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
+        let in_group =
+            |group: &u64| self.groups.get(group).is_some_and(|it| it.members.contains(&reported_dead));
         match &task.work {
             Work::Commit { group, .. }
             | Work::Second { group, .. }
             | Work::Plain { group, .. }
             | Work::Meet { group, .. } => in_group(group),
             Work::Exchange(work) => in_group(&work.group),
-            Work::Retire { machine, seats, .. } => {
-                !machine.is_releasing() && seats.iter().any(|(group, _)| in_group(group))
+            Work::Retire { machine, group_states, .. } => {
+                !machine.is_releasing() && group_states.iter().any(|(group, _)| in_group(group))
             }
             Work::Length { .. } => false,
         }
@@ -319,7 +320,7 @@ impl Rank {
 
     /// Returns the answer to a wait that ends because a member is dead.
     pub(super) fn over(&self) -> Answer {
-        let rank = self.heard.unwrap_or(self.number);
+        let rank = self.reported_dead.unwrap_or(self.number);
         Answer::Store(agreement::Answer::Over(Gone { rank, cause: "it is dead".to_owned() }))
     }
 

@@ -26,9 +26,9 @@ use crate::{
     commit::{GroupState, lock},
 };
 
-/// Segments that a commit has left without windows.
+/// Segments without windows after a commit.
 pub(super) struct Left {
-    pub(super) seated: Arc<Mutex<GroupState>>,
+    pub(super) group_state: Arc<Mutex<GroupState>>,
     pub(super) group: u64,
     pub(super) segments: Vec<Segment>,
 }
@@ -46,8 +46,8 @@ impl World {
         let state = self.rank(rank);
         let Some(task) = state.task.as_mut() else { return Ok(()) };
         task.registered = true;
-        let Work::Commit { seated, segments, group, .. } = &task.work else { return Ok(()) };
-        let (id, group) = (lock(seated).seat.group(), *group);
+        let Work::Commit { group_state, segments, group, .. } = &task.work else { return Ok(()) };
+        let (id, group) = (lock(group_state).log.group(), *group);
         let ordinals: Vec<u32> = segments.iter().take(count).map(|segment| segment.ordinal).collect();
         state.registrations += 1;
         let number = state.registrations;
@@ -151,12 +151,12 @@ impl World {
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
-        let Some(Task { work: Work::Retire { ordinals, seats, .. }, .. }) = &state.task else {
+        let Some(Task { work: Work::Retire { ordinals, group_states, .. }, .. }) = &state.task else {
             return Ok(Release::Done {});
         };
         let (mut plain, mut windows) = (Vec::new(), Vec::new());
-        for (_, seated) in seats {
-            let id = lock(seated).seat.group();
+        for (_, group_state) in group_states {
+            let id = lock(group_state).log.group();
             for extent in ordinals.iter().filter_map(|ordinal| state.extent(*ordinal)) {
                 let found = state.pool.lookup(DevicePtr(extent.address), 1, id).map_err(Violation::of)?;
                 match found.map(|found| found.standing) {
@@ -180,9 +180,10 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// Registers the segments that a commit left without windows plainly, and begins the vote on that.
+    /// Registers segments without windows by plain registration (`ncclCommRegister`), and begins the agreement on
+    /// the result.
     pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
-        let Left { seated, group, segments } = left;
+        let Left { group_state, group, segments } = left;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let state = &mut self.ranks[rank as usize];
         state.plain_registrations += 1;
@@ -196,7 +197,7 @@ impl World {
             true => Attempt::Done {},
             false => Attempt::Failed { cause: cause.to_owned() },
         };
-        let (id, memory) = (lock(&seated).seat.group(), state.pool.memory().clone());
+        let (id, memory) = (lock(&group_state).log.group(), state.pool.memory().clone());
         if let Some(membership) = state.groups.get_mut(&group) {
             membership.kept = Some(memory);
         }
@@ -206,13 +207,13 @@ impl World {
             self.library.register_plainly(state.life(id), rank, extent)?;
         }
         let left = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
-        let member = lock(&seated).seat.plain_member(left.max(ACTION_FLOOR));
+        let member = lock(&group_state).log.plain_member(left.max(ACTION_FLOOR));
         let machine = Agreement::new(member, attempt, self.random.next()).map_err(Violation)?;
         let machine = Box::new(machine);
-        self.start(rank, Work::Plain { machine, seated, group, segments, registered }, commit)
+        self.start(rank, Work::Plain { machine, group_state, group, segments, registered }, commit)
     }
 
-    /// The vote has ended on a rank. Checks that the result holds for its segments.
+    /// Ends the agreement on plain registration for a rank. Checks that its segments have the agreed state.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
@@ -220,10 +221,10 @@ impl World {
         registered: bool,
         result: Result<Plain, Ending>,
     ) -> Result<(), Violation> {
-        let Left { seated, segments, .. } = left;
+        let Left { group_state, segments, .. } = left;
         let state = &self.ranks[rank as usize];
-        let mut seated = lock(&seated);
-        let (id, life) = (seated.seat.group(), state.life(seated.seat.group()));
+        let mut group_state = lock(&group_state);
+        let (id, life) = (group_state.log.group(), state.life(group_state.log.group()));
         let extents: Vec<Extent> =
             segments.iter().filter_map(|segment| state.extent(segment.ordinal)).collect();
         if registered && matches!(result, Ok(Plain::Undone { .. })) {
@@ -232,11 +233,11 @@ impl World {
             }
         }
         let cause = Some(LOST.to_owned());
-        let kept = state.pool.end_plain(&mut seated, &segments, result, Ok(()), Vec::new(), cause);
-        if seated.seat.poison().is_some() {
+        let kept = state.pool.end_plain(&mut group_state, &segments, result, Ok(()), Vec::new(), cause);
+        if group_state.log.poison().is_some() {
             self.library.leave(life, rank);
         }
-        drop(seated);
+        drop(group_state);
         let Ok(kept) = kept else { return Ok(()) };
         for extent in extents {
             let found =

@@ -24,7 +24,7 @@ use crate::{
 
 /// The key of a cached mapping of peers' memory: a segment of the pool, or a persistent allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Home {
+pub(super) enum MappingKey {
     Segment(u32),
     Persistent(u64),
 }
@@ -33,7 +33,7 @@ pub(super) enum Home {
 pub(super) enum Work {
     Commit {
         machine: Box<Commit>,
-        seated: Arc<Mutex<GroupState>>,
+        group_state: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
         /// For each registered segment, the index of its window.
@@ -43,12 +43,12 @@ pub(super) enum Work {
     /// A commit of the second pool.
     Second {
         machine: Box<Commit>,
-        seated: Arc<Mutex<GroupState>>,
+        group_state: Arc<Mutex<GroupState>>,
         group: u64,
     },
     Plain {
         machine: Box<Agreement<RegistrationProtocol>>,
-        seated: Arc<Mutex<GroupState>>,
+        group_state: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
         /// True if this rank has registered the segments.
@@ -57,7 +57,7 @@ pub(super) enum Work {
     Retire {
         machine: Retire,
         ordinals: Vec<u32>,
-        seats: Vec<(u64, Arc<Mutex<GroupState>>)>,
+        group_states: Vec<(u64, Arc<Mutex<GroupState>>)>,
     },
     Length {
         machine: Length,
@@ -66,7 +66,7 @@ pub(super) enum Work {
     Meet {
         machine: Box<Agreement<RendezvousProtocol>>,
         group: u64,
-        home: Home,
+        mapping: MappingKey,
         number: u64,
         token: u64,
         peers: Option<Vec<u64>>,
@@ -205,12 +205,16 @@ impl Work {
 
     /// The groups of the meeting.
     pub(super) fn groups(&self) -> Vec<GroupId> {
-        let id = |seated: &Arc<Mutex<GroupState>>| lock(seated).seat.group();
+        let id = |group_state: &Arc<Mutex<GroupState>>| lock(group_state).log.group();
         match self {
-            Work::Commit { seated, .. } | Work::Second { seated, .. } | Work::Plain { seated, .. } => {
-                vec![id(seated)]
+            Work::Commit { group_state, .. }
+            | Work::Second { group_state, .. }
+            | Work::Plain { group_state, .. } => {
+                vec![id(group_state)]
             }
-            Work::Retire { seats, .. } => seats.iter().map(|(_, seated)| id(seated)).collect(),
+            Work::Retire { group_states, .. } => {
+                group_states.iter().map(|(_, group_state)| id(group_state)).collect()
+            }
             Work::Length { .. } | Work::Exchange(_) | Work::Meet { .. } => Vec::new(),
         }
     }

@@ -37,7 +37,8 @@ pub(crate) fn on_host(number: usize) {
 pub(crate) struct Trap {
     /// Remaining calls, including that at which the process is killed. Zero: never.
     left: AtomicU64,
-    /// Ranks that must be counted in a vote before this one. The rank that is counted last makes the most calls.
+    /// Ranks that must be counted in a decision round before this one. The rank that is counted last makes the most
+    /// calls.
     before: AtomicU64,
 }
 
@@ -214,10 +215,10 @@ pub(crate) fn kill_each(body: &str, cases: &[String], ranks: usize, victim: usiz
     });
 }
 
-/// Kills the victim at each store call of `deed`, with the victim counted last in every vote, until it survives: then
-/// there are no more calls.
+/// Kills the victim at each store call of `deed`, with the victim counted last in every decision round, until it
+/// survives: then there are no more calls.
 pub(crate) fn kill_until_it_survives(body: &str, deed: &str, ranks: usize, victim: usize) {
-    // Two votes with five calls each: post, count, two reads, and a proposal.
+    // Two decision rounds with five calls each: post, count, two reads, and a proposal.
     const LEAST: u64 = 10;
     let survived = AtomicU64::new(u64::MAX);
     let cases = (1..).map(|nth| format!("{deed}{LAST} {nth}"));

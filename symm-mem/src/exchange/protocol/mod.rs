@@ -5,8 +5,8 @@
 //! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it.
 //! - [`ExchangeRefusal`]: why there is no plan, the same value on every member.
 //!
-//! One exchange is one agreement of the kind [`ExchangeProtocol`]. All transfers of all members are one vote. So neither the order of the transfers
-//! nor memory that is already open can make a member wait for one that does not come.
+//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers of all members. So neither the order of the
+//! transfers nor memory that is already open can make a member wait for one that does not come.
 
 mod decide;
 mod record;

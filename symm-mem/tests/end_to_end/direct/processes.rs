@@ -57,8 +57,8 @@ fn the_death_of_a_rank_ends_the_waits_of_the_others() {
 }
 
 #[test]
-fn a_rank_that_has_no_board_keeps_nobody_waiting() {
-    assert_eq!(run("boardless"), [true; RANKS]);
+fn a_rank_without_a_flag_page_delays_no_other() {
+    assert_eq!(run("no-flag-page"), [true; RANKS]);
 }
 
 /// The body of a rank; the tests above start it.
@@ -81,8 +81,8 @@ fn one_rank() {
     let store: Arc<dyn Store> = Arc::new(TcpStore::connect(&address, far()).unwrap());
     // The other ranks are processes.
     let rank = Rank { rank, size: RANKS, context, nccl, store, installed: Arc::new(Barrier::new(1)) };
-    if case == "boardless" {
-        boardless(&world, &rank);
+    if case == "no-flag-page" {
+        without_flag_page(&world, &rank);
     } else {
         body(&case, &rank);
     }
@@ -92,8 +92,8 @@ fn one_rank() {
     world.finish().unwrap();
 }
 
-/// Rank 0 cannot make its board. It tells the others before any of them connects to its socket.
-fn boardless(world: &World, rank: &Rank) {
+/// Rank 0 cannot create its flag page. It tells the others before any of them connects to its socket.
+fn without_flag_page(world: &World, rank: &Rank) {
     let group = rank.builder().build().unwrap();
     if rank.rank == 0 {
         let failure = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);

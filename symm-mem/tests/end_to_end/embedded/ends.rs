@@ -19,7 +19,7 @@ use super::{
     on_ranks, windows,
 };
 
-/// A group that ends on this rank as soon as a vote of its first commit has a value.
+/// A group that ends on this rank as soon as a decision round of its first commit has a value.
 struct OverAfter<'a> {
     group: &'a ProcessGroup,
     decided: String,
@@ -51,7 +51,7 @@ fn pool_key(pool: &SymmetricPool) -> String {
     format!("symm/{domain:x}.{generation}/{pool}")
 }
 
-/// Store key of the decision of a vote in the pool's first commit for a group.
+/// Store key of the decision of a round in the pool's first commit for a group.
 fn decision_key(pool: &SymmetricPool, group: GroupId, vote: &str) -> String {
     format!("{}/{}.{}/0/{vote}/stands", pool_key(pool), group.uid, group.epoch)
 }

@@ -259,7 +259,7 @@ fn an_allocation_is_opened_once_and_closed_with_its_last_plan() {
         rank.round(&second, &[part]);
         assert_eq!(rank.exchange.open_handles(), opened);
         (rank.meet)();
-        // An exchange votes even if everything is already open.
+        // An exchange runs an agreement even if everything is already open.
         let third = exchange("second", 600);
         assert_eq!(third.generation(), 2);
         drop((second, third));

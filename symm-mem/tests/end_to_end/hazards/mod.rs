@@ -68,9 +68,9 @@ impl Side {
 
     fn begin(&self, rank: u32, members: u32) -> Commit {
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
-        let mut seat =
+        let mut log =
             GroupLog::new(pool, GroupId { uid: 1, epoch: self.epoch }, rank, (0..members).collect());
-        self.retired.iter().for_each(|ordinal| seat.retire(*ordinal));
+        self.retired.iter().for_each(|ordinal| log.retire(*ordinal));
         let point = |length: u64| LogPoint { length, hash: self.hash_at(length) };
         let segment = |(ordinal, bytes): (u32, &u64)| Segment {
             ordinal,
@@ -94,7 +94,7 @@ impl Side {
                 .filter(|it| !self.retired.contains(&it.ordinal))
                 .collect(),
         };
-        seat.begin(situation).0
+        log.begin(situation).0
     }
 
     fn operation(&self, sequence: u64) -> Option<Operation> {

@@ -157,9 +157,9 @@ fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Du
         Output::Done(conclusion) => conclusion,
         output => return Some(output),
     };
-    let (_, mut seat, segments, begun) = rank.machine.take()?;
+    let (_, mut group_log, segments, begun) = rank.machine.take()?;
     assert!(now - begun <= DEADLINE, "rank {number} waited past the deadline in group {group}");
-    seat.conclude(&conclusion, &segments);
+    group_log.conclude(&conclusion, &segments);
     rank.results.insert(group, conclusion.result);
     rank.next += 1;
     None
@@ -167,9 +167,9 @@ fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Du
 
 fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, Vec<Segment>, Duration) {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
-    let mut seat = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
+    let mut group_log = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
-    let (machine, segments) = seat.begin(Situation {
+    let (machine, segments) = group_log.begin(Situation {
         policy: Policy::Strict,
         deadline: DEADLINE,
         readiness: Readiness::Ready,
@@ -181,7 +181,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
         log_since: 0,
         segments: vec![Segment { ordinal: 0, bytes: 2 << 20, flags: 0, log }],
     });
-    (machine, seat, segments, now)
+    (machine, group_log, segments, now)
 }
 
 impl Store {

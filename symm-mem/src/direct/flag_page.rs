@@ -1,14 +1,15 @@
-//! Boards. A rank's board is host memory with the words that its streams wait for, and with a log of its messages.
+//! Flag pages. A rank's flag page is shared host memory. It holds the words that the rank's streams wait for, and logs
+//! of the rank's messages.
 //!
-//! It is host memory so that a thread can end a wait by a store. A stream that would write the word may share a
-//! hardware queue with the wait that it is meant to end.
+//! The page is host memory so that a host thread can end a stream's wait with a plain store. A stream that writes the
+//! word instead could be in the same hardware queue as the wait, behind it.
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
 //! memory) and *empty* (the peer has taken a chunk out of its own memory). The peer's stream sets a word, and the
 //! stream that waited for it resets it. So after a message all words have their initial values, and a graph can run
-//! any number of times. Behind the words are two logs of half messages: those that this rank has called
-//! [to](Way::Send) and [from](Way::Receive) the peer. Only this rank writes them. The first word of the board is a
-//! flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid.
+//! any number of times. After the words, for every peer, there are two logs of half messages: those that this rank has
+//! called [to](Way::Send) and [from](Way::Receive) the peer. Only this rank writes them. The first word of the page is
+//! a flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid.
 
 use std::{
     io,
@@ -35,7 +36,7 @@ const LOG: u64 = 1024;
 /// log.
 pub(super) const AHEAD: u64 = LOG / 2;
 
-/// Offsets within a board, the same on all boards of a group.
+/// Offsets within a flag page, the same on all flag pages of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Members of the group.
@@ -85,7 +86,7 @@ impl Layout {
     }
 }
 
-/// A rank's board, mapped into this process.
+/// A rank's flag page, mapped into this process.
 #[derive(Debug)]
 pub(super) struct FlagPage {
     layout: Layout,
@@ -96,29 +97,29 @@ pub(super) struct FlagPage {
 }
 
 impl FlagPage {
-    /// Creates a board with all rings empty, and the descriptor by which other processes open it.
-    pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), BoardError> {
+    /// Creates a flag page with all rings empty, and the descriptor by which other processes open it.
+    pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), FlagPageError> {
         let (descriptor, memory) = SharedMemory::create(layout.bytes())?;
-        let board = Self::register(context, layout, memory)?;
+        let page = Self::register(context, layout, memory)?;
         for peer in 0..layout.world {
             for slot in 0..layout.slots {
-                board.word(peer, Word::Empty, slot).store(1, Ordering::Relaxed);
+                page.word(peer, Word::Empty, slot).store(1, Ordering::Relaxed);
             }
         }
-        Ok((descriptor, board))
+        Ok((descriptor, page))
     }
 
-    /// Opens the board of another process.
+    /// Opens the flag page of another process.
     pub(super) fn open(
         context: &Context,
         layout: Layout,
         memory: BorrowedFd<'_>,
-    ) -> Result<Self, BoardError> {
-        let memory = SharedMemory::open(memory, layout.bytes()).map_err(BoardError::Foreign)?;
+    ) -> Result<Self, FlagPageError> {
+        let memory = SharedMemory::open(memory, layout.bytes()).map_err(FlagPageError::Foreign)?;
         Self::register(context, layout, memory)
     }
 
-    fn register(context: &Context, layout: Layout, memory: SharedMemory) -> Result<Self, BoardError> {
+    fn register(context: &Context, layout: Layout, memory: SharedMemory) -> Result<Self, FlagPageError> {
         let flags = RegisterFlags::PORTABLE | RegisterFlags::DEVICE_MAPPED;
         // SAFETY: the memory is mapped and initialized (by zeros, or by another process) until it is dropped, which
         // is after the registration. No other code unmaps it.
@@ -147,7 +148,7 @@ impl FlagPage {
         self.word_at(GAVE_UP).store(1, Ordering::SeqCst);
     }
 
-    /// Returns whether the board's rank has announced that.
+    /// Returns whether the page's rank has announced that it ends its waits.
     pub(super) fn has_given_up(&self) -> bool {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
@@ -208,9 +209,9 @@ impl Log<'_> {
     }
 }
 
-/// Error of a board.
+/// Error of a flag page.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BoardError {
+pub(super) enum FlagPageError {
     #[error("shared host memory: {0}")]
     System(#[from] io::Error),
     #[error("{0}")]
