@@ -77,7 +77,7 @@ pub(crate) struct Comm {
 pub(crate) struct Topology {
     /// True if windows are supported.
     pub(crate) symmetric: bool,
-    /// Buffers that a rank does not use must not be null either (`NCCL_CHECK_MODE`).
+    /// The buffers of collectives must lie in allocations, also if they are unused or empty (`NCCL_CHECK_MODE`).
     pub(crate) checks_buffers: bool,
     /// Bytes of symmetric address space.
     pub(crate) stride: u64,

@@ -248,6 +248,37 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn checked_buffers_must_lie_in_allocations() {
+        // SAFETY: this process runs one test, and no other thread of it uses the environment yet.
+        unsafe { std::env::set_var("NCCL_CHECK_MODE", "DEBUG_GLOBAL") };
+        let world = world(2);
+        run_in_comm(&world, 2, |rank, comm| {
+            let buffer = rank.alloc(64);
+            let pinned = {
+                let mut pinned = std::ptr::null_mut();
+                cuda!(rank.rig, cuMemAllocHost_v2(&mut pinned, 64));
+                pinned
+            };
+            let (int, sum, stream) = (ncclDataType_t::ncclInt32, ncclRedOp_t::ncclSum, rank.stream.nccl());
+            let (inside, end) = (buffer as *mut c_void, (buffer + 64) as *mut c_void);
+            let wrong = ncclResult_t::ncclInvalidArgument;
+            let broadcast = |send, recv| nccl!(rank.rig, ncclBroadcast(send, recv, 0, int, 1, comm.0, stream));
+            let reduce = |send, recv| nccl!(rank.rig, ncclReduce(send, recv, 0, int, sum, 1, comm.0, stream));
+            // An unused buffer of a broadcast or a reduction is not checked.
+            let unused = if rank.rank == 1 { wrong } else { rig::OK };
+            assert_eq!([broadcast(inside, end), broadcast(end, inside)], [wrong, unused]);
+            assert_eq!([reduce(end, inside), reduce(inside, end)], [wrong, unused]);
+            assert_eq!([broadcast(inside, inside), broadcast(pinned, pinned)], [rig::OK; 2]);
+            assert_eq!(reduce(std::ptr::null_mut(), inside), wrong);
+            // Messages without elements are not checked.
+            assert_eq!(nccl!(rank.rig, ncclSend(end, 0, int, 1 - rank.rank as i32, comm.0, stream)), rig::OK);
+            cuda!(rank.rig, cuMemFreeHost(pinned));
+            rank.free(buffer);
+        });
+        world.finish().unwrap();
+    }
+
+    #[test]
     fn arguments_are_checked() {
         let world = world(1);
         run_in_comm(&world, 1, |rank, comm| {

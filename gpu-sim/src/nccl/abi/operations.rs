@@ -44,7 +44,7 @@ impl Arguments {
                 count: self.count,
             };
             shape.check(&comm)?;
-            self.check_buffers(&comm)?;
+            self.check_buffers(machine, &comm)?;
             if shape.count == 0 {
                 return Ok(());
             }
@@ -53,16 +53,26 @@ impl Arguments {
         })
     }
 
-    /// With `NCCL_CHECK_MODE=DEBUG_LOCAL` or `DEBUG_GLOBAL`, NCCL 2.30.7 refuses null buffers, also those of a gather or
-    /// a scatter that the rank does not use. Measured for a gather.
-    fn check_buffers(&self, comm: &Comm) -> Result {
+    /// With `NCCL_CHECK_MODE=DEBUG_LOCAL` or `DEBUG_GLOBAL`, NCCL 2.30.7 refuses each buffer that lies in no allocation,
+    /// also those of a gather or a scatter that the rank does not use, and those of calls without elements. So it
+    /// refuses an empty buffer at the end of an allocation. Measured for null in a gather, and for the end of an
+    /// allocation in a broadcast. The rest is from the source (`ArgsCheck`).
+    fn check_buffers(&self, machine: &Machine, comm: &Comm) -> Result {
+        if !comm.topology().checks_buffers {
+            return Ok(());
+        }
         let own = comm.rank == self.root as usize;
-        let buffers = [
-            ("sendbuff", self.send.is_null() && (self.kind != Kind::Broadcast || own)),
-            ("recvbuff", self.recv.is_null() && (self.kind != Kind::Reduce || own)),
+        let checked = [
+            ("sendbuff", self.send as u64, self.kind != Kind::Broadcast || own),
+            ("recvbuff", self.recv as u64, self.kind != Kind::Reduce || own),
         ];
-        match buffers.into_iter().find(|(_, is_missing)| *is_missing && comm.topology().checks_buffers) {
-            Some((buffer, _)) => Err(Failure::argument(format!("{buffer} is null"))),
+        let is_allocated = |address| {
+            machine.memory.space().at(address).is_some() || machine.memory.host().at(address).is_some()
+        };
+        match checked.into_iter().find(|(_, address, is_checked)| *is_checked && !is_allocated(*address)) {
+            Some((buffer, address, _)) => {
+                Err(Failure::argument(format!("{buffer} {address:#x} is not a valid pointer")))
+            }
             None => Ok(()),
         }
     }

@@ -365,7 +365,63 @@ fn argument<T: std::fmt::Debug>(result: Result<T, GroupError>) -> ArgumentError 
     }
 }
 
+/// Every operation of which some or all shares are empty. The empty shares lie at the end of an allocation.
+fn empty_shares(rank: &Rank<'_>) {
+    let (me, group, stream) = (rank.me(), rank.group, rank.stream);
+    // Memory of exactly the bytes of its elements, so that an address after the last element is in no allocation.
+    let (send, receive) = (rank.memory(&rank.terms(2)), rank.empty(2));
+    let (end, received_end) = (send.part(2, 0), receive.part(2, 0));
+    let list = |memory: &Memory| memory.buffer.split(&[2, 0, 0]).unwrap();
+    let (full, given) = if me == 0 { (send.buffer, receive.buffer) } else { (end, received_end) };
+    let reduced = [rank.reduced(ReduceOp::Sum, 0), rank.reduced(ReduceOp::Sum, 1)];
+    let of_first = [rank.term(0, 0), rank.term(0, 1)];
+    let before = group.sequence();
+
+    rank.done(unsafe { group.raw().all_gather_list(full, &list(&receive), stream) });
+    assert_eq!(receive.values(), of_first, "all_gather_list");
+    rank.done(unsafe { group.raw().reduce_scatter_list(&list(&send), given, ReduceOp::Sum, stream) });
+    assert_eq!(receive.values(), if me == 0 { reduced } else { of_first }, "reduce_scatter_list");
+    let at_root = |memory: &Memory| if me == 0 { list(memory) } else { Vec::new() };
+    rank.done(unsafe { group.raw().gather_list(full, &at_root(&receive), 0, stream) });
+    rank.done(unsafe { group.raw().scatter_list(&at_root(&send), given, 0, stream) });
+    assert_eq!(receive.values(), of_first, "gather_list and scatter_list");
+    let (from, to) = (if me == 0 { list(&send) } else { vec![end; 3] }, vec![received_end; 3]);
+    let to = if me == 0 { list(&receive) } else { to };
+    rank.done(unsafe { group.raw().all_to_all_list(&from, &to, stream) });
+    assert_eq!(receive.values(), of_first, "all_to_all_list");
+
+    // Nothing in any share.
+    rank.done(unsafe { group.raw().all_gather_list(end, &[received_end; 3], stream) });
+    rank.done(unsafe { group.raw().reduce_scatter_list(&[end; 3], received_end, ReduceOp::Sum, stream) });
+    rank.done(unsafe { group.raw().all_reduce(end, received_end, ReduceOp::PreMulSum(2.0), stream) });
+    rank.done(unsafe { group.raw().broadcast(end, 1, stream) });
+    rank.done(unsafe { group.raw().all_gather(end, received_end, stream) });
+    let nowhere = Buffer::new(cuda_driver::DevicePtr(0), 0, rank.dtype);
+    rank.done(unsafe { group.raw().all_to_all(nowhere, nowhere, stream) });
+    assert_eq!(receive.values(), of_first, "operations without elements");
+    assert_eq!(group.sequence(), before + 11);
+}
+
 rusty_fork_test! {
+    #[test]
+    fn empty_shares_at_the_end_of_an_allocation_are_no_calls_of_nccl() {
+        // SAFETY: this process runs one test, and no other thread of it uses the environment yet.
+        unsafe { env::set_var("NCCL_CHECK_MODE", "DEBUG_GLOBAL") };
+        for release in [21705, 22809] {
+            let machine = machine_with(3, release);
+            machine.ranks(3, |rank| {
+                let (group, stream) = (rank.world(), rank.stream());
+                empty_shares(&Rank { group: &group, stream: &stream, dtype: DataType::F32 });
+                group.destroy(far()).unwrap();
+            });
+            // One share with elements on each of three ranks.
+            for name in ["ncclBroadcast", "ncclReduce"] {
+                assert_eq!(machine.world.calls(name), 3, "{name} of {release}");
+            }
+            machine.world.finish().unwrap();
+        }
+    }
+
     #[test]
     fn what_cannot_be_right_is_refused_and_nothing_is_launched() {
         let machine = machine(2);
