@@ -74,6 +74,18 @@ pub struct Conclusion<P: Protocol> {
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If there is no result, this member has to undo its part of the action.
     pub has_acted: bool,
+    /// The other members, if `result` is [`Ending::Failed`], their list differs, and their agreement had ended before
+    /// this member came. `None` if the difference of the lists has ended their agreement.
+    pub others: Option<OtherMembers<P::Agreed>>,
+}
+
+/// Members of an agreement that has ended without a member that has another list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherMembers<A> {
+    /// The member list of the first member that came.
+    pub members: Vec<u32>,
+    /// The result. `None` if there is none: the agreement was refused or has failed.
+    pub agreed: Option<A>,
 }
 
 /// The keys of a member that may have to read the result.

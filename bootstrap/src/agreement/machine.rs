@@ -25,7 +25,7 @@ use std::time::Duration;
 use super::{
     budget,
     failure::{Absentee, Failure},
-    interface::{Awaited, Conclusion, Ending, Input, Member, Output},
+    interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
     messages::{
         DECISION, Decided, OUTCOME, Posted, RECORD, VERDICT, message, read, read_decided, sealed_failure,
         spoken, told_failure,
@@ -93,6 +93,8 @@ pub struct Agreement<P: Protocol> {
     has_acted: bool,
     /// True if this member's list differs, and the others had decided before it proposed its failure.
     is_outside: bool,
+    /// See [`Conclusion::others`].
+    others: Option<OtherMembers<P::Agreed>>,
     phase: Phase<P>,
 }
 
@@ -132,6 +134,7 @@ impl<P: Protocol> Agreement<P> {
             actions: 0,
             has_acted: false,
             is_outside: false,
+            others: None,
             phase: Phase::Begin,
         })
     }
@@ -195,6 +198,7 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
                 let told = told_failure(&stands);
                 self.is_outside = told.is_none();
+                self.see_others(told.as_ref(), &stands);
                 let failure = told.unwrap_or(failure);
                 self.leave(Err(Ending::Failed(failure)), false)
             }
@@ -217,7 +221,8 @@ impl<P: Protocol> Agreement<P> {
                 };
                 if place.members != self.member.members {
                     let own = (self.member.rank, self.member.members.clone());
-                    let lists = ValuesByRank::of([(rank, place.members), own]);
+                    let lists = ValuesByRank::of([(rank, place.members.clone()), own]);
+                    self.others = Some(OtherMembers { members: place.members, agreed: None });
                     return self.reject(Failure::Members { lists });
                 }
                 let posted = Posted {
@@ -459,6 +464,22 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(Request::Propose { key, value })
     }
 
+    /// Adds the result of the other members, whose list differs. `stands` is the stored result, and `told` the failure
+    /// that it contains.
+    fn see_others(&mut self, told: Option<&Failure>, stands: &[u8]) {
+        match (told, &mut self.others) {
+            // The difference between two lists is also this member's failure.
+            (Some(Failure::Members { .. }), others) => *others = None,
+            (None, Some(others)) => match read_decided::<P>(stands, true) {
+                Ok((_, Decision::Agreed { agreed })) => others.agreed = Some(agreed),
+                Ok((_, Decision::Refused { .. })) => {}
+                // They have not ended, or are of another program.
+                Ok((_, Decision::Act { .. })) | Err(_) => self.others = None,
+            },
+            _ => {}
+        }
+    }
+
     /// Publishes that this rank no longer waits in the agreement. If `acknowledges` is true, all members get this
     /// result, and this member acknowledges it next. Otherwise the agreement then ends on this member.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
@@ -483,8 +504,8 @@ impl<P: Protocol> Agreement<P> {
     }
 
     /// Returns the keys of the agreement, in the order in which to remove them. The lists of the ranks' agreements are
-    /// not among them, nor is the member list if [`Protocol::KEEPS_MEMBERS`] is true. The decision is the first: the
-    /// member that succeeds in removing it removes the other keys. The acknowledgements and their counter are the last,
+    /// not among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true. The member that
+    /// succeeds in removing the first key removes the other ones. The acknowledgements and their counter are the last,
     /// because other members may still check them.
     fn all_keys(&self) -> Vec<String> {
         let Member { name, members, .. } = &self.member;
@@ -492,9 +513,9 @@ impl<P: Protocol> Agreement<P> {
         let votes = std::iter::once(records(name));
         let votes = votes.chain((0..self.actions).map(|action| outcomes(name, action)));
         let votes = votes.flat_map(|prefix| vote::keys(&prefix, members).collect::<Vec<_>>());
-        let mut keys = vec![decision.clone()];
+        let mut keys = Vec::from_iter((!P::KEEPS_RESULT).then(|| decision.clone()));
         keys.extend(votes.filter(|key| *key != decision));
-        keys.extend((!P::KEEPS_MEMBERS).then(|| members_key(name)));
+        keys.extend((!P::KEEPS_RESULT).then(|| members_key(name)));
         keys.extend(members.iter().map(|rank| self.read_key(*rank)));
         keys.push(self.read_count_key());
         keys
@@ -516,6 +537,7 @@ impl<P: Protocol> Agreement<P> {
     fn end(&mut self, result: Result<P::Agreed, Ending<P>>, read: Vec<String>) -> Output<P> {
         self.phase = Phase::Done;
         let awaited = self.awaited(&result);
-        Output::Done(Conclusion { result, read, awaited, has_acted: self.has_acted })
+        let others = self.others.take().filter(|_| matches!(result, Err(Ending::Failed(_))));
+        Output::Done(Conclusion { result, read, awaited, has_acted: self.has_acted, others })
     }
 }

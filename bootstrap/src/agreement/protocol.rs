@@ -12,8 +12,8 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The shortest time limit of an action. The limit is half of the longest patience among the members and at most
     /// 10 min, but at least this value.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
-    /// See [`PlainProtocol::KEEPS_MEMBERS`].
-    const KEEPS_MEMBERS: bool = false;
+    /// See [`PlainProtocol::KEEPS_RESULT`].
+    const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
@@ -43,10 +43,11 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// True if the member list stays in the store after the agreement. A rank that comes later, with another list, then
-    /// also gets [`Failure::Members`](super::Failure::Members). If false, a rank that comes after the keys of the
-    /// agreement were removed waits until its patience ends.
-    const KEEPS_MEMBERS: bool = false;
+    /// True if the member list and the result stay in the store after the agreement. A rank that comes later, with
+    /// another list, then also gets [`Failure::Members`](super::Failure::Members), and sees the
+    /// [result of the others](super::Failed::others). If false, a rank that comes after the keys of the agreement were
+    /// removed waits until its patience ends.
+    const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
@@ -65,7 +66,7 @@ pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
 
 impl<P: PlainProtocol> Protocol for P {
     const PROTOCOL: wire::Protocol = P::PROTOCOL;
-    const KEEPS_MEMBERS: bool = P::KEEPS_MEMBERS;
+    const KEEPS_RESULT: bool = P::KEEPS_RESULT;
     type Record = P::Record;
     type Plan = Infallible;
     type Outcome = Infallible;

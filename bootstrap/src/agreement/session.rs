@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::{
     failure::Failure,
-    interface::{Awaited, Conclusion, Ending, Input, Member, Output},
+    interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
     machine::Agreement,
     messages::{asks_for_action, sealed_failure},
     place::{outcomes, records, result_key},
@@ -39,6 +39,8 @@ pub struct Failed<P: Protocol> {
     pub store: Option<StoreError>,
     /// True if `act` was called. The caller then has to undo the effects of `act`.
     pub has_acted: bool,
+    /// See [`Conclusion::others`].
+    pub others: Option<OtherMembers<P::Agreed>>,
 }
 
 impl<P: Protocol<Refusal: fmt::Display>> fmt::Display for Failed<P> {
@@ -100,20 +102,22 @@ pub fn run<P: Protocol>(
     let patience = member.patience;
     let _running = Running::of(member.rank, &member.name);
     let mut session = Session { store, begun: Instant::now(), failure: None };
-    let failed = |ending, store, has_acted| Box::new(Failed { ending, store, has_acted });
     let nonce = random().map_err(|error| format!("no random number for an agreement: {error}"));
     let begun = nonce.and_then(|nonce| Agreement::<P>::new(member, record, u64::from_le_bytes(nonce)));
-    let mut machine =
-        begun.map_err(|problem| failed(Ending::StoreFailed, Some(StoreError::Argument(problem)), false))?;
+    let mut machine = begun.map_err(|problem| {
+        let (ending, store) = (Ending::StoreFailed, Some(StoreError::Argument(problem)));
+        Box::new(Failed { ending, store, has_acted: false, others: None })
+    })?;
     let mut output = machine.begin(Duration::ZERO);
     loop {
         let input = match output {
-            Output::Done(Conclusion { result, read, awaited, has_acted }) => {
+            Output::Done(Conclusion { result, read, awaited, has_acted, others }) => {
                 if read.is_empty() {
                     session.stay(&awaited, &goes_on);
                 }
                 session.remove(&read);
-                return result.map_err(|ending| failed(ending, session.failure, has_acted));
+                let store = session.failure;
+                return result.map_err(|ending| Box::new(Failed { ending, store, has_acted, others }));
             }
             Output::Act { plan, until, verdict } => {
                 let has_failed = || store.check(&[&verdict]).unwrap_or(false);

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{self, Ending, Failed, Failure, Gone, PlainProtocol, Protocol},
+    agreement::{self, Ending, Failed, Failure, Gone, OtherMembers, PlainProtocol, Protocol},
     wire::Wire,
 };
 
@@ -64,6 +64,18 @@ impl Meeting<'_> {
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
+        self.run_beside::<P>(record, deadline, act, &mut None)
+    }
+
+    /// Like [`run`](Self::run). If the agreement of members with another list had ended before this member came, also
+    /// stores these members in `others`.
+    fn run_beside<P: Protocol>(
+        &self,
+        record: P::Record,
+        deadline: Deadline,
+        act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
+        others: &mut Option<OtherMembers<P::Agreed>>,
+    ) -> Result<Result<P::Agreed, P::Refusal>> {
         let goes_on = || {
             let Some((health, (rank, cause))) = self.health.and_then(|it| Some((it, it.ended_by()?))) else {
                 return Ok(());
@@ -80,7 +92,10 @@ impl Meeting<'_> {
         };
         let run = || match agreement::run::<P>(self.job, member, record, act, goes_on) {
             Ok(agreed) => Ok(Ok(agreed)),
-            Err(failed) => self.failed(*failed, deadline),
+            Err(mut failed) => {
+                *others = failed.others.take();
+                self.failed(*failed, deadline)
+            }
         };
         match self.health {
             Some(health) => health.attend(run),
@@ -98,6 +113,20 @@ impl Meeting<'_> {
         deadline: Deadline,
     ) -> Result<Result<P::Agreed, P::Refusal>> {
         self.run::<P>(record, deadline, |plan, _, _| match *plan {})
+    }
+
+    /// Like [`decide`](Self::decide). If the agreement of members with another list had ended before this member came,
+    /// also stores these members in `others`.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub(super) fn decide_beside<P: PlainProtocol>(
+        &self,
+        record: P::Record,
+        deadline: Deadline,
+        others: &mut Option<OtherMembers<P::Agreed>>,
+    ) -> Result<Result<P::Agreed, P::Refusal>> {
+        self.run_beside::<P>(record, deadline, |plan, _, _| match *plan {}, others)
     }
 
     /// Gathers the records of all members. Returns each record with its member's rank of the job. Records should be

@@ -6,7 +6,12 @@
 
 use std::convert::Infallible;
 
-use bootstrap::{Ranges, agreement::PlainProtocol, runtime::Instant, wire::wire_enum};
+use bootstrap::{
+    Ranges,
+    agreement::{OtherMembers, PlainProtocol},
+    runtime::Instant,
+    wire::{wire_enum, wire_struct},
+};
 use nccl_sys::Feature;
 
 use super::{
@@ -36,21 +41,35 @@ enum State {
 }
 wire_enum!(State { 0 => Alive {}, 1 => Hurt {}, 2 => Gone {} });
 
+/// The group as a survivor sees it, or as all survivors do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct View {
+    /// The state of the survivor's communicator, or the worst among the survivors.
+    state: State,
+    /// True if the shrink is orderly, and the group has ended on no survivor.
+    is_intact: bool,
+    /// The number of the new group. Only the first survivor's number counts.
+    number: u64,
+}
+wire_struct!(View { state, is_intact, number });
+
 impl PlainProtocol for Shrink {
     const PROTOCOL: bootstrap::wire::Protocol = messages::PROTOCOL;
-    /// Prevents the excluded members from reaching an agreement of their own under the same name.
-    const KEEPS_MEMBERS: bool = true;
-    /// The state of the member's communicator, and the number of the new group. Only the first survivor's number
-    /// counts.
-    type Record = (State, u64);
-    /// The worst state among the survivors, and the number of the new group.
-    type Agreed = (State, u64);
+    /// Prevents the excluded members from reaching an agreement of their own under the same name. They also see whether
+    /// they were excluded from a group that was intact.
+    const KEEPS_RESULT: bool = true;
+    type Record = View;
+    type Agreed = View;
     type Refusal = Infallible;
 
-    fn conclude(records: &[(u32, (State, u64))]) -> Result<(State, u64), Infallible> {
-        let worst = records.iter().map(|(_, (state, _))| *state).max();
-        let number = records.first().map(|(_, (_, number))| *number);
-        Ok((worst.unwrap_or(State::Gone), number.unwrap_or_default()))
+    fn conclude(records: &[(u32, View)]) -> Result<View, Infallible> {
+        let worst = records.iter().map(|(_, view)| view.state).max();
+        let number = records.first().map(|(_, view)| view.number);
+        Ok(View {
+            state: worst.unwrap_or(State::Gone),
+            is_intact: records.iter().all(|(_, view)| view.is_intact),
+            number: number.unwrap_or_default(),
+        })
     }
 }
 
@@ -59,6 +78,16 @@ impl ProcessGroup {
     /// members keep their order. Collective among the survivors, which all pass the same list; the lists are compared
     /// before anything is made. The excluded members do not call this method, and may have died. After
     /// [`GroupError::Lost`] the survivors exclude the rank that the error names.
+    ///
+    /// A member is excluded only if all other survivors name it. If survivors name different members, because they know
+    /// of different losses, nothing is made, and each gets both lists. A list that joins the two may exclude a
+    /// member that is alive: exclude a member only after an error has named it as lost, or if the program gives it up.
+    ///
+    /// An excluded member that is alive may take part in a later shrink of this group, if the shrink without it was
+    /// [orderly](ShrinkMode::Orderly), the group had not ended, and a survivor of that shrink takes part in the later one
+    /// too. Otherwise the survivors may take the member for dead, or not know that the group is to be shrunk again.
+    /// The member's next call then fails with [`GroupError::Shrink`], so that it learns of the group that was made
+    /// without it. The call after that may take part again.
     ///
     /// NCCL (from 2.27.3) shrinks the communicator if every survivor's communicator is usable. Otherwise the survivors
     /// make a new communicator over the store: for example after a loss, because a loss aborts the communicator, and
@@ -83,8 +112,9 @@ impl ProcessGroup {
     /// # Errors
     /// - [`GroupError::Argument`] for an invalid list, before this rank meets the other survivors.
     /// - [`GroupError::Shrink`] if two survivors passed different lists, and [`GroupError::Absent`] with the survivors
-    ///   that did not come. Every survivor that came gets the same error. Nothing has changed, and all may try again. A
-    ///   member that comes after others have made a group without it also gets [`GroupError::Shrink`].
+    ///   that did not come before the deadline, although they may be alive. Every survivor that came gets the same error.
+    ///   Nothing has changed, and all may try again. A member that comes after others have made a group without it, as
+    ///   described above, also gets [`GroupError::Shrink`].
     /// - [`GroupError::Lost`] if another member has died, and must be excluded too.
     /// - [`CommError::Closed`] if this group was aborted meanwhile, and
     ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
@@ -139,19 +169,31 @@ impl ProcessGroup {
         };
         let mut excluded = excluded.to_vec();
         excluded.sort_unstable();
-        let meeting = Meeting { health: Some(&parts.health), ranks: &parts.ranks, ..meeting };
+        let of_survivors = |meeting| Meeting { health: Some(&parts.health), ranks: &parts.ranks, ..meeting };
+        let mut meeting = of_survivors(meeting);
         let began = Instant::now();
+        let is_intact = mode == ShrinkMode::Orderly && !self.counter.health.is_over();
         let number = take_numbers(&self.numbers, parts.rank == 0, 1)?;
         let numbered = began.elapsed();
         let began = Instant::now();
-        let agreed = meeting.decide::<Shrink>((state, number), deadline);
+        let agreed = loop {
+            let mut others = None;
+            let agreed =
+                meeting.decide_beside::<Shrink>(View { state, is_intact, number }, deadline, &mut others);
+            match others {
+                Some(others) if agreed.is_err() && self.is_passed_over(&others, &parts.ranks) => {
+                    meeting = of_survivors(attempt());
+                }
+                _ => break agreed,
+            }
+        };
         // This rank cannot know whether the others agreed. They may be about to shrink this group's communicator.
         if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
             && *rank == self.global_rank()
         {
             self.counter.health.fail(reason.clone());
         }
-        let Ok((worst, uid)) = agreed.map_err(|error| self.differ(error))?;
+        let Ok(View { state: worst, number: uid, .. }) = agreed.map_err(|error| self.differ(error))?;
         let met = began.elapsed();
         let deadline = follow_up(deadline);
         parts.path = format!("{}/{uid}/", meeting.name);
@@ -216,6 +258,17 @@ impl ProcessGroup {
         health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
+    /// Returns true if the attempt of `others` was none of this rank's: they left out this rank, and have failed, or have
+    /// shrunk an intact group. This rank did not make that attempt, so its next one has the number that the next attempt
+    /// of the others has. `left` are the survivors in this rank's call. If none of the others is among them, the others
+    /// may not know that the group is to be shrunk once more. This rank must then learn of their group.
+    fn is_passed_over(&self, others: &OtherMembers<View>, left: &[usize]) -> bool {
+        let is_known = |rank: &usize| others.members.contains(&id(*rank));
+        !is_known(&self.global_rank())
+            && left.iter().any(is_known)
+            && others.agreed.is_none_or(|view| view.is_intact)
+    }
+
     /// Converts the agreement's error for different member lists to [`GroupError::Shrink`]. Returns other errors
     /// unchanged.
     fn differ(&self, error: GroupError) -> GroupError {
@@ -240,15 +293,18 @@ mod tests {
     use proptest::{collection::vec, prelude::*, sample::select};
 
     proptest! {
-        /// The worst state among the communicators decides how NCCL shrinks. The first survivor provides the number.
+        /// The worst state among the communicators decides how NCCL shrinks. The first survivor provides the number. The
+        /// group is intact if it is so on all survivors.
         #[test]
         fn the_worst_state_and_the_first_number_count(
-            records in vec((select(vec![State::Alive, State::Hurt, State::Gone]), any::<u64>()), 1..6),
+            views in vec((select(vec![State::Alive, State::Hurt, State::Gone]), any::<bool>(), any::<u64>()), 1..6),
         ) {
-            let has = |wanted: &State| records.iter().any(|(state, _)| state == wanted);
-            let worst = [State::Gone, State::Hurt, State::Alive].into_iter().find(has).unwrap();
-            let number = records[0].1;
-            prop_assert_eq!(Shrink::conclude(&(3..).zip(records).collect::<Vec<_>>()), Ok((worst, number)));
+            let views = views.into_iter().map(|(state, is_intact, number)| View { state, is_intact, number });
+            let views: Vec<_> = views.collect();
+            let has = |wanted: &State| views.iter().any(|view| view.state == *wanted);
+            let state = [State::Gone, State::Hurt, State::Alive].into_iter().find(has).unwrap();
+            let agreed = View { state, is_intact: !views.iter().any(|view| !view.is_intact), number: views[0].number };
+            prop_assert_eq!(Shrink::conclude(&(3..).zip(views).collect::<Vec<_>>()), Ok(agreed));
         }
     }
 }

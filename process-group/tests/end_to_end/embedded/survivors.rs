@@ -152,6 +152,78 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
+    /// The others have made an attempt without it: one that succeeded, or one that failed.
+    #[test]
+    fn a_member_that_was_left_out_takes_part_in_the_next_shrink() {
+        for is_made in [true, false] {
+            let machine = machine(4);
+            machine.ranks(4, |rank| {
+                let world = rank.world();
+                let settings = || world.communicator().config().clone();
+                if is_made && rank.rank != 2 {
+                    let rest = world.shrink(&[2], ShrinkMode::Orderly).unwrap();
+                    assert_eq!(group_sum(&rank, &rest), 7.0);
+                    rest.destroy(far()).unwrap();
+                }
+                // One after the other, and so not together.
+                if !is_made && rank.rank != 2 {
+                    if let Some(before) = [None, Some("tried/0"), None, Some("tried/1")][rank.rank] {
+                        rank.store.wait(&[before], far()).unwrap();
+                    }
+                    let deadline = if rank.rank == 0 { Deadline::after(Duration::from_millis(100)) } else { far() };
+                    let error = world.shrink_with(&[2], ShrinkMode::Orderly, settings(), deadline).unwrap_err();
+                    assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1, 3]), "{error}");
+                }
+                rank.store.set(&format!("tried/{}", rank.rank), b"").unwrap();
+                rank.store.wait(&["tried/0", "tried/1", "tried/2", "tried/3"], far()).unwrap();
+                if rank.rank != 3 {
+                    let rest = world.shrink(&[3], ShrinkMode::AfterFailure).unwrap();
+                    assert_eq!(rest.global_ranks(), [0, 1, 2]);
+                    assert_eq!(group_sum(&rank, &rest), 6.0);
+                    rest.destroy(far()).unwrap();
+                }
+                rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
+                rank.store.wait(&["over/0", "over/1", "over/2", "over/3"], far()).unwrap();
+                world.abort(far()).unwrap();
+            });
+            machine.world.finish().unwrap();
+        }
+    }
+
+    /// The others may take it for dead.
+    #[test]
+    fn a_member_that_was_left_out_after_a_failure_is_told_once() {
+        let machine = machine(3);
+        machine.ranks(3, |rank| {
+            let world = rank.world();
+            let keys: Vec<_> = (0..3).map(|rank| format!("made/{rank}")).collect();
+            let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+            if rank.rank == 2 {
+                rank.store.wait(&keys[..2], far()).unwrap();
+                let error = world.shrink(&[1], ShrinkMode::AfterFailure).unwrap_err();
+                let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+                else {
+                    panic!("{error}")
+                };
+                assert_eq!(([excluded, other_excluded]).map(|list| list[..].to_vec()), [vec![2], vec![1]]);
+            } else {
+                let rest = world.shrink(&[2], ShrinkMode::AfterFailure).unwrap();
+                rest.destroy(far()).unwrap();
+            }
+            rank.store.set(keys[rank.rank], b"").unwrap();
+            rank.store.wait(&keys, far()).unwrap();
+            if rank.rank != 1 {
+                let rest = world.shrink(&[1], ShrinkMode::AfterFailure).unwrap();
+                assert_eq!(group_sum(&rank, &rest), 4.0);
+                rest.destroy(far()).unwrap();
+            }
+            rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
+            rank.store.wait(&["over/0", "over/1", "over/2"], far()).unwrap();
+            world.abort(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
     /// A survivor that read all records before any other record was written must not decide that all agree.
     #[test]
     fn a_survivor_that_does_not_come_is_named() {

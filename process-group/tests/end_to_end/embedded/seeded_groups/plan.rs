@@ -124,10 +124,13 @@ impl Plan {
         };
         let (culprit, at) = (random.below(size as u64) as usize, random.below(count as u64 + 2) as usize);
         if random.below(4) == 0 {
-            // The last step, because a rank that is left out counts fewer attempts to shrink the group, so it misses
-            // later ones. For the same reason it leaves out the rank that the survivors of a fault leave out.
-            let excluded = random.below(size as u64) as usize;
-            steps.push(Step::Shrink { excluded: if fault.is_end() { culprit } else { excluded } });
+            let (excluded, place) =
+                (random.below(size as u64) as usize, random.below(count as u64 + 1) as usize);
+            // The survivors of a fault leave out the culprit. Those that come to this step meanwhile do so too. Two ranks
+            // that leave out each other have no member in common, so the second of them is told of the first one's group.
+            let is_before_fault = at >= place + 2 && size > 2;
+            let excluded = if fault.is_end() && !is_before_fault { culprit } else { excluded };
+            steps.insert(place, Step::Shrink { excluded });
         }
         Self { seed, size, steps, heartbeat, work_timeout, checked, lazy, fault, culprit, at }
     }

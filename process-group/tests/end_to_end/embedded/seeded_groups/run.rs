@@ -350,7 +350,7 @@ impl Rank {
                     return Ok(());
                 }
                 self.go_on_without(*excluded, groups.world.as_ref().unwrap(), ShrinkMode::Orderly)?;
-                if self.plan.fault.is_end() {
+                if self.plan.fault.is_end() && *excluded == self.plan.culprit {
                     // A survivor of the fault may have come to this attempt.
                     self.report.survivors = Some(Ok(()));
                 }
