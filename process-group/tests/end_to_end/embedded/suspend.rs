@@ -1,6 +1,7 @@
 //! Groups that are suspended and resumed: all members or none, and every refusal and failure on the way.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     thread,
     time::{Duration, Instant},
 };
@@ -376,6 +377,36 @@ rusty_fork_test! {
             Ok(())
         });
         tried.unwrap();
+    }
+
+    /// A panic between suspension and resumption drops the group of one rank, and that ends the group of the other.
+    #[test]
+    fn a_suspended_group_that_a_panic_drops_is_freed_once() {
+        for policy in [P2pPolicy::Shared, P2pPolicy::Lanes(1)] {
+            let machine = machine_with(2, RELEASE);
+            let held = machine.ranks(2, |rank| {
+                let before = free(&rank);
+                let world = rank.builder().p2p(policy).build().unwrap();
+                assert_eq!(sum(&rank, &world), 2.0);
+                world.suspend(far()).unwrap();
+                world.barrier(far()).unwrap();
+                let is_first = rank.rank == 0;
+                let ended = catch_unwind(AssertUnwindSafe(move || {
+                    assert!(!is_first, "on purpose");
+                    world.resume(far()).unwrap();
+                }));
+                ended.unwrap_err();
+                assert!(wait_for_dropped(far()));
+                before
+            });
+            let communicators = if policy == P2pPolicy::Shared { 2 } else { 4 };
+            assert_eq!(machine.world.calls("ncclCommAbort"), communicators);
+            assert_eq!(machine.world.calls("ncclCommDestroy"), 0);
+            for (device, before) in held.into_iter().enumerate() {
+                assert_eq!(machine.context(device).memory_info().unwrap().0 as u64, before);
+            }
+            machine.world.finish().unwrap();
+        }
     }
 
     #[test]
