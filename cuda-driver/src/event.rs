@@ -2,6 +2,7 @@
 
 use std::ffi::c_char;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bitflags::bitflags;
 use cuda_driver_sys::{CUevent, CUipcEventHandle};
@@ -28,6 +29,8 @@ bitflags! {
 pub struct Event {
     context: Context,
     raw: CUevent,
+    /// The number of records that may be part of a capture. A record that is under way counts.
+    maybe_captured: AtomicU64,
 }
 
 // SAFETY: an event's handle may be used from every thread.
@@ -46,7 +49,25 @@ impl Event {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call.
         unsafe { call!(context.api(), cuEventCreate(&mut raw, flags.bits())) }?;
-        Ok(Self { context: context.clone(), raw })
+        Ok(Self { context: context.clone(), raw, maybe_captured: AtomicU64::new(0) })
+    }
+
+    /// Returns true if one of the event's records may be part of a capture. A record by another library is not seen.
+    #[inline]
+    pub(crate) fn may_be_captured(&self) -> bool {
+        self.maybe_captured.load(Ordering::SeqCst) > 0
+    }
+
+    /// Counts a record, which begins after this call, as one that may be part of a capture.
+    #[inline]
+    pub(crate) fn begin_record(&self) {
+        self.maybe_captured.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes back [`begin_record`](Self::begin_record), because that record is not part of a capture.
+    #[inline]
+    pub(crate) fn end_uncaptured_record(&self) {
+        self.maybe_captured.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Returns the driver's handle, which is valid while this event lives.
@@ -134,7 +155,8 @@ impl Event {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call. The driver checks the IPC handle.
         unsafe { call!(context.api(), cuIpcOpenEventHandle(&mut raw, handle)) }?;
-        Ok(Self { context: context.clone(), raw })
+        // An event of several processes cannot be captured.
+        Ok(Self { context: context.clone(), raw, maybe_captured: AtomicU64::new(0) })
     }
 }
 

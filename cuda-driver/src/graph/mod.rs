@@ -41,7 +41,7 @@ pub(crate) use self::kept::{Owner, keep};
 pub(crate) use self::uses::{
     DuringCapture, enqueue, keep_in_capture, order_after, refuse_capture, synchronize,
 };
-pub(crate) use self::watch::Watch;
+pub(crate) use self::watch::{Uncaptured, Watch};
 use crate::call::{call, check, code};
 use crate::{Context, Error, Result, Stream, teardown};
 

@@ -29,28 +29,77 @@ impl Drop for CountedCapture {
     }
 }
 
+/// A time in which it is known whether a capture of [`Stream::begin_capture`] was open.
+#[derive(Clone, Copy)]
+struct Period {
+    begun: u64,
+    /// True if no such capture was open at the begin of the time.
+    none_open: bool,
+}
+
+impl Period {
+    #[inline]
+    fn begin() -> Self {
+        let ended = ENDED.load(Ordering::SeqCst);
+        let begun = BEGUN.load(Ordering::SeqCst);
+        Self { begun, none_open: begun == ended }
+    }
+
+    /// Returns true if no such capture was open until now.
+    #[inline]
+    fn is_without_captures(&self) -> bool {
+        self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun
+    }
+}
+
+/// Detects whether a call on a stream may be part of a capture.
+pub(crate) struct Uncaptured {
+    calls: Option<u64>,
+    period: Period,
+    /// True if the stream was in no capture before the call.
+    was_uncaptured: bool,
+}
+
+impl Uncaptured {
+    /// Called before the call on `stream`.
+    #[inline]
+    pub(crate) fn before(stream: &Stream) -> Self {
+        // Loaded before the query: a capture that begins in between is seen by one of the two.
+        let calls = stream.capture_calls();
+        let period = Period::begin();
+        let was_uncaptured =
+            period.none_open || matches!(stream.capture_status(), Ok(super::CaptureStatus::None));
+        Self { calls, period, was_uncaptured }
+    }
+
+    /// Returns true if the call is certainly part of no capture. Called after it, for the same stream. Captures that
+    /// another library began may go undetected.
+    #[inline]
+    pub(crate) fn holds(&self, stream: &Stream) -> bool {
+        self.was_uncaptured
+            && (self.period.is_without_captures()
+                || self.calls.is_some() && stream.capture_calls() == self.calls)
+    }
+}
+
 /// Detects whether another thread may have made one of the given streams part of a capture since [`Watch::new`].
 pub(crate) struct Watch<'a> {
     calls: Vec<(&'a Stream, Option<u64>)>,
-    begun: u64,
-    none_open: bool,
+    period: Period,
 }
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(streams: impl IntoIterator<Item = &'a Stream>) -> Self {
         let calls = streams.into_iter().map(|stream| (stream, stream.capture_calls())).collect();
-        let ended = ENDED.load(Ordering::SeqCst);
-        let begun = BEGUN.load(Ordering::SeqCst);
-        Self { calls, begun, none_open: begun == ended }
+        Self { calls, period: Period::begin() }
     }
 
     /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain in
     /// two cases: no capture of [`Stream::begin_capture`] was open or began in this time, or no thread made a call that
-    /// begins a capture on one of the streams or makes one of them wait for an event. Captures that another library
-    /// began may go undetected. Once the result is false, it stays false.
+    /// begins a capture on one of the streams or makes one of them wait for an event that may be part of a capture.
+    /// Captures that another library began may go undetected. Once the result is false, it stays false.
     pub(crate) fn is_certain(&self) -> bool {
-        let none_open = self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun;
-        none_open
+        self.period.is_without_captures()
             || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)
     }
 }

@@ -65,8 +65,8 @@
 //! error. Forgetting any value ([`std::mem::forget`]) only leaks memory.
 //!
 //! One such case is a race of threads. One thread enqueues work on a stream. Meanwhile another thread begins a capture
-//! of that stream with [`Stream::begin_capture`](crate::Stream::begin_capture), or makes the stream join such a capture
-//! through an event. The work may then be part of a graph, and the call returns
+//! of that stream with [`Stream::begin_capture`](crate::Stream::begin_capture), or makes the stream wait for an event
+//! that such a capture may have recorded. The work may then be part of a graph, and the call returns
 //! [`Error::CaptureRace`](crate::Error::CaptureRace). This cannot happen to streams that only one thread at a time
 //! uses. Such a race with a capture that another library began is not detected.
 

@@ -3,6 +3,7 @@
 mod copy;
 mod host_fn;
 mod memory_op;
+mod order;
 
 use std::any::Any;
 use std::fmt;
@@ -15,7 +16,7 @@ use cuda_driver_sys::{Api, CUstream};
 pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
 use crate::context::Current;
-use crate::{Context, Error, Event, Result, device, teardown};
+use crate::{Context, Result, teardown};
 
 bitflags! {
     /// Flags for creating a stream.
@@ -99,7 +100,7 @@ impl Stream {
     /// Creates a stream of normal priority.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamCreate`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamCreate`.
     #[doc(alias = "cuStreamCreate")]
     pub fn new(context: &Context, flags: StreamFlags) -> Result<Self> {
         let _current = context.enter()?;
@@ -112,7 +113,7 @@ impl Stream {
     /// Creates a stream of the given priority, clamped to [`Context::stream_priority_range`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamCreateWithPriority`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamCreateWithPriority`.
     #[doc(alias = "cuStreamCreateWithPriority")]
     pub fn with_priority(context: &Context, flags: StreamFlags, priority: i32) -> Result<Self> {
         let _current = context.enter()?;
@@ -185,7 +186,7 @@ impl Stream {
     /// Returns the flags that the stream was created with.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamGetFlags`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetFlags`.
     #[doc(alias = "cuStreamGetFlags")]
     pub fn flags(&self) -> Result<StreamFlags> {
         let _current = self.enter_if_implicit()?;
@@ -198,7 +199,7 @@ impl Stream {
     /// Returns the stream's priority, a number within [`Context::stream_priority_range`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamGetPriority`.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetPriority`.
     #[doc(alias = "cuStreamGetPriority")]
     pub fn priority(&self) -> Result<i32> {
         let _current = self.enter_if_implicit()?;
@@ -228,7 +229,8 @@ impl Stream {
     /// Returns the driver's number of the stream. Unlike a handle, it is never reused in the process.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamGetId`; [`Error::Missing`] below CUDA 12.0.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetId`; [`Error::Missing`](crate::Error::Missing) below
+    /// CUDA 12.0.
     #[doc(alias = "cuStreamGetId")]
     pub fn id(&self) -> Result<u64> {
         let _current = self.enter_if_implicit()?;
@@ -268,7 +270,8 @@ impl Stream {
     /// Blocks the calling thread until the stream has completed all its work.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamSynchronize`, also for errors of earlier asynchronous work.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamSynchronize`, also for errors of earlier asynchronous
+    /// work.
     #[doc(alias = "cuStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter_if_implicit()?;
@@ -277,10 +280,10 @@ impl Stream {
     }
 
     /// Returns true if the stream has completed all its work. Does not block. The driver refuses this call during the
-    /// same captures as [`Event::query`], and invalidates them.
+    /// same captures as [`Event::query`](crate::Event::query), and invalidates them.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuStreamQuery`, also for errors of earlier asynchronous work.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuStreamQuery`, also for errors of earlier asynchronous work.
     #[doc(alias = "cuStreamQuery")]
     pub fn query(&self) -> Result<bool> {
         let _current = self.enter_if_implicit()?;
@@ -288,70 +291,19 @@ impl Stream {
         let code = unsafe { code!(self.api(), cuStreamQuery(self.raw())) }?;
         ready(self.api(), "cuStreamQuery", code)
     }
-
-    /// Records `event`: the event is complete when all work enqueued on the stream so far is done. This replaces an
-    /// earlier record of the event.
-    ///
-    /// # Errors
-    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] if the event is of another context than the stream;
-    /// [`Error::Driver`] from `cuEventRecord`.
-    #[doc(alias = "cuEventRecord")]
-    #[inline(always)]
-    pub fn record(&self, event: &Event) -> Result<()> {
-        if event.context() != self.context() {
-            return Err(self.cannot_record(event));
-        }
-        let _current = self.enter_if_implicit()?;
-        // SAFETY: the event and the stream are alive.
-        unsafe { call!(self.api(), cuEventRecord(event.raw(), self.raw())) }
-    }
-
-    #[cold]
-    fn cannot_record(&self, event: &Event) -> Error {
-        device::mismatch(
-            ("the event", event.context().device()),
-            ("the stream that should record it", self.context().device()),
-        )
-    }
-
-    /// Enqueues a wait: later work of the stream starts only when the last record of `event` is complete. The host does
-    /// not wait. The event may be of another device.
-    ///
-    /// Waiting for an event that a capturing stream recorded adds this stream to that capture.
-    ///
-    /// # Errors
-    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuStreamWaitEvent`.
-    #[doc(alias = "cuStreamWaitEvent")]
-    pub fn wait(&self, event: &Event) -> Result<()> {
-        let _call = self.count_capture_call();
-        self.wait_uncounted(event)
-    }
-
-    /// Enqueues a wait for all work that is enqueued on `other` so far. The host does not wait. Neither stream may
-    /// capture. `other` may be of another device.
-    ///
-    /// # Errors
-    /// [`Error::WhileCapturing`] if one of the streams captures; [`Error::CaptureRace`] if another thread may have begun
-    /// a capture of one during the call. Then the wait may be missing, or part of that capture.
-    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from calls on streams and events.
-    pub fn wait_stream(&self, other: &Stream) -> Result<()> {
-        crate::graph::order_after(self, other)
-    }
-
-    /// Like [`wait`](Self::wait), but not counted by [`count_capture_call`](Self::count_capture_call). For an event
-    /// that no capture recorded, or one that this stream's own capture recorded.
-    pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
-        let (ours, theirs) = (self.context().driver(), event.context().driver());
-        ours.require_same("the event", theirs, "the stream that should wait for it")?;
-        let _current = self.enter_if_implicit()?;
-        // SAFETY: the event and the stream are alive; the driver keeps its own reference to the event's record.
-        unsafe { call!(self.api(), cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
-    }
 }
 
 /// A running call that may make the stream part of a capture. Dropping the value counts the call as returned.
 #[must_use = "the call lasts as long as the guard"]
 pub(crate) struct CaptureCall<'a>(&'a Stream);
+
+impl CaptureCall<'_> {
+    /// Takes back the count, because the call has not made the stream part of a capture.
+    fn take_back(self) {
+        self.0.inner.capture_calls[0].fetch_sub(1, Ordering::SeqCst);
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for CaptureCall<'_> {
     fn drop(&mut self) {

@@ -40,8 +40,9 @@ pub(super) struct Core {
     context: Context,
     /// Two lanes for each member: to it, and from it.
     lanes: Box<[Lane]>,
-    /// Spare events for points from which several streams continue.
-    forks: Mutex<Vec<Event>>,
+    /// Spare events for points from which several streams continue, outside and inside of captures. They are separate,
+    /// because a wait for an event that was captured before counts as one that may make the stream part of a capture.
+    forks: [Mutex<Vec<Event>>; 2],
     is_aborted: AtomicBool,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
@@ -90,7 +91,7 @@ impl Core {
             ring,
             context: context.clone(),
             lanes: (0..2 * world).map(lane).collect::<cuda_driver::Result<_>>()?,
-            forks: Mutex::default(),
+            forks: Default::default(),
             is_aborted: AtomicBool::new(false),
             inside: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
@@ -233,7 +234,7 @@ impl Core {
                 second = part.lane.stream(1, &self.context, capture)?;
             }
             if let Some(second) = second {
-                self.chain(first, second)?;
+                self.chain(first, second, capture)?;
             }
             let Lane { way, peer, .. } = *part.lane;
             let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
@@ -256,7 +257,7 @@ impl Core {
         // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
         let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
-                Some(_) => self.chain(second, first),
+                Some(_) => self.chain(second, first, capture),
                 None => part.lane.join(first, second),
             });
             let marked = part.lane.mark(&mut part.state, first, capture);
@@ -276,7 +277,7 @@ impl Core {
     ) -> cuda_driver::Result<Vec<&'a Stream>> {
         let mut firsts = vec![stream; parts.len()];
         if parts.len() > 1 {
-            let fork = self.fork()?;
+            let fork = self.fork(capture)?;
             stream.record(&fork)?;
             for (part, first) in parts.iter().zip(&mut firsts).skip(1) {
                 if let Some(apart) = part.lane.stream(0, &self.context, capture)? {
@@ -284,28 +285,29 @@ impl Core {
                     *first = apart;
                 }
             }
-            self.keep(fork);
+            self.keep(fork, capture);
         }
         Ok(firsts)
     }
 
     /// Makes `later` continue after the current work of `earlier`.
-    fn chain(&self, earlier: &Stream, later: &Stream) -> cuda_driver::Result<()> {
-        let fork = self.fork()?;
+    fn chain(&self, earlier: &Stream, later: &Stream, capture: Option<u64>) -> cuda_driver::Result<()> {
+        let fork = self.fork(capture)?;
         earlier.record(&fork)?;
         later.wait(&fork)?;
-        self.keep(fork);
+        self.keep(fork, capture);
         Ok(())
     }
 
-    fn fork(&self) -> cuda_driver::Result<Event> {
-        let kept = self.forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    fn fork(&self, capture: Option<u64>) -> cuda_driver::Result<Event> {
+        let forks = &self.forks[usize::from(capture.is_some())];
+        let kept = forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
         kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
     /// Keeps an event for reuse: a wait that is already enqueued refers to the earlier record.
-    fn keep(&self, fork: Event) {
-        self.forks.lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+    fn keep(&self, fork: Event, capture: Option<u64>) {
+        self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
     }
 
     /// Given a slot of a lane, the word that this rank waits for and the word by which it signals the peer.

@@ -7,7 +7,8 @@ use cuda_driver::graph::{Capture, CaptureMode, CaptureStatus};
 use cuda_driver::module::{JitOptions, LaunchConfig, LaunchError, Module};
 use cuda_driver::sys::{CUdeviceptr, CUevent, CUresult, CUstream, CUstreamCaptureMode};
 use cuda_driver::{
-    Context, DeviceSlice, DeviceView, DeviceViewMut, Error, PinnedSlice, Result, Stream, StreamFlags,
+    Context, DeviceSlice, DeviceView, DeviceViewMut, Error, Event, EventFlags, PinnedSlice, Result, Stream,
+    StreamFlags,
 };
 use gpu_sim::{Action, Injection, World};
 use proptest::prelude::*;
@@ -504,8 +505,7 @@ fn captures_of_several_streams_use_slices_of_their_own() {
         let (other, third) = (stream_of(context), stream_of(context));
         let mut ours = stream.clone_htod(&[1u8; 2]).unwrap();
         let mut theirs = other.clone_htod(&[1u8; 2]).unwrap();
-        let [fork, join] = [(); 2]
-            .map(|()| cuda_driver::Event::new(context, cuda_driver::EventFlags::DISABLE_TIMING).unwrap());
+        let [fork, join] = [(); 2].map(|()| Event::new(context, EventFlags::DISABLE_TIMING).unwrap());
         let capture = stream.begin_capture(CaptureMode::Relaxed).unwrap();
         refused_while_capturing(third.memset_zeros(&mut ours));
         stream.record(&fork).unwrap();
@@ -669,6 +669,39 @@ fn a_stream_that_waits_for_another_one_joins_no_capture() {
     drop((stream, other, context, driver));
     *TABLE.lock().unwrap() = None;
     world.finish().unwrap();
+}
+
+/// Work that makes its own stream wait is no race while another stream captures, unless it waits for that capture.
+#[test]
+fn a_wait_beside_a_capture_of_another_stream_is_no_race() {
+    let _turn = turn();
+    let world = start(1);
+    let context = context(&driver(world.cuda()), 0);
+    let [stream, other, capturing] = [(); 3].map(|()| stream_of(&context));
+    let [event, captured] = [(); 2].map(|()| Event::new(&context, EventFlags::DISABLE_TIMING).unwrap());
+    let slice = stream.alloc_zeros::<u32>(4).unwrap();
+    let memory = [slice.as_view().memory().clone()];
+    let wait_for = |from: &Stream, event: &Event| -> Result<()> {
+        stream.enqueue_using(&memory, || {
+            from.record(event)?;
+            stream.wait(event)
+        })
+    };
+    let capture = capturing.begin_capture(CaptureMode::Relaxed).unwrap();
+    for from in [&other, &stream] {
+        wait_for(from, &event).unwrap();
+    }
+    let raced = wait_for(&capturing, &captured).unwrap_err();
+    assert!(matches!(raced, Error::CaptureRace { .. }), "{raced}");
+    drop(capture.end());
+    // Whether its newest record is part of a capture is not known.
+    let capture = capturing.begin_capture(CaptureMode::Relaxed).unwrap();
+    let raced = wait_for(&other, &captured).unwrap_err();
+    assert!(matches!(raced, Error::CaptureRace { .. }), "{raced}");
+    drop(capture.end().unwrap());
+    drop(memory);
+    drop(slice);
+    assert_eq!(world.calls("cuMemFreeAsync"), 0, "the first race keeps the memory for ever");
 }
 
 /// The steps of two threads: one begins a capture while the other fills a slice.

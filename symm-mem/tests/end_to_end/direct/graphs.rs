@@ -92,6 +92,37 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
     machine.finish();
 }
 
+/// The path makes the caller's stream wait, but for no event of a capture.
+#[test]
+fn messages_of_slices_are_sent_beside_a_capture_of_another_stream() {
+    // Chunks on two streams.
+    const LONG: usize = 5000;
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.group(small());
+        let (streams, other) = ([rank.stream(), rank.stream()], rank.stream());
+        let mut slices = streams.each_ref().map(|stream| stream.alloc_zeros::<u8>(LONG).unwrap());
+        let capture = other.begin_capture(CaptureMode::Relaxed).unwrap();
+        for number in 0..6 {
+            let (stream, slice) = (&streams[number % 2], &mut slices[number % 2]);
+            let work = if rank.rank == 0 {
+                stream.memcpy_htod(&pattern(number, LONG), &mut *slice).unwrap();
+                group.send(&*slice, 1)
+            } else {
+                group.recv(&mut *slice, 0)
+            };
+            work.unwrap().wait_until(far()).unwrap();
+            if rank.rank == 1 {
+                assert_eq!(stream.clone_dtoh(&*slice).unwrap(), pattern(number, LONG), "message {number}");
+            }
+        }
+        drop(capture.end().unwrap());
+        drop(slices);
+        group.destroy(far()).unwrap();
+    });
+    machine.finish();
+}
+
 /// One end captures a message and the other runs it eagerly: that could be correct only once.
 #[test]
 fn a_message_that_one_end_alone_captures_is_a_difference() {
