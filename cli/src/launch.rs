@@ -319,7 +319,7 @@ impl Job {
             Stop::Interrupt(interrupt) => describe_interrupt(interrupt, &self.killed),
         };
         if !self.finished.is_empty() {
-            text.push_str(&format!("ended before with exit status 0: {}\n", list(&self.finished)));
+            text.push_str(&format!("also ended, with exit status 0: {}\n", list(&self.finished)));
         }
         if !self.killed.is_empty() {
             text.push_str(&format!("sent SIGKILL, as they did not end: {}\n", list(&self.killed)));

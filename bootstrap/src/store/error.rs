@@ -227,7 +227,8 @@ pub enum StoreError {
     },
     /// One rank came to a meeting twice: two processes use this rank, or the meeting's name was used before.
     #[error(
-        "rank {rank} has come to {at:?} twice; do two processes run with this rank, or is the name used twice?"
+        "rank {rank} has come to {at:?} twice; do two processes run with this rank, is the name used twice, or has an earlier \
+         job left its keys in this store? Give each job a store of its own, or the next epoch"
     )]
     RankTaken {
         /// The rank.

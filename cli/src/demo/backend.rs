@@ -104,7 +104,7 @@ pub fn choose(wanted: Backend, ranks: Option<u32>) -> Result<(Plan, Option<Strin
 fn without_gpus(error: &str) -> String {
     let why = brief(error);
     let short = why.split(" (").next().unwrap_or_default().trim_end_matches([':', '.']);
-    format!("No GPUs to run on: {short}. Running on the embedded device; --backend cuda says more.")
+    format!("Running on the embedded device, because there are no GPUs: {short}; --backend cuda says more.")
 }
 
 /// The number of ranks for the GPUs of this host, or the reason why there can be none.
@@ -151,7 +151,7 @@ mod tests {
         let absent = "x.so: cannot open shared object file: No such file or directory";
         assert_eq!(
             super::without_gpus(&format!("no X found; install it. Tried:\n  {absent}")),
-            "No GPUs to run on: no X found; install it. Running on the embedded device; --backend cuda says more."
+            "Running on the embedded device, because there are no GPUs: no X found; install it; --backend cuda says more."
         );
     }
 }

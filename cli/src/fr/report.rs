@@ -49,7 +49,8 @@ impl GroupReport {
                 )?;
             }
             for last in &missing.ranks {
-                let call = last.call.as_deref().unwrap_or("nothing");
+                let call = last.call.as_deref();
+                let call = call.unwrap_or("nothing in this group, or its dump was written before");
                 write!(f, "    rank {} called last: ", last.rank)?;
                 if let Some(number) = last.collective {
                     write!(f, "collective {number}, ")?;

@@ -104,10 +104,10 @@ fn a_rank_that_ends_early_without_an_error_is_named() {
     let (code, said) = run("if [ $RANK = 2 ]; then exit 3; fi; sleep 1000");
     assert_eq!(code, Some(3), "{said}");
     assert!(said.contains("error: rank 2 failed first: exit status 3"), "{said}");
-    assert!(said.contains("ended before with exit status 0: rank(s) 1\n"), "{said}");
+    assert!(said.contains("also ended, with exit status 0: rank(s) 1\n"), "{said}");
     let (code, said) = run("if [ $RANK = 2 ]; then kill -INT $PPID; fi; sleep 1000");
     assert_eq!(code, Some(128 + 2), "{said}");
-    assert!(said.contains("ended before with exit status 0: rank(s) 1\n"), "{said}");
+    assert!(said.contains("also ended, with exit status 0: rank(s) 1\n"), "{said}");
 }
 
 /// The others report the failure of a rank that is killed, and may end before it.
