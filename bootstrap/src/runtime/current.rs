@@ -1,9 +1,10 @@
 //! The current runtime of a thread, and the functions that call it.
 
-use std::{cell::RefCell, marker::PhantomData, ops::Add, sync::Arc, time::Duration};
+use std::{cell::RefCell, io, marker::PhantomData, net::SocketAddr, ops::Add, sync::Arc, time::Duration};
 
 use super::{
     interface::{Event, Runtime},
+    sockets::{ClientSocket, ServerSockets},
     standard::Standard,
 };
 
@@ -63,6 +64,22 @@ pub fn sleep(time: Duration) {
 /// caller must stop waiting.
 pub fn wait(event: &Event, seen: u64, limit: Duration) -> bool {
     with(|runtime| runtime.wait(event, seen, limit))
+}
+
+/// Opens a TCP connection on the current runtime, within `limit`.
+///
+/// # Errors
+/// Those of [`Runtime::connect`].
+pub fn connect(address: SocketAddr, limit: Duration) -> io::Result<Box<dyn ClientSocket>> {
+    with(|runtime| runtime.connect(address, limit))
+}
+
+/// Listens for TCP connections at `address` on the current runtime.
+///
+/// # Errors
+/// Those of [`Runtime::listen`].
+pub fn listen(address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
+    with(|runtime| runtime.listen(address))
 }
 
 /// Returns the number of the process of the calling thread. Each rank of a seeded world counts as a process, and so does
@@ -139,7 +156,7 @@ mod tests {
             true
         }
 
-        fn spawn(&self, _: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+        fn spawn(&self, _: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
             body();
             Ok(())
         }

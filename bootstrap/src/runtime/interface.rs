@@ -2,8 +2,14 @@
 
 use std::{
     fmt, io,
+    net::SocketAddr,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
+};
+
+use super::{
+    sockets::{ClientSocket, ServerSockets},
+    system_sockets,
 };
 
 /// A count of notifications, which threads use to wait for a condition.
@@ -74,7 +80,7 @@ impl Event {
     }
 }
 
-/// A clock, waits and threads. Every thread has a current runtime; see [`enter`](super::enter).
+/// A clock, waits, threads and TCP sockets. Every thread has a current runtime; see [`enter`](super::enter).
 pub trait Runtime: fmt::Debug + Send + Sync {
     /// Returns the time since an arbitrary origin. It never decreases. `Seeded` has one exception: its time is virtual
     /// while its thread runs a seeded world, and that of the operating system before and afterwards. Times before,
@@ -101,6 +107,23 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// For a thread of the operating system: the operating system refuses another thread, or `name` contains a zero
     /// byte. For a coroutine: none.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+    /// Opens a TCP connection to `address`, within `limit`. The default opens one of the operating system.
+    ///
+    /// # Errors
+    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if nothing listens there. Those of the operating system.
+    fn connect(&self, address: SocketAddr, limit: Duration) -> io::Result<Box<dyn ClientSocket>> {
+        system_sockets::connect(address, limit)
+    }
+
+    /// Listens for TCP connections at `address`. Port 0 means a free port. The default opens a socket of the operating
+    /// system.
+    ///
+    /// # Errors
+    /// [`AddrInUse`](io::ErrorKind::AddrInUse) if another socket listens there. Those of the operating system.
+    fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
+        system_sockets::listen(address)
+    }
 
     /// Returns the number of the process of the calling thread. Each rank of a seeded world has its own.
     fn process(&self) -> u32 {

@@ -1,17 +1,16 @@
-//! The clock, waits and threads of this crate, behind one small interface.
+//! The clock, waits, threads and TCP sockets of this crate, behind one small interface.
 //!
-//! Except for socket I/O, code that reads the clock, waits or starts a thread uses [`Instant`], [`sleep`], [`wait`] and
-//! [`spawn`] instead of the standard library. They call the [`Runtime`] of the current thread:
-//! - [`Standard`]: the threads and the monotonic clock of the operating system. It is the default.
+//! Code that reads the clock, waits, starts a thread or opens a TCP socket uses [`Instant`], [`sleep`], [`wait`],
+//! [`spawn`], [`connect`] and [`listen`] instead of the standard library. They call the [`Runtime`] of the current thread:
+//! - [`Standard`]: the threads, the monotonic clock and the sockets of the operating system. It is the default.
 //! - `Seeded`, with the feature `simulation`: the seeded scheduler of `gpu_sim::sched`. All ranks of a program run
-//!   on one thread, in an order that a seed decides, and the clock is virtual.
+//!   on one thread, in an order that a seed decides, the clock is virtual, and connections are queues of bytes in memory.
 //!
 //! [`enter`] sets the current runtime of a thread.
 //!
-//! Sockets are not part of the interface. The host of a [`TcpStore`](crate::store::TcpStore) waits in epoll for up to
-//! thousands of descriptors, so the interface would have to copy epoll. The protocol of the store already consists of
-//! state machines without I/O ([`store::machine`](crate::store::machine)), which seeded tests run directly. Programs in
-//! a seeded world use [`HashStore`](crate::store::HashStore) or [`FileStore`](crate::store::FileStore).
+//! A client's socket blocks. A server has all of its sockets in one [`ServerSockets`], which waits until any of them is
+//! ready. So the server needs one thread, and the operating system's implementation is one epoll. Unix sockets, which
+//! pass descriptors between processes, are not part of the interface.
 //!
 //! Invariant: no lock is held during a call of [`sleep`], [`wait`], [`yield_point`] or [`JoinHandle::join`].
 //! All ranks of a seeded world share one thread. A rank that tried to take a lock which another rank holds would block
@@ -47,12 +46,22 @@ mod current;
 mod interface;
 #[cfg(feature = "simulation")]
 mod seeded;
+#[cfg(feature = "simulation")]
+mod seeded_pipe;
+#[cfg(feature = "simulation")]
+mod seeded_sockets;
+mod sockets;
 mod standard;
+mod system_sockets;
 mod thread;
 
-pub use current::{Entered, Instant, enter, process, sleep, wait, yield_point};
+pub use current::{Entered, Instant, connect, enter, listen, process, sleep, wait, yield_point};
 pub use interface::{Event, Runtime};
 #[cfg(feature = "simulation")]
 pub use seeded::Seeded;
+#[cfg(feature = "simulation")]
+pub use seeded_sockets::SocketFaults;
+pub use sockets::{Accepted, ClientSocket, Interest, LATE, Ready, ServerSockets};
 pub use standard::Standard;
+pub(crate) use system_sockets::is_local;
 pub use thread::{JoinHandle, spawn};

@@ -2,8 +2,12 @@
 
 use std::{
     io,
+    net::SocketAddr,
     panic::resume_unwind,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     thread,
     time::Duration,
 };
@@ -12,6 +16,8 @@ use gpu_sim::sched::{self, Signal, WaitError};
 
 use super::{
     interface::{Event, Runtime},
+    seeded_sockets::{Network, SocketFaults},
+    sockets::{ClientSocket, ServerSockets},
     standard::Standard,
 };
 
@@ -46,6 +52,10 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
+/// TCP sockets connect ranks of the world, whatever the IP address: a connection is two queues of bytes. The seed
+/// decides how long bytes are under way and into which parts they are split. It also decides when the
+/// [faults](SocketFaults) happen.
+///
 /// A wait unwinds, like a panic but without a call of the panic hook, if the world ends or if nothing in the world can
 /// continue (a deadlock, which [`run_actors`](gpu_sim::World::run_actors) reports).
 ///
@@ -57,6 +67,7 @@ pub struct Seeded {
     /// The sum of the times by which waits and sleeps of unwinding ranks have advanced the clock, in nanoseconds. The
     /// clock of this runtime is the world's clock plus this sum.
     skipped: AtomicU64,
+    network: Arc<Network>,
 }
 
 impl Seeded {
@@ -64,6 +75,18 @@ impl Seeded {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Makes the runtime with faults of its sockets.
+    #[must_use]
+    pub fn with_faults(faults: SocketFaults) -> Self {
+        Self { network: Arc::new(Network::new(faults)), ..Self::default() }
+    }
+
+    /// Crashes the calling rank in its socket call with this number, counted from 1: the rank unwinds, without a call of
+    /// the panic hook. Its connections close as it drops them. Calls of other threads of the rank are not counted.
+    pub fn crash_after(&self, calls: u64) {
+        self.network.crash_after(calls);
     }
 
     /// Handles the error of a wait, and returns the result of [`Runtime::wait`]. Returns true if the limit has passed.
@@ -119,6 +142,20 @@ impl Runtime for Seeded {
             Ok(()) => Ok(()),
             Err(body) => Standard.spawn(name, body),
         }
+    }
+
+    fn connect(&self, address: SocketAddr, limit: Duration) -> io::Result<Box<dyn ClientSocket>> {
+        if !sched::is_seeded() {
+            return Standard.connect(address, limit);
+        }
+        self.network.connect(address, limit)
+    }
+
+    fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
+        if !sched::is_seeded() {
+            return Standard.listen(address);
+        }
+        self.network.listen(address)
     }
 
     fn process(&self) -> u32 {

@@ -6,6 +6,8 @@ mod ports;
 mod python;
 #[cfg(feature = "simulation")]
 mod seeded_ranks;
+#[cfg(feature = "simulation")]
+mod seeded_tcp;
 mod several_hosts;
 mod store_attack;
 mod store_every;
@@ -16,10 +18,8 @@ mod store_memory;
 mod store_model;
 mod store_rendezvous;
 mod store_secret;
-mod store_seeded;
 mod store_tcp;
 mod store_torch;
-mod store_world;
 
 /// Returns the factor by which tests multiply their number of seeds: the environment variable `TEST_EFFORT`, or 1.
 fn test_effort() -> u64 {

@@ -30,21 +30,21 @@ fn seeds() -> u64 {
 }
 
 /// A random number generator (xorshift).
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         (self.0 >> 16) % bound
     }
 
-    fn time(&mut self, below: Duration) -> Duration {
+    pub(crate) fn time(&mut self, below: Duration) -> Duration {
         Duration::from_micros(self.below(below.as_micros() as u64))
     }
 }
@@ -55,14 +55,24 @@ fn turn() -> MutexGuard<'static, ()> {
     ONE_WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `body` for each rank in a world with this seed. Returns the results and the scheduling decisions.
+/// As [`run_on`], on a new runtime.
 fn try_run<T: Send + 'static>(
     seed: u64,
     ranks: u32,
     body: impl Fn(u32) -> T + Clone + Send + 'static,
 ) -> (Result<Vec<T>, RunError>, Vec<Step>) {
+    run_on(Arc::new(Seeded::new()), seed, ranks, body)
+}
+
+/// Runs `body` for each rank in a world with this seed and runtime. Returns the results and the scheduling decisions.
+pub(crate) fn run_on<T: Send + 'static>(
+    runtime: Arc<Seeded>,
+    seed: u64,
+    ranks: u32,
+    body: impl Fn(u32) -> T + Clone + Send + 'static,
+) -> (Result<Vec<T>, RunError>, Vec<Step>) {
     let _turn = turn();
-    let _runtime = runtime::enter(Arc::new(Seeded::new()));
+    let _runtime = runtime::enter(runtime);
     let world = World::builder().capacity(2 << 20).seeded(seed).start().unwrap();
     let actor = |rank| -> (String, Box<dyn FnOnce() -> T + Send>) {
         let body = body.clone();
@@ -85,7 +95,7 @@ fn run_ranks<T: Send + 'static>(
 
 /// A protocol in which members agree on the sum of their numbers. The plan is the sum, with which each member acts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Sum;
+pub(crate) struct Sum;
 
 impl Protocol for Sum {
     const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SU", version: 1 };
@@ -112,11 +122,11 @@ impl Protocol for Sum {
     }
 }
 
-type Outcome = Result<u64, Ending<Sum>>;
+pub(crate) type Outcome = Result<u64, Ending<Sum>>;
 
 /// Runs the part of `rank` in an agreement of the ranks below `size` on the sum of their ranks. Its action takes
 /// `time`, and fails if the deadline of the action passes meanwhile.
-fn agree(
+pub(crate) fn agree(
     store: &dyn Store,
     name: &str,
     (rank, size): (u32, u32),

@@ -159,6 +159,17 @@ pub fn current() -> u64 {
     local::task()
 }
 
+/// Returns a number below `bound` that the seed of the world decides. `bound` is at least 1. Returns 0 if the calling
+/// thread runs no actors of a seeded world.
+#[must_use]
+pub fn draw(bound: u64) -> u64 {
+    let machine = world::machine();
+    match machine.as_ref().map(|machine| &machine.sched) {
+        Some(Scheduler::Seeded(seeded)) => seeded.draw(bound),
+        _ => 0,
+    }
+}
+
 /// Starts a coroutine beside the actors of a seeded world. Waits and reports show `name`. `job` must not panic.
 /// [`crate::World::run_actors`] does not wait for it. When the world ends, its waits end with
 /// [`WaitError::Stopped`], and `job` must return soon.

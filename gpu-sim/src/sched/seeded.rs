@@ -217,6 +217,11 @@ impl Seeded {
         }
     }
 
+    /// See [`super::draw`].
+    pub(super) fn draw(&self, bound: u64) -> u64 {
+        self.with(|tasks| tasks.draw(bound.max(1))).unwrap_or(0)
+    }
+
     pub(super) fn spawn(&self, name: Arc<str>, job: Box<dyn FnOnce() + Send>) {
         self.with(|tasks| tasks.add(name, job));
     }

@@ -53,7 +53,25 @@ fn order(seed: u64) -> (Vec<u64>, Vec<gpu_sim::Step>) {
     (log, history)
 }
 
+/// Returns numbers that a rank draws in a world with this seed.
+fn drawn(seed: u64) -> Vec<u64> {
+    let world = World::builder().seeded(seed).start().unwrap();
+    let body: Body<Vec<u64>> = Box::new(|| (0..20).map(|_| sched::draw(100)).collect());
+    let drawn = world.run_actors(vec![("rank 0".into(), body)]).unwrap().remove(0);
+    world.finish().unwrap();
+    drawn
+}
+
 rusty_fork_test! {
+    #[test]
+    fn drawn_numbers_come_from_the_seed() {
+        let first = drawn(1);
+        assert!(first.iter().all(|number| *number < 100));
+        assert_eq!(drawn(1), first);
+        assert_ne!(drawn(2), first);
+        assert_eq!(sched::draw(100), 0);
+    }
+
     #[test]
     fn a_condition_that_panics_leaves_no_wait_behind() {
         let world = World::builder().start().unwrap();

@@ -1,29 +1,20 @@
-//! The server side: one thread that runs the server's state machine over sockets.
+//! The server side: one thread that runs the server's state machine over the sockets of the runtime.
 //!
-//! The thread sleeps in the kernel until a socket is ready or a timer is due. It resolves no names, and never blocks on
+//! The thread sleeps until a socket is ready or a timer is due. It resolves no names, and never blocks on
 //! a client.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
-    io::{self, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::Duration,
 };
 
-use rustix::{
-    buffer::spare_capacity,
-    event::{EventfdFlags, Timespec, epoll, eventfd},
-    io::Errno,
-    net::{SocketFlags, accept_with},
-    process::{Resource, getrlimit},
-};
-
-use super::socket;
 use crate::random::random;
+use crate::runtime::{self, Accepted, Event, Instant, Interest, JoinHandle, Ready, ServerSockets};
 use crate::store::{
     Deadline, Result, StoreError,
     machine::{
@@ -36,8 +27,8 @@ use crate::store::{
 #[derive(Debug)]
 pub(super) struct Host {
     address: SocketAddr,
-    /// The eventfd of the stop signal. A write to it stops the thread.
-    stop: Arc<OwnedFd>,
+    /// Stops the thread.
+    stop: Waker,
     shared: Arc<Shared>,
     /// The server's thread. `None` once it was joined.
     thread: Option<JoinHandle<()>>,
@@ -79,11 +70,17 @@ impl HostReport {
 }
 
 /// State that the server's thread shares with other threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     report: Mutex<HostReport>,
     /// Notified when `report.clients` has become smaller.
-    left: Condvar,
+    left: Event,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self { report: Mutex::default(), left: Event::new("the clients of a store's host to disconnect") }
+    }
 }
 
 impl Shared {
@@ -103,15 +100,12 @@ impl Host {
             io::ErrorKind::AddrInUse => StoreError::PortInUse { address: address.to_string() },
             _ => StoreError::Bind { address: address.to_string(), source: Arc::new(source) },
         };
-        let listener = socket::listen(address).map_err(bind)?;
-        let address = listener.local_addr().map_err(bind)?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| bind(error.into()))?);
+        let sockets = runtime::listen(address).map_err(bind)?;
+        let (address, stop) = (sockets.address(), sockets.waker());
         let shared = Arc::new(Shared::default());
-        let serving = Serving::new(listener, &stop, (limits, secret), shared.clone()).map_err(bind)?;
-        let thread = thread::Builder::new()
-            .name(format!("store-{}", address.port()))
-            .spawn(move || serving.run())
-            .map_err(bind)?;
+        let serving = Serving::new(sockets, (limits, secret), shared.clone()).map_err(bind)?;
+        let name = format!("store-{}", address.port());
+        let thread = runtime::spawn(&name, move || serving.run()).map_err(bind)?;
         Ok(Self { address, stop, shared, thread: Some(thread) })
     }
 
@@ -124,9 +118,11 @@ impl Host {
     /// Waits until no client is connected, or until the deadline. Returns the number of clients that are still
     /// connected.
     pub(super) fn drain(&self, deadline: Deadline) -> usize {
-        let report = self.shared.report();
-        let left = self.shared.left.wait_timeout_while(report, deadline.remaining(), |now| now.clients > 0);
-        left.unwrap_or_else(PoisonError::into_inner).0.clients
+        let mut report = self.shared.report();
+        while report.clients > 0 && !deadline.expired() {
+            report = self.shared.left.wait_unlocked(&self.shared.report, report, deadline.remaining());
+        }
+        report.clients
     }
 
     pub(super) fn report(&self) -> HostReport {
@@ -136,21 +132,13 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        if rustix::io::write(&self.stop, &1u64.to_ne_bytes()).is_ok()
-            && let Some(thread) = self.thread.take()
-        {
+        self.stop.wake_by_ref();
+        if let Some(thread) = self.thread.take() {
             // The report already contains a panic of the thread.
             let _ = thread.join();
         }
     }
 }
-
-/// The epoll data of the listener, of the stop signal, and of the epoll of waiting clients. The epoll data of a client
-/// is its id. The ids of clients begin at `CLIENTS`.
-const LISTENER: u64 = 0;
-const STOP: u64 = 1;
-const WAITING: u64 = 2;
-const CLIENTS: ClientId = 3;
 
 /// The most bytes that are read from a client for one event, and that are sent to it for one [`Output::Send`].
 const PIECE: usize = 64 << 10;
@@ -160,33 +148,19 @@ const PIECE: usize = 64 << 10;
 /// normally reads it before newer connections can replace this client.
 const ACCEPTED: usize = 16;
 
-/// The most waiting clients that are served after one wake-up of the thread. The rest is served after later wake-ups.
-const WAITING_SERVED: usize = 64;
-
 /// How long no connections are accepted after the system has failed to accept one, or to open the reserve descriptor.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The number of the process's descriptors that the server does not use for clients.
-const RESERVED: u64 = 64;
 
 /// The state of the server's thread.
 struct Serving {
     server: Server,
+    sockets: Box<dyn ServerSockets>,
     /// The origin of the state machine's clock.
     started: Instant,
     /// The time since `started` at the last wake-up. The clock is read once for all sockets that were ready then.
     now: Duration,
-    epoll: OwnedFd,
-    /// The epoll of the clients that wait for keys, a queue or a barrier. It is itself in `epoll`. A waiting client
-    /// normally sends only a cancellation, after its deadline, so the other clients are served first.
-    waiting: OwnedFd,
-    listener: TcpListener,
-    /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client,
-    /// reject it, and report that.
-    spare: Option<OwnedFd>,
     /// The time since `started` until which no connections are accepted; `None` if they are accepted.
     paused_until: Option<Duration>,
-    clients: BTreeMap<ClientId, Client>,
     /// The id of the next client.
     next: ClientId,
     shared: Arc<Shared>,
@@ -194,64 +168,25 @@ struct Serving {
     received: Vec<u8>,
 }
 
-/// A client's socket, and how it is watched.
-struct Client {
-    stream: TcpStream,
-    /// The events that the socket is watched for.
-    interest: epoll::EventFlags,
-    /// True once the options of the socket are set. This is done when the client sends its first bytes, so that silent
-    /// connections cost less.
-    is_tuned: bool,
-    /// True if the client is in the epoll of waiting clients.
-    is_waiting: bool,
-}
-
-/// Opens a descriptor to hold in reserve. Returns `None` if the process cannot open one.
-fn spare() -> Option<OwnedFd> {
-    eventfd(0, EventfdFlags::CLOEXEC).ok()
-}
-
-/// Waits until descriptors are ready, and replaces `events` with their events, up to the capacity of `events`. After
-/// `timeout`, or after a signal, `events` is empty. `None` means no timeout.
-fn wait(epoll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<&Timespec>) -> io::Result<()> {
-    events.clear();
-    match epoll::wait(epoll, spare_capacity(events), timeout) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 impl Serving {
-    /// Prepares to serve the clients of `listener` until `stop` becomes readable. Lowers the limit on clients if it
-    /// exceeds the number of descriptors that the process may open, less [`RESERVED`].
+    /// Prepares to serve the clients of `sockets` until their waker is called. Lowers the limit on clients to the
+    /// number of connections that the process can have.
     fn new(
-        listener: TcpListener,
-        stop: &OwnedFd,
+        sockets: Box<dyn ServerSockets>,
         (limits, secret): (ServerLimits, Option<Secret>),
         shared: Arc<Shared>,
     ) -> io::Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
-        let waiting = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &waiting, epoll::EventData::new_u64(WAITING), epoll::EventFlags::IN)?;
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let most = usize::try_from(descriptors.saturating_sub(RESERVED).max(1)).unwrap_or(usize::MAX);
-        let limits = ServerLimits { clients: limits.clients.min(most), ..limits };
+        let limits = ServerLimits { clients: limits.clients.min(sockets.capacity()), ..limits };
         Ok(Self {
             server: match secret {
                 Some(secret) => Server::with_secret(limits, secret, random()?),
                 None => Server::new(limits),
             },
+            sockets,
             started: Instant::now(),
             now: Duration::ZERO,
-            epoll,
-            waiting,
-            listener,
-            spare: spare(),
             paused_until: None,
-            clients: BTreeMap::new(),
-            next: CLIENTS,
+            next: 0,
             shared,
             received: vec![0; PIECE],
         })
@@ -267,44 +202,41 @@ impl Serving {
         };
         let mut report = self.shared.report();
         (report.clients, report.memory, report.failure) = (0, 0, failure);
-        self.shared.left.notify_all();
         drop(report);
+        self.shared.left.notify_all();
     }
 
     fn serve(&mut self) -> io::Result<()> {
-        let mut events = Vec::with_capacity(256);
-        let mut waiting = Vec::with_capacity(WAITING_SERVED);
-        while self.serve_ready(&mut events, &mut waiting)? {
+        let mut ready = Vec::new();
+        while self.serve_ready(&mut ready)? {
             self.count();
         }
         Ok(())
     }
 
-    /// Waits until a descriptor is ready or a timer is due, and serves the ready descriptors. `events` and `waiting`
-    /// are buffers. Their capacities limit how many descriptors, and how many waiting clients, one call serves. Returns
-    /// false after the stop signal, otherwise true.
-    fn serve_ready(
-        &mut self,
-        events: &mut Vec<epoll::Event>,
-        waiting: &mut Vec<epoll::Event>,
-    ) -> io::Result<bool> {
-        wait(&self.epoll, events, self.timeout().as_ref())?;
+    /// Waits until a socket is ready or a timer is due, and serves the ready sockets. `ready` is a buffer. Returns false
+    /// after the stop signal, otherwise true.
+    fn serve_ready(&mut self, ready: &mut Vec<Ready>) -> io::Result<bool> {
+        let timeout = self.timeout();
+        self.sockets.wait(ready, timeout)?;
         self.now = self.started.elapsed();
-        waiting.clear();
-        for event in events.iter() {
-            match event.data.u64() {
-                LISTENER => self.accept(),
-                STOP => return Ok(false),
-                WAITING => wait(&self.waiting, waiting, Some(&Timespec::default()))?,
-                client => self.ready(client, event.flags),
+        for socket in ready.drain(..) {
+            match socket {
+                Ready::Listener => self.accept(),
+                Ready::Woken => return Ok(false),
+                Ready::Connection { id, readable, writable, has_ended } => {
+                    if writable {
+                        self.carry_out(VecDeque::from([Output::Send(id)]));
+                    }
+                    if readable || has_ended {
+                        self.read(id, has_ended);
+                    }
+                }
             }
-        }
-        for event in waiting.iter() {
-            self.ready(event.data.u64(), event.flags);
         }
         if self.paused_until.is_some_and(|until| until <= self.now) {
             self.paused_until = None;
-            self.listen(epoll::EventFlags::IN);
+            self.sockets.set_accepting(true);
         }
         self.step(Input::Tick);
         Ok(true)
@@ -312,72 +244,46 @@ impl Serving {
 
     /// Returns the time until the next timer is due: that of the state machine, or the end of a pause. Returns `None`
     /// if there is no timer.
-    fn timeout(&self) -> Option<Timespec> {
+    fn timeout(&self) -> Option<Duration> {
         let due = self.paused_until.into_iter().chain(self.server.wake_at()).min()?;
         if due <= self.now {
-            return Some(Timespec::default());
+            return Some(Duration::ZERO);
         }
-        let left = due.saturating_sub(self.started.elapsed());
         // 1 ms more, so that the timer is due after the sleep even if the system's clock is coarse.
-        Timespec::try_from(left + Duration::from_millis(1)).ok()
+        Some(due.saturating_sub(self.started.elapsed()) + Duration::from_millis(1))
     }
 
     /// Updates the numbers in the report, and wakes [`Host::drain`] if fewer clients are connected than at the last
     /// call.
     fn count(&self) {
         let mut report = self.shared.report();
-        let clients = self.clients.len();
-        if clients < report.clients {
-            self.shared.left.notify_all();
-        }
-        report.clients = clients;
+        let before = std::mem::replace(&mut report.clients, self.sockets.connections());
         report.memory = self.server.memory();
         report.most_memory = self.server.most_memory();
+        let has_fewer = report.clients < before;
+        drop(report);
+        if has_fewer {
+            self.shared.left.notify_all();
+        }
     }
 
-    /// Sets the events that the listener is watched for.
-    fn listen(&self, interest: epoll::EventFlags) {
-        let data = epoll::EventData::new_u64(LISTENER);
-        // This fails only for an invalid descriptor, and the listener is valid.
-        let _ = epoll::modify(&self.epoll, &self.listener, data, interest);
-    }
-
-    /// Accepts up to [`ACCEPTED`] connections. If the process has no descriptor left for a client, rejects the client.
-    /// If that fails too, or accepting fails for another reason, [pauses](Self::pause).
+    /// Accepts up to [`ACCEPTED`] connections. Records a client for which the process has no descriptor as rejected. If
+    /// accepting fails, [pauses](Self::pause).
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {
-            // Reopen the reserve before a client takes the last descriptor. Without a reserve, no client can be
-            // rejected.
-            self.spare = self.spare.take().or_else(spare);
-            if self.spare.is_none() {
-                return self.pause();
-            }
-            // One system call accepts the client and makes its socket non-blocking: while many clients connect,
-            // each further call would delay all of them.
-            let stream = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(stream) => TcpStream::from(stream),
-                Err(error) => match io::Error::from(error).kind() {
-                    io::ErrorKind::WouldBlock => return,
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
-                    _ if socket::is_local(&error.into()) && self.spare.take().is_some() => {
-                        let turned_away = self.listener.accept().map(|(_, peer)| peer);
-                        self.spare = spare();
-                        // Perhaps no client was waiting: the system checks for a free descriptor before it looks for
-                        // a client.
-                        let Ok(peer) = turned_away else { return };
-                        let clients = self.clients.len();
-                        self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
-                        continue;
-                    }
-                    _ => return self.pause(),
-                },
-            };
             let id = self.next;
-            self.next += 1;
-            let interest = epoll::EventFlags::IN;
-            if epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest).is_ok() {
-                self.clients.insert(id, Client { stream, interest, is_tuned: false, is_waiting: false });
-                self.step(Input::Accepted(id));
+            match self.sockets.accept(id).map_err(|error| error.kind()) {
+                Ok(Accepted::Connection) => {
+                    self.next += 1;
+                    self.step(Input::Accepted(id));
+                }
+                Ok(Accepted::NoDescriptor(peer)) => {
+                    let clients = self.sockets.connections();
+                    self.shared.report().reject(Some(peer), Rejection::Descriptors { clients });
+                }
+                Err(io::ErrorKind::WouldBlock) => return,
+                Err(io::ErrorKind::Interrupted) => {}
+                Err(_) => return self.pause(),
             }
         }
     }
@@ -385,32 +291,27 @@ impl Serving {
     /// Stops accepting connections for [`PAUSE`].
     fn pause(&mut self) {
         self.paused_until = Some(self.now + PAUSE);
-        self.listen(epoll::EventFlags::empty());
+        self.sockets.set_accepting(false);
     }
 
-    /// Serves a client whose socket has the events `flags`. Reads at most once, so that no client can delay the others.
-    fn ready(&mut self, id: ClientId, flags: epoll::EventFlags) {
-        if flags.contains(epoll::EventFlags::OUT) {
-            self.carry_out(VecDeque::from([Output::Send(id)]));
-        }
-        if !flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-            return;
-        }
+    /// Reads from a client at most once, so that no client can delay the others. `has_ended` is true if the connection
+    /// has ended.
+    fn read(&mut self, id: ClientId, has_ended: bool) {
         if !self.server.wants(id) {
-            match flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) {
-                // The connection has ended, so nobody receives the replies.
+            match has_ended {
+                // Nobody receives the replies.
                 true => self.gone(id),
                 false => self.watch(id),
             }
             return;
         }
-        let Some(client) = self.clients.get_mut(&id) else { return };
+        if !self.sockets.is_open(id) {
+            return;
+        }
         let mut received = std::mem::take(&mut self.received);
-        match client.stream.read(&mut received) {
+        match self.sockets.read(id, &mut received) {
             Ok(0) => self.gone(id),
-            Ok(_) if !client.is_tuned && socket::tune(&client.stream).is_err() => self.gone(id),
             Ok(length) => {
-                client.is_tuned = true;
                 self.step(Input::Received(id, &received[..length]));
                 self.watch(id);
             }
@@ -422,7 +323,7 @@ impl Serving {
 
     /// Closes a client's connection, and tells the state machine that the client is gone.
     fn gone(&mut self, id: ClientId) {
-        if self.clients.remove(&id).is_some() {
+        if self.sockets.close(id) {
             self.step(Input::Gone(id));
         }
     }
@@ -444,13 +345,16 @@ impl Serving {
                 }
                 Output::Read(id) => self.watch(id),
                 Output::Close(id, why) => {
-                    let Some(client) = self.clients.remove(&id) else { continue };
-                    let words = why.last_words();
+                    if !self.sockets.is_open(id) {
+                        continue;
+                    }
+                    let (words, peer) = (why.last_words(), self.sockets.peer(id));
                     // The rejection is recorded before the bytes are sent, because a program that has received them
                     // may call `report` next.
-                    self.shared.report().reject(client.stream.peer_addr().ok(), why);
+                    self.shared.report().reject(peer, why);
                     // Bytes that do not fit in the socket's buffer are dropped.
-                    let _ = (&client.stream).write(words);
+                    let _ = self.sockets.write(id, words);
+                    self.sockets.close(id);
                 }
             }
         }
@@ -460,17 +364,19 @@ impl Serving {
     /// if it has failed. Returns the input that tells the state machine the result: the number of bytes sent, or that
     /// the client is gone. Returns `None` if the client was gone already.
     fn send(&mut self, id: ClientId) -> Option<Input<'static>> {
-        let mut stream = &self.clients.get(&id)?.stream;
+        if !self.sockets.is_open(id) {
+            return None;
+        }
         let unsent = self.server.unsent(id);
         let unsent = &unsent[..unsent.len().min(PIECE)];
         let mut sent = 0;
         while sent < unsent.len() {
-            match stream.write(&unsent[sent..]) {
+            match self.sockets.write(id, &unsent[sent..]) {
                 Ok(length @ 1..) => sent += length,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Ok(0) | Err(_) => {
-                    self.clients.remove(&id);
+                    self.sockets.close(id);
                     return Some(Input::Gone(id));
                 }
             }
@@ -479,29 +385,13 @@ impl Serving {
     }
 
     /// Updates the events that a client's socket is watched for: input if the server wants more bytes of the client,
-    /// and output if bytes are unsent. Moves the socket to the epoll of waiting clients, or back, if necessary.
+    /// and output if bytes are unsent. A client that waits for keys, a queue or a barrier is late: it normally sends
+    /// only a cancellation, after its deadline, so the other clients are served first.
     fn watch(&mut self, id: ClientId) {
-        let Some(client) = self.clients.get_mut(&id) else { return };
-        let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, self.server.wants(id));
-        interest.set(epoll::EventFlags::OUT, !self.server.unsent(id).is_empty());
-        let is_waiting = self.server.is_waiting(id);
-        let is_same = is_waiting == client.is_waiting;
-        if interest == client.interest && is_same {
-            return;
-        }
-        let of = |is_waiting| if is_waiting { &self.waiting } else { &self.epoll };
-        let data = epoll::EventData::new_u64(id);
-        // `add` can fail for lack of memory. `modify` and `delete` fail only for an invalid descriptor, and this one is
-        // valid.
-        let changed = match is_same {
-            true => epoll::modify(of(is_waiting), &client.stream, data, interest),
-            false => epoll::delete(of(client.is_waiting), &client.stream)
-                .and_then(|()| epoll::add(of(is_waiting), &client.stream, data, interest)),
-        };
-        (client.interest, client.is_waiting) = (interest, is_waiting);
-        if changed.is_err() {
-            // The socket is in no epoll now, so no event of this client would arrive.
+        let (read, write) = (self.server.wants(id), !self.server.unsent(id).is_empty());
+        let interest = Interest { read, write, late: self.server.is_waiting(id) };
+        if self.sockets.watch(id, interest).is_err() {
+            // No event of this client would arrive.
             self.gone(id);
         }
     }

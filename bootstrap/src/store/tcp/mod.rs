@@ -1,7 +1,7 @@
 //! A store for the processes of a job, over TCP, compatible with PyTorch's `TCPStore` on the wire.
 //!
-//! - `host`: the server, which is one thread. `connection`: a client's connection, driven by the calling thread.
-//!   `socket`: system calls that both use.
+//! - `host`: the server, which is one thread. `connection`: a client's connection, driven by the calling thread. Their
+//!   sockets are those of the [runtime].
 //! - [`TcpStore`] keeps a few idle connections. Each call has a connection to itself: an idle one or a new one. So a
 //!   wait of one thread never blocks another thread. A successful call returns only after it has taken effect, so the
 //!   next call may use any connection.
@@ -9,7 +9,6 @@
 mod connection;
 mod host;
 mod options;
-mod socket;
 
 use std::{
     io,
@@ -318,7 +317,7 @@ impl Inner {
             Broken::Failed(_) => {
                 return StoreError::Unresponsive { address, operation, waited: deadline.waited() };
             }
-            Broken::Gone(source) if socket::is_local(&source) => {
+            Broken::Gone(source) if runtime::is_local(&source) => {
                 return StoreError::Local { address, operation, source: Arc::new(source) };
             }
             Broken::Gone(source) | Broken::TurnedAway(source) => source,
