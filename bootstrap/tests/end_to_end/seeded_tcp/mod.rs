@@ -216,7 +216,7 @@ impl Shared {
             0 => limits,
             // The server does little work per turn, so that it serves requests in pieces.
             _ => ServerLimits {
-                turn: 1 + self.seed as usize % 24,
+                tick: 1 + self.seed as usize % 24,
                 at_once: 1 + self.seed as usize % 17,
                 ..limits
             },
