@@ -47,7 +47,7 @@ pub(super) struct Network {
 #[derive(Default)]
 struct State {
     /// The listening sockets by their ports. All addresses are of one host.
-    listeners: BTreeMap<u16, Arc<Listener>>,
+    listeners: BTreeMap<u16, Arc<SeededListener>>,
     /// The number of ports that were chosen.
     chosen: u16,
     /// The calls until a process crashes.
@@ -57,7 +57,7 @@ struct State {
 /// The first port that is chosen.
 const FIRST_PORT: u16 = 10_000;
 
-struct Listener {
+struct SeededListener {
     /// The connections that were not accepted, each with the time from which it can be.
     queue: Mutex<VecDeque<(Instant, Arc<Link>)>>,
     is_woken: AtomicBool,
@@ -65,7 +65,7 @@ struct Listener {
     event: Event,
 }
 
-impl Wake for Listener {
+impl Wake for SeededListener {
     fn wake(self: Arc<Self>) {
         self.is_woken.store(true, Relaxed);
         self.event.notify_all();
@@ -78,7 +78,7 @@ struct Link {
     pipes: Mutex<Pipes>,
     /// Notified if the socket of the client may have become ready.
     to_client: Event,
-    server: Arc<Listener>,
+    server: Arc<SeededListener>,
 }
 
 /// The bytes under way on a connection.
@@ -111,8 +111,8 @@ impl Link {
         });
     }
 
-    /// The process of the server closes the connection. The client can read what was sent, but as with a real socket,
-    /// it may lose that if the server has not read everything.
+    /// Closes the server's side. The client can read the bytes that were sent. As with a real socket, it may lose them if
+    /// the server has not read everything.
     fn close_by_server(&self) {
         self.change(|pipes| {
             if !pipes.to_server.is_empty() && one_in(2) {
@@ -206,7 +206,7 @@ impl Network {
     pub(super) fn listen(self: &Arc<Self>, address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
         self.call("listen");
         let port = if address.port() == 0 { self.choose_port() } else { address.port() };
-        let listener = Arc::new(Listener {
+        let listener = Arc::new(SeededListener {
             queue: Mutex::default(),
             is_woken: AtomicBool::new(false),
             event: Event::new("a client"),
@@ -305,7 +305,7 @@ impl fmt::Debug for SeededClient {
 struct SeededServer {
     network: Arc<Network>,
     address: SocketAddr,
-    listener: Arc<Listener>,
+    listener: Arc<SeededListener>,
     accepts: bool,
     connections: BTreeMap<u64, (Arc<Link>, Interest)>,
 }

@@ -124,12 +124,12 @@ struct SystemServer {
     /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client and
     /// close its connection.
     spare: Option<OwnedFd>,
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, WatchedStream>,
 }
 
 /// A connection, and how it is watched.
 #[derive(Debug)]
-struct Connection {
+struct WatchedStream {
     stream: TcpStream,
     interest: Interest,
     /// True once the options of the socket are set. This is done when the client sends its first bytes, so that silent
@@ -264,7 +264,7 @@ impl ServerSockets for SystemServer {
         let interest = Interest::FIRST;
         epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(id), interest.flags())
             .map_err(|_| io::ErrorKind::Interrupted)?;
-        self.connections.insert(id, Connection { stream, interest, is_tuned: false });
+        self.connections.insert(id, WatchedStream { stream, interest, is_tuned: false });
         Ok(Accepted::Connection)
     }
 

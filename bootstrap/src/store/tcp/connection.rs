@@ -16,7 +16,7 @@ use crate::store::{
 pub(super) struct Connection {
     socket: Box<dyn ClientSocket>,
     machine: Client,
-    /// How long the host may take to accept bytes.
+    /// The longest time for the host to accept bytes.
     patience: Duration,
     /// The origin of the state machine's clock.
     opened: Instant,

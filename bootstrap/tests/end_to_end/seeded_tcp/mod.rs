@@ -89,7 +89,7 @@ struct Event {
 /// The results of a rank after its operations.
 #[derive(Debug, PartialEq)]
 struct Last {
-    /// Whether the barrier has ended without an error.
+    /// True if the barrier has ended without an error.
     barrier: bool,
     agreement: Outcome,
 }
@@ -214,7 +214,7 @@ impl Shared {
         let limits = ServerLimits::default();
         let limits = match self.seed % 2 {
             0 => limits,
-            // The server does little work per turn, so that it serves requests in pieces.
+            // The server does little work per tick, so that it serves requests in pieces.
             _ => ServerLimits {
                 tick: 1 + self.seed as usize % 24,
                 at_once: 1 + self.seed as usize % 17,

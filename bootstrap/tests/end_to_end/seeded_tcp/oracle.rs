@@ -174,7 +174,7 @@ impl Run {
         assert!(!has_passed || self.arrived == self.last.len(), "seed {}: {:?}", self.seed, self.last);
     }
 
-    /// Checks that all ranks that know the result of the agreement have the same, and that it is one of all ranks.
+    /// Checks the agreement. The ranks with a known result have the same one. A sum contains the numbers of all ranks.
     fn judge_agreement(&self) {
         let size = self.last.len() as u64;
         let is_known = |last: &&Last| !matches!(last.agreement, Err(Ending::InDoubt | Ending::StoreFailed));
