@@ -1,11 +1,11 @@
-//! A map of this process's memory by address: the segments of followed allocators, and the driver's answers about
-//! other memory.
+//! A map of this process's memory by address: the segments of followed allocators, and each group's [`Answers`] of the
+//! driver about other memory.
 //!
 //! A lookup takes a lock. Groups therefore cache the results of lookups, and drop them when the [generation] changes.
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use cuda_driver::{Context, DevicePtr, memory::MemoryKind};
@@ -118,14 +118,42 @@ pub(crate) struct Place {
     pub(crate) segment: Option<(u64, Option<Unregistrable>)>,
 }
 
-#[derive(Default)]
-struct Map {
-    segments: BTreeMap<u64, Extent>,
-    /// The driver's answers for other memory: the end address and the device of each range, by start address. A new
-    /// segment replaces the answers for its addresses. An answer is stale if its memory was freed, or freed and allocated
-    /// anew. A stale answer never refuses a buffer, because the driver is asked again before a refusal. At worst it
-    /// accepts the address of freed memory, and callers of raw operations promise that their addresses are valid.
-    others: BTreeMap<u64, (u64, u32)>,
+/// The driver's answers to one group's lookups of memory that no followed allocator has. Not shared between groups: an
+/// earlier group may have used other memory at the same address.
+///
+/// Answers are dropped when the [generation] changes. Until then an answer is stale if its memory was freed without a
+/// call of [`renew`], or freed and allocated anew. A stale answer never refuses a buffer, because the driver is asked
+/// again before a refusal. At worst it accepts the address of freed memory that the same group used before, and callers
+/// of raw operations promise that their addresses are valid.
+#[derive(Debug, Default)]
+pub(crate) struct Answers(Mutex<AnswersOfGeneration>);
+
+#[derive(Debug, Default)]
+struct AnswersOfGeneration {
+    generation: u64,
+    /// The end address and the device of each range, by start address.
+    ranges: BTreeMap<u64, (u64, u32)>,
+}
+
+impl Answers {
+    fn find(&self, generation: u64, address: u64) -> Option<(Place, u32)> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation != generation {
+            return None;
+        }
+        let (start, (end, device)) = known.ranges.range(..=address).next_back()?;
+        (*end > address).then_some((Place { start: *start, end: *end, segment: None }, *device))
+    }
+
+    /// Stores an answer to a question that was asked after `generation` was read.
+    fn store(&self, generation: u64, (start, end): (u64, u64), device: u32) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.generation != generation || known.ranges.len() >= ANSWERS {
+            *known = AnswersOfGeneration { generation, ranges: BTreeMap::new() };
+        }
+        known.ranges.retain(|other, (other_end, _)| *other_end <= start || end <= *other);
+        known.ranges.insert(start, (end, device));
+    }
 }
 
 /// Identifies a window plan that several ranks share, within a group of this process.
@@ -239,23 +267,16 @@ impl PlanNames {
     }
 }
 
-/// Maximum number of driver answers that are remembered.
-const OTHERS: usize = 4096;
+/// Maximum number of answers that a group remembers.
+const ANSWERS: usize = 4096;
 
-static MAP: RwLock<Map> = RwLock::new(Map { segments: BTreeMap::new(), others: BTreeMap::new() });
+/// The segments of followed allocators, by start address.
+static SEGMENTS: RwLock<BTreeMap<u64, Extent>> = RwLock::new(BTreeMap::new());
 
 global! {
     /// Changes whenever cached lookups become stale, for example because a segment or a window was added or removed.
     /// Never 0.
     static GENERATION: AtomicU64 = AtomicU64::new(1);
-}
-
-fn read() -> RwLockReadGuard<'static, Map> {
-    MAP.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write() -> RwLockWriteGuard<'static, Map> {
-    MAP.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the number of the map's current generation. Results of lookups under another number are stale. A lookup
@@ -273,31 +294,38 @@ pub(crate) fn renew() {
 /// Adds a segment.
 #[cfg(feature = "registration")]
 pub(crate) fn come(extent: Extent) {
-    let mut map = write();
-    map.others.retain(|start, (end, _)| *end <= extent.start || extent.end <= *start);
-    map.segments.insert(extent.start, extent);
+    SEGMENTS.write().unwrap_or_else(PoisonError::into_inner).insert(extent.start, extent);
     renew();
 }
 
 /// Removes the segment at an address.
 #[cfg(feature = "registration")]
 pub(crate) fn go(start: u64) {
-    write().segments.remove(&start);
+    SEGMENTS.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
     renew();
 }
 
-/// Returns the range that contains the `bytes` bytes at `ptr`. All of them must be memory of the context's device.
-/// The driver is queried once for each allocation outside the followed allocators.
-pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Place, BufferError> {
+/// Returns the range that contains the `bytes` bytes at `ptr`. All of them must be memory of the context's device. For
+/// memory outside the followed allocators, the driver is queried unless `answers` has its answer.
+pub(crate) fn look(
+    context: &Context,
+    answers: &Answers,
+    ptr: DevicePtr,
+    bytes: u64,
+) -> Result<Place, BufferError> {
+    // Read before the driver is asked, so that a change during the query makes the answer stale.
+    let generation = generation();
+    let known = |at| segment(at).or_else(|| answers.find(generation, at));
+    let ask = |at| ask(context, answers, generation, at);
     let wanted = context.device().ordinal();
     let end = ptr.0.saturating_add(bytes);
     let mut place: Option<Place> = None;
     let mut at = ptr.0;
     loop {
-        let (mut piece, mut device) = known(at).map_or_else(|| ask(context, at), Ok)?;
+        let (mut piece, mut device) = known(at).map_or_else(|| ask(at), Ok)?;
         if device != wanted && piece.segment.is_none() {
             // The remembered answer may concern memory that was freed since.
-            (piece, device) = ask(context, at)?;
+            (piece, device) = ask(at)?;
         }
         if device != wanted {
             return Err(BufferError::OtherDevice { address: at, found: device, wanted });
@@ -316,25 +344,27 @@ pub(crate) fn look(context: &Context, ptr: DevicePtr, bytes: u64) -> Result<Plac
         }
         at = joined.end;
         place = Some(joined);
-        if known(at).is_none() && ask(context, at).is_err() {
+        if known(at).is_none() && ask(at).is_err() {
             return Err(BufferError::Short { address: ptr.0, bytes, found: at - ptr.0 });
         }
     }
 }
 
-/// Looks an address up in the tables.
-fn known(address: u64) -> Option<(Place, u32)> {
-    let map = read();
-    if let Some((_, extent)) = map.segments.range(..=address).next_back().filter(|(_, e)| e.end > address) {
-        let Extent { start, end, device, registrar, refusal } = *extent;
-        return Some((Place { start, end, segment: Some((registrar, refusal)) }, device));
-    }
-    let (start, (end, device)) = map.others.range(..=address).next_back()?;
-    (*end > address).then_some((Place { start: *start, end: *end, segment: None }, *device))
+/// Returns the segment that contains an address, and its device.
+fn segment(address: u64) -> Option<(Place, u32)> {
+    let segments = SEGMENTS.read().unwrap_or_else(PoisonError::into_inner);
+    let (_, extent) = segments.range(..=address).next_back().filter(|(_, extent)| extent.end > address)?;
+    let Extent { start, end, device, registrar, refusal } = *extent;
+    Some((Place { start, end, segment: Some((registrar, refusal)) }, device))
 }
 
-/// Queries the driver about an address, and remembers the answer.
-fn ask(context: &Context, address: u64) -> Result<(Place, u32), BufferError> {
+/// Queries the driver about an address, and stores the answer. `generation` was read before.
+fn ask(
+    context: &Context,
+    answers: &Answers,
+    generation: u64,
+    address: u64,
+) -> Result<(Place, u32), BufferError> {
     let ptr = DevicePtr(address);
     let unknown = BufferError::Unknown { address };
     let Some(details) = context.driver().pointer_details(ptr)? else { return Err(unknown) };
@@ -353,14 +383,9 @@ fn ask(context: &Context, address: u64) -> Result<(Place, u32), BufferError> {
     if !(start..end).contains(&address) {
         return Err(unknown);
     }
-    let mut map = write();
-    if map.others.len() >= OTHERS {
-        map.others.clear();
-    }
     // Managed memory belongs to every device, so it is not remembered.
     if !details.is_managed {
-        map.others.retain(|other, (other_end, _)| *other_end <= start || end <= *other);
-        map.others.insert(start, (end, device));
+        answers.store(generation, (start, end), device);
     }
     Ok((Place { start, end, segment: None }, device))
 }

@@ -3,7 +3,10 @@
 use cuda_driver::{Context, DevicePtr};
 
 use super::{GroupError, Result};
-use crate::{comm::DataType, memory};
+use crate::{
+    comm::DataType,
+    memory::{self, Answers},
+};
 
 /// Device memory that holds elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +36,8 @@ impl Buffer {
     pub fn checked(context: &Context, ptr: DevicePtr, elements: usize, dtype: DataType) -> Result<Self> {
         let buffer = Self::new(ptr, elements, dtype);
         if elements > 0 {
-            memory::look(context, ptr, buffer.bytes() as u64).map_err(|source| GroupError::Buffer {
-                operation: "a check",
-                group: "no group".into(),
-                buffer: "given",
-                source,
+            memory::look(context, &Answers::default(), ptr, buffer.bytes() as u64).map_err(|source| {
+                GroupError::Buffer { operation: "a check", group: "no group".into(), buffer: "given", source }
             })?;
         }
         Ok(buffer)

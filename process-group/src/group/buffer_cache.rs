@@ -4,8 +4,8 @@
 //! A miss looks the address up in the tables of the followed allocators (those with a `SegmentRegistrar`), or
 //! queries the driver, and normally caches the whole surrounding range. A hit reads at most two cache lines, without a
 //! lock or a call. The cache is invalidated when a segment of a followed allocator, or a
-//! [window](super::places), is added or removed. It is not invalidated when other memory is freed: if the
-//! address is reused, the old entry still hits.
+//! [window](super::places), is added or removed, and when a symmetric pool frees memory. It is not
+//! invalidated when other memory is freed: if this group used the memory before, the old entry still hits.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{BufferError, GroupError, places::Places, registered::Registered, rep
 use crate::{
     BoxedResult, cold_err,
     comm::{Communicator, Nccl, Op, Primitive},
-    memory::{self, Place, PlanNames, WindowOffset},
+    memory::{self, Answers, Place, PlanNames, WindowOffset},
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
@@ -107,6 +107,8 @@ pub(super) struct BufferCache {
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
+    /// Has more entries than the slots. Used by misses.
+    answers: Answers,
     /// The memory layouts that are the same on all members, such as symmetric pools.
     pub(super) places: Places,
     /// The serial numbers of the registrars from the group's first successful agreement on registration.
@@ -135,6 +137,7 @@ impl BufferCache {
             large: slots(),
             small: slots(),
             writing: Mutex::default(),
+            answers: Answers::default(),
             places: Places::new(plans),
             registrars: OnceLock::new(),
             counts: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
@@ -166,7 +169,7 @@ impl BufferCache {
     /// Adds a buffer that was counted as `NotAgreed` to `early`, unless the members have agreed meanwhile.
     #[cold]
     fn remember(&self, primitive: Primitive, address: u64, bytes: u64) {
-        let place = memory::look(&self.context, DevicePtr(address), bytes);
+        let place = self.look_up(DevicePtr(address), bytes);
         if let Ok(Place { segment: Some((registrar, None)), .. }) = place {
             let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
             if !self.has_agreed.load(Ordering::Acquire) {
@@ -274,6 +277,11 @@ impl BufferCache {
     }
 
     #[cold]
+    fn look_up(&self, ptr: DevicePtr, bytes: u64) -> Result<Place, BufferError> {
+        memory::look(&self.context, &self.answers, ptr, bytes)
+    }
+
+    #[cold]
     fn find(
         &self,
         communicator: &Communicator,
@@ -283,7 +291,7 @@ impl BufferCache {
         // The generation is read before the look-up, so that a change during the look-up invalidates the
         // entry.
         let generation = memory::generation();
-        let Place { mut start, mut end, segment } = memory::look(&self.context, DevicePtr(address), bytes)?;
+        let Place { mut start, mut end, segment } = self.look_up(DevicePtr(address), bytes)?;
         let mut status =
             RegistrationStatus::of(&Place { start, end, segment }, self.registrars.get().map(Vec::as_slice));
         // A pool may be registered without the rest of its allocator.
@@ -303,7 +311,7 @@ impl BufferCache {
             None if self.places.window(last - 1).is_some() => return Ok((status, place)),
             // The buffer spans several allocations. A whole window may lie between its first and last byte,
             // so the range is not cached.
-            None if memory::look(&self.context, DevicePtr(address), 1)?.end < last => {
+            None if self.look_up(DevicePtr(address), 1)?.end < last => {
                 return Ok((status, place));
             }
             // Only the buffer itself is cached, because windows may lie in the rest of the looked-up range.

@@ -138,8 +138,9 @@ impl Places {
     }
 }
 
-/// Makes all groups of this process look up the positions of buffers again. Call this function after windows
-/// of a plan, or memory in such a window, were added or removed.
+/// Makes all groups of this process look buffers up again: whether the memory exists, and its position. Call
+/// this function after windows of a plan, or memory in such a window, were added or removed, and after the
+/// memory of a plan was freed, even if no window had it.
 pub fn places_changed() {
     memory::renew();
 }

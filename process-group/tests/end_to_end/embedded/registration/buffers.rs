@@ -24,7 +24,8 @@ fn refused(
     let buffer = Buffer::new(ptr, elements, F32);
     let error = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap_err();
     assert!(matches!(&error, GroupError::Buffer { operation: "all_reduce", buffer: "send", .. }), "{error}");
-    let error = unsafe { world.batch(stream, |batch| batch.send(buffer, 1 - world.rank())) }.unwrap_err();
+    let error = unsafe { world.batch(stream, |batch| batch.send(buffer, world.size() - 1 - world.rank())) }
+        .unwrap_err();
     let GroupError::Buffer { operation: "send", buffer: "send", source, .. } = error else {
         panic!("{error}")
     };
@@ -128,6 +129,32 @@ rusty_fork_test! {
                 unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap().wait_until(far()).unwrap();
             }
             world.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn freed_memory_that_an_earlier_group_used_is_refused() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let stream = rank.stream();
+            let memory = rank.memory(&vec![1.0; 1 << 20]);
+            let buffer = Buffer::new(memory.ptr(), 1 << 20, F32);
+            let reduce = |world: &ProcessGroup| unsafe {
+                world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream)
+            };
+            // The second group is alive when the memory is freed, but has not used it.
+            let earlier = rank.world();
+            let unused = rank.builder().name("unused").build().unwrap();
+            reduce(&earlier).unwrap().wait_until(far()).unwrap();
+            earlier.destroy(far()).unwrap();
+            drop(memory);
+            let later = rank.builder().name("later").build().unwrap();
+            for world in [unused, later] {
+                let error = refused(&world, &stream, buffer.ptr, buffer.elements);
+                assert!(matches!(error, BufferError::Unknown { .. }), "{error}");
+                world.destroy(far()).unwrap();
+            }
         });
         machine.world.finish().unwrap();
     }
