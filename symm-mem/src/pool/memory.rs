@@ -19,7 +19,10 @@ use std::{
 
 use caching_alloc::core::symmetric::{Placement, SymmetricArena, SymmetricSegment};
 use cuda_driver::{DevicePtr, Stream};
-use process_group::graph_memory::{self, GraphMemory};
+use process_group::{
+    graph_memory::{self, GraphMemory},
+    group::places_changed,
+};
 
 use super::dropped::DroppedOn;
 use crate::{agreement::PoolId, rendezvous::PeerMappingCache};
@@ -330,6 +333,8 @@ impl Drop for Memory {
             }
             // Memory that a source cannot release remains in its own accounts; it has reported the error.
             let _ = arena.release();
+            // Blocks may have been used after the pool was dropped, so groups may have cached the memory again.
+            places_changed();
         }
     }
 }

@@ -6,7 +6,7 @@ use cuda_driver::{DevicePtr, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{DataType, ReduceOp},
-    group::{Buffer, Builder, GroupError, Misplaced},
+    group::{Buffer, BufferError, Builder, GroupError, Misplaced},
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -56,6 +56,31 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
         drop((blocks, pool));
         group.destroy(soon()).expect("all ranks leave");
         drop(outside);
+        rank.leave();
+    });
+}
+
+/// A block outlives its pool. The memory is freed with the block, and the group has used it until then.
+#[test]
+fn a_buffer_of_a_dropped_pool_is_refused_once_its_memory_is_freed() {
+    on_ranks(2, |rank| {
+        let group = rank.builder().build().expect("all ranks join");
+        let domain = Domain::of(&group).expect("a rank of the job");
+        let pool = SymmetricPool::new(&domain, &rank.context, Geometry::default()).expect("virtual memory");
+        let block = pool.allocate(4096).expect("there is room");
+        let buffer = Buffer::new(block.ptr(), 64, DataType::F32);
+        // SAFETY: the block is alive until the work is done, or the call is refused.
+        let sum = || unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
+        sum().expect("the block is alive").wait().expect("all ranks call it");
+        drop(pool);
+        sum().expect("the block is alive").wait().expect("all ranks call it");
+        drop(block);
+        let refused = sum().map(drop);
+        let Err(GroupError::Buffer { source: BufferError::Unknown { address }, .. }) = refused else {
+            panic!("the memory was freed: {refused:?}")
+        };
+        assert_eq!(address, buffer.ptr.0);
+        group.destroy(soon()).expect("all ranks leave");
         rank.leave();
     });
 }
