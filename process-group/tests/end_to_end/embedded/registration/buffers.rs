@@ -159,6 +159,29 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
+    #[test]
+    fn the_report_of_the_world_says_what_freed_the_memory_that_an_operation_used() {
+        let machine = machine(1);
+        let address = machine.ranks(1, |rank| {
+            let stream = rank.stream();
+            let memory = rank.memory(&[1.0; 64]);
+            let world = rank.builder().check_buffers(false).build().unwrap();
+            let buffer = Buffer::new(memory.ptr(), 64, F32);
+            drop(memory);
+            let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            // The device may fault before the call has recorded its event.
+            let error = work.and_then(|work| work.wait_until(far())).unwrap_err();
+            let error = process_group::error_text(&error);
+            assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+            buffer.ptr.0
+        })[0];
+        // The calls have returned the error, so the end of the world is no error.
+        let report = machine.world.finish().unwrap();
+        let access = format!("device 0 reads 256 bytes at {address:#x}: nothing is mapped at {address:#x}");
+        let explains = |note: &String| note.contains(&access) && note.contains("that cuMemFree took away");
+        assert!(report.notes.iter().any(explains), "{:?}", report.notes);
+    }
+
     /// Before 2.29 NCCL itself registers the memory that a graph captures, as one allocation.
     #[test]
     fn memory_in_pieces_is_captured_where_the_library_knows_of_pieces() {
