@@ -168,6 +168,7 @@ fn a_scope_of_an_ended_group_is_an_error_without_anything_new() {
         pool.commit(&rank.tp, options()).expect("the ranks agree");
         let finish = || pool.scope(&[&rank.tp]).options(options()).finish().remove(0);
         assert_eq!(finish().expect("nothing is new").segments, 1);
+        rank.world.barrier(soon()).expect("both ranks have finished the scope");
         rank.tp.communicator().abort_handle().abort(soon()).expect("it can be aborted");
         let over = finish().expect_err("the group is over");
         assert!(matches!(over, CommitError::GroupOver { .. }), "{over}");
