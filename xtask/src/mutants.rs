@@ -277,10 +277,15 @@ impl Tree {
         }
     }
 
-    /// Builds a test program of the crate with these compiler flags, and runs its tests that `filter` selects.
+    /// Builds a test program of the crate with the features of its tests and these compiler flags, and runs its tests that
+    /// `filter` selects.
     fn test(&self, crate_name: &str, target: &[&str], flags: &str, filter: &[&str]) -> Result<Outcome> {
         let package = shell::package(crate_name);
-        let build = [&["test", "--package", &package, "--no-run"], target].concat();
+        let features = shell::test_features(Some(crate_name));
+        let mut build = [&["test", "--package", &package, "--no-run"], target].concat();
+        if !features.is_empty() {
+            build.extend(["--features", &features]);
+        }
         let programs = self.build(&build, flags)?;
         let mut tests = Command::new(programs.first().context("cargo names no program")?);
         first_failure(tests.current_dir(self.root.join(crate_name)).args(filter), failed_test)
