@@ -233,17 +233,11 @@ fn fill(machine: &Arc<Machine>, to: u64, pattern: &[u8], count: usize, stream: C
         return Ok(());
     }
     check(machine, &stream, to, bytes, Access::WRITE)?;
-    let pattern = pattern.to_vec();
+    let chunk = pattern.repeat((4096 / pattern.len()).min(count));
     let work = Repeat::new(format!("a fill of {bytes} bytes at {to:#x}"), move |exec: &Exec| {
         let view = exec.copy_view(to, bytes, Access::WRITE)?;
-        let len = pattern.len();
-        if pattern.iter().all(|b| *b == pattern[0]) {
-            // SAFETY: the view has these bytes, for writing.
-            unsafe { std::ptr::write_bytes(view.as_mut_ptr(), pattern[0], view.len()) };
-        } else {
-            for at in (0..view.len()).step_by(len) {
-                view.write(at, &pattern);
-            }
+        for at in (0..view.len()).step_by(chunk.len()) {
+            view.write(at, &chunk[..chunk.len().min(view.len() - at)]);
         }
         Ok(())
     });
