@@ -1,11 +1,11 @@
-//! Time limits of the steps of an agreement.
+//! Time limits of actions and of the waits for outcomes.
 
 use std::time::Duration;
 
 /// The shortest limit of the wait for the outcomes of the other members.
 const OUTCOME_FLOOR: Duration = Duration::from_secs(5);
 /// The upper bound of both time limits below, so that a member with a very long patience does not make the others wait
-/// as long as its patience. Only the floor of an action may exceed it.
+/// as long as that. Only the floor of an action may exceed it.
 const CAP: Duration = Duration::from_secs(600);
 
 /// Returns the time limit of an action: half of `patience`, at most [`CAP`], and at least `floor`. `patience` is the
@@ -15,8 +15,8 @@ pub(super) fn action(patience: Duration, floor: Duration) -> Duration {
     (patience / 2).min(CAP).max(floor)
 }
 
-/// Returns the time to wait for the outcomes after the deadline of the action: a quarter of `patience`, at least
-/// [`OUTCOME_FLOOR`] and at most [`CAP`]. `patience` is the longest among the members.
+/// Returns the time that a member waits for the outcomes after the deadline of the action: a quarter of `patience`, at
+/// least [`OUTCOME_FLOOR`] and at most [`CAP`]. `patience` is the longest among the members.
 pub(super) fn outcomes(patience: Duration) -> Duration {
     (patience / 4).clamp(OUTCOME_FLOOR, CAP)
 }

@@ -1,4 +1,4 @@
-//! The failures that are common to all kinds of agreements.
+//! The failures that are common to all kinds of agreements; see the [terms](super#terms).
 
 use std::fmt;
 
@@ -11,14 +11,13 @@ use crate::{
     wire::{Message, Protocol, wire_enum, wire_struct},
 };
 
-/// A member that had not posted its record.
+/// A missing member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Absentee {
     /// The rank in the job.
     pub rank: u32,
-    /// The other agreements in which threads of the rank waited when the patience of the rank `by` of
-    /// [`Failure::Absent`] had ended. If a member of another agreement has detected a circular wait: only the
-    /// agreements of the circle.
+    /// The other agreements in which the rank waited when its places were read. If a member of another agreement has
+    /// detected a circular wait, these are only the agreements of the circle.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -47,12 +46,12 @@ impl fmt::Display for Spoken {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
-    /// Members had not posted their records when the patience of another member ended. Or members of this agreement and
-    /// of others wait for each other in a circle, and a member of one of these agreements has detected that.
+    /// Members were missing when the patience of another member ended. Or members of this agreement and of others wait
+    /// for each other in a circle, and a member of one of these agreements has detected that.
     Absent {
-        /// The members without a record, in ascending order of ranks. If a member of another agreement has detected the
-        /// circle: the members that wait in other agreements of the circle and not in this one, in the order of the
-        /// member list.
+        /// The missing members, in ascending order of ranks. If a member of another agreement has detected the circle:
+        /// the members that wait in other agreements of the circle and not in this one, in the order of the member
+        /// list.
         missing: Vec<Absentee>,
         /// The rank whose patience ended, in this agreement or in another one of the circle.
         by: u32,
@@ -72,7 +71,7 @@ pub enum Failure {
         /// The list that was stored first, and the list of the member that found the difference.
         lists: ValuesByRank<Vec<u32>>,
     },
-    /// Members have different generations of the object: they have created it a different number of times.
+    /// Members have different generations of the object: they have created the object a different number of times.
     Generations {
         /// The generation of each member.
         generations: ValuesByRank<u64>,
@@ -114,8 +113,8 @@ impl Message for Failure {
 
 impl Failure {
     /// Returns the ranks that probably caused the failure: the missing ranks, the rank that the failure names, or, if
-    /// values differ, the ranks outside the largest group with equal values. If several groups are the largest, the one
-    /// with the lowest rank is taken.
+    /// values differ, the ranks outside the largest group with equal values. If several groups are the largest, the
+    /// group with the lowest rank counts as the largest.
     #[must_use]
     pub fn culprits(&self) -> Vec<u32> {
         match self {

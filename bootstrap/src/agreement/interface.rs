@@ -1,4 +1,5 @@
-//! The inputs and outputs of the state machine of an agreement.
+//! The inputs and outputs of the state machine of an agreement. The module docs of `agreement` define the
+//! [terms](super#terms).
 
 use std::time::Duration;
 
@@ -11,22 +12,22 @@ use crate::wire::Malformed;
 
 /// A member of an agreement.
 ///
-/// A rank may take part in several agreements at a time, on several threads. It is part of a circular wait only if
-/// none of these agreements can complete.
+/// A rank may take part in several agreements at a time, on several threads. It is part of a circular wait only if none
+/// of these agreements can complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, which is the prefix of its keys. Use a name only once: build it from the name of the
-    /// object that the agreement is about, the object's generation, and the number of the call.
+    /// The name of the agreement, which is also the prefix of its keys. Each agreement needs a new name: build the name
+    /// from the name of the object, the object's generation, and the number of the call.
     pub name: String,
     /// The rank of this member in the job, one of `members`.
     pub rank: u32,
     /// All members, as ranks of the job, in the same order on every member.
     pub members: Vec<u32>,
-    /// The generation of the object that the agreement is about: how many times this rank has created the object.
+    /// The generation of the object: how many times this rank has created it.
     pub generation: u64,
-    /// The longest time, from the start of the agreement, that this member waits for the records of the others. It also
-    /// limits the retries of failed requests, except that they go on for at least 5 s. The limits of actions and
-    /// outcomes follow from the longest patience among the members.
+    /// The longest time, from the start of the agreement, that this member waits for the records of the others. Failed
+    /// requests are repeated until this time has passed, and for at least 5 s. The longest patience among the members
+    /// determines the time limits of actions and of the waits for outcomes.
     pub patience: Duration,
 }
 
@@ -39,20 +40,21 @@ pub enum Input<P: Protocol> {
     Acted(P::Outcome),
 }
 
-/// An output of the state machine: a request to its driver, or the end.
+/// An output of the state machine: a request to the caller of [`Agreement::step`](super::Agreement::step), or the end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output<P: Protocol> {
     /// A request to the store. The answer is [`Input::Store`].
     Store(Request),
-    /// A request to execute the plan. The answer is [`Input::Acted`].
+    /// A request to execute the action with this plan. The answer is [`Input::Acted`].
     Act {
         /// The plan.
         plan: P::Plan,
         /// The deadline of the action, on the clock of [`Agreement::step`](super::Agreement::step).
         until: Duration,
-        /// The key of the verdict. If this key has a value while this member still acts, the verdict no longer depends
-        /// on this member's outcome, and the member may stop its action. Possible causes: a final outcome of another
-        /// member, a timeout, or a member that has left.
+        /// The key of the verdict. While this member acts, the key normally has no value. If it has one, the verdict
+        /// does not depend on this member's outcome, and the member may stop its action. Possible reasons: another
+        /// member has posted a final outcome, the wait of another member for outcomes has timed out, or a rank has
+        /// [left](super::leave).
         verdict: String,
     },
     /// The agreement has ended.
@@ -62,40 +64,43 @@ pub enum Output<P: Protocol> {
 /// The end of an agreement on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conclusion<P: Protocol> {
-    /// The result, or the reason why there is none.
+    /// The agreed value, or the reason why there is none.
     pub result: Result<P::Agreed, Ending<P>>,
-    /// The keys to remove, because every member has acknowledged the result. Remove them in this order. If the first
-    /// key does not exist, stop: another member removes them. Empty on a member that does not see all acknowledgements.
+    /// The keys of the agreement, for removal, if this member has seen that all members have acknowledged the result;
+    /// otherwise empty. Remove the keys in this order. If the first key does not exist, stop, because another member
+    /// removes them.
     pub read: Vec<String>,
-    /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] before an action;
-    /// otherwise empty. Also empty if this member's list differs and the others had decided already. The driver should
-    /// wait briefly until the members that have posted a record acknowledge the result. If this process hosts the store
-    /// and exits before that, they cannot read the reason.
+    /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] and no action was begun;
+    /// otherwise empty. If this process hosts the store and exits at once, the other members cannot read the result. So
+    /// wait for a few seconds, until every member whose record exists has acknowledged the result. Also empty if the
+    /// others had decided before this member found that its member list differs.
     pub awaited: Vec<Awaited>,
-    /// True if this member was asked to act. If there is no result, this member has to undo its part of the action.
+    /// True if this member was asked to act. If there is no agreed value, this member has to undo its part of the
+    /// action.
     pub has_acted: bool,
-    /// The other members, if `result` is [`Ending::Failed`], their list differs, and their agreement had ended before
-    /// this member came. `None` if the difference of the lists has ended their agreement.
+    /// The other members and their result, if this member's member list differs from theirs, and their agreement had
+    /// already ended. `None` if the lists are equal, if the difference has failed the others' agreement, or if the
+    /// others are still acting.
     pub others: Option<OtherMembers<P::Agreed>>,
 }
 
-/// Members of an agreement that has ended without a member that has another list.
+/// The members of an agreement that has ended without this rank, because this rank has a different member list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OtherMembers<A> {
-    /// The member list of the first member that came.
+    /// Their member list: the one that was stored first.
     pub members: Vec<u32>,
-    /// The result. `None` if there is none: the agreement was refused or has failed.
+    /// The agreed value. `None` if the agreement was refused or has failed.
     pub agreed: Option<A>,
 }
 
-/// The keys of a member that may have to read the result.
+/// The keys that show whether another member has yet to read the result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awaited {
-    /// The key of the member's record. It exists once the member has posted its record. It is removed after all members
-    /// have read the result.
-    pub record: String,
-    /// The key of the member's acknowledgement. It exists once the member has read the result, until the keys are
+    /// The key of the member's record. It exists from the post of the record until the keys of the agreement are
     /// removed.
+    pub record: String,
+    /// The key of the member's acknowledgement. It exists from the time at which the member has read the result until
+    /// the keys of the agreement are removed.
     pub read: String,
 }
 
@@ -103,23 +108,23 @@ pub struct Awaited {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ending<P: Protocol> {
-    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason why nothing is agreed. All members that read the
-    /// result get the same reason.
+    /// [`Protocol::decide`] or [`Protocol::judge`] has found a reason not to agree. All members that read the result
+    /// get the same reason.
     Refused(P::Refusal),
-    /// The agreement has failed. All members that read a result get the same failure, with two exceptions: after
-    /// [`Failure::Taken`] or [`Failure::Members`], the others may have another result, which was stored before this
-    /// failure.
+    /// The agreement has failed. All members that read the result get the same failure, with two exceptions: if this
+    /// member has found [`Failure::Taken`] or [`Failure::Members`] after another result was stored, the others have
+    /// that result.
     Failed(Failure),
     /// The store failed before this member posted its record, or rejected the record. So the other members cannot act
     /// on the record. [`run`](super::run) also returns this if the agreement cannot begin, for example because of an
     /// invalid [`Member`].
     StoreFailed,
-    /// The store failed while or after this member posted its record, and before it read the result. Or the store
+    /// The store failed after this member had begun to post its record, and before it had read the result. Or the store
     /// rejected its outcome. The others may have acted, so the object must be treated as failed.
     InDoubt,
     /// The member list, decision or verdict in the store cannot be read: another program, or another release of this
     /// one, has written it. The object must be treated as failed.
     Unreadable(Malformed),
-    /// The driver passed an input that does not answer the last output. The object must be treated as failed.
+    /// The caller passed an input that does not answer the last output. The object must be treated as failed.
     OutOfStep,
 }

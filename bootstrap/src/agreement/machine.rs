@@ -1,24 +1,25 @@
-//! One member's part in one agreement, as a state machine. It uses no thread, socket, clock or lock.
+//! One member's part in one agreement, as a state machine. It uses no thread, socket, clock or lock. The module docs of
+//! `agreement` define the [terms](super#terms).
 //!
-//! The driver, such as [`run`](super::run), calls [`Agreement::begin`] once. It executes each output, and passes the
-//! answer and the time to [`Agreement::step`], until the output is [`Output::Done`].
+//! The caller, such as [`run`](super::run), calls [`Agreement::begin`] once. It then executes each output, and passes
+//! the answer and the time to [`Agreement::step`], until the output is [`Output::Done`].
 //!
-//! | phase | what happens | limit |
+//! | phase | work of the member | limit |
 //! |---|---|---|
-//! | entering | the member publishes the agreement that it waits in | no wait |
-//! | comparing | it compares its member list with the list that was stored first | no wait |
-//! | rejecting | if the lists differ, or another process has posted as its rank: it proposes a failure | no wait |
-//! | records | it posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
-//! | tracing | if its patience has ended and records are missing: it searches for a circular wait | no wait |
-//! | opening | it fails the other agreements of the circular wait, if there is one, and then this one | no wait |
-//! | action | [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
-//! | outcomes | it posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
-//! | leaving | it publishes that it no longer waits in the agreement | no wait |
-//! | acknowledgement | it publishes that it has read the result | no wait |
+//! | entering | adds the agreement to its rank's list of places | no wait |
+//! | comparing | compares its member list with the list that was stored first | no wait |
+//! | rejecting | if the lists differ, or another process has posted as its rank: proposes a failure | no wait |
+//! | records | posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
+//! | tracing | if its patience has ended and members are missing: searches for a circular wait | no wait |
+//! | opening | fails the other agreements of the circular wait, if there is one, and then this one | no wait |
+//! | action | executes [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
+//! | outcomes | posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
+//! | leaving | removes the agreement from its rank's list of places | no wait |
+//! | acknowledgement | acknowledges the result | no wait |
 //!
 //! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
-//! at most 10 min after it. The verdict may ask for another action: then the phases action and outcomes are repeated.
-//! If all members have acknowledged the result, [`Conclusion::read`] has the keys that the driver removes.
+//! at most 10 min after it. If the verdict asks for another action, the phases action and outcomes are repeated. The
+//! member that sees all acknowledgements returns the keys to remove in [`Conclusion::read`].
 
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ enum Phase<P: Protocol> {
     Comparing,
     /// Voting on the records or, if there is a plan, on the outcomes of its action.
     Voting(Vote, Option<P::Plan>),
-    /// Searching for a circular wait through the missing members.
+    /// Searching for a circular wait through the places of the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
     /// Failing the other agreements of a circular wait. Holds the requests that are not yet sent, and the failure with
     /// which this agreement fails afterwards.
@@ -66,9 +67,9 @@ enum Phase<P: Protocol> {
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Publishing that this rank no longer waits in the agreement. This precedes the removal of keys: if the decision
-    /// key were removed first, the agreement would look like one in which the rank still waits. `acknowledges` is false
-    /// if the other members may have or get another result. This is then the last step.
+    /// Removing the agreement from the rank's list of places. This precedes the removal of keys: without its decision
+    /// key, the agreement would look undecided, and the rank would seem to wait in it. If `acknowledges` is false, the
+    /// other members may have another result, and this step is the last.
     Leaving { acknowledges: bool },
     /// Posting the acknowledgement.
     Posting,
@@ -86,12 +87,13 @@ pub struct Agreement<P: Protocol> {
     nonce: u64,
     /// The time of [`Agreement::begin`].
     begun: Duration,
-    /// This member's patience; from the decision on, the longest patience among the members.
+    /// This member's patience. Once the decision is read, the longest patience among the members.
     patience: Duration,
-    /// The number of verdicts read.
+    /// The number of actions whose verdicts were read.
     actions: u32,
     has_acted: bool,
-    /// True if this member's list differs, and the others had decided before it proposed its failure.
+    /// True if this member's member list differs from that of the others, and the others had decided before this member
+    /// proposed a failure.
     is_outside: bool,
     /// See [`Conclusion::others`].
     others: Option<OtherMembers<P::Agreed>>,
@@ -99,8 +101,8 @@ pub struct Agreement<P: Protocol> {
 }
 
 impl<P: Protocol> Agreement<P> {
-    /// Makes the state machine of `member`, which posts `record`. `nonce` is a random number. It tells this process
-    /// from another one that takes part as the same rank.
+    /// Makes the state machine of `member`, which posts `record`. `nonce` is a random number. It distinguishes the
+    /// record of this process from that of another process with the same rank.
     ///
     /// # Errors
     /// A description of the problem with `member`: the rank is not among the members, a rank is named twice, or
@@ -179,22 +181,22 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Acknowledging(step, result), Input::Store(answer)) => {
                 self.acknowledge(step, result, answer)
             }
-            // Another process has posted as this rank. The other members get this failure, unless a result is
-            // already stored.
+            // Another process has posted as this rank. The other members get this failure, unless the agreement is
+            // already decided.
             (Phase::Voting(_, None), Input::Store(Answer::Taken)) => {
                 self.reject(Failure::Taken { rank: self.member.rank })
             }
-            // Keep the agreement in this rank's list: the other process with this rank uses the same list.
+            // Keep the agreement in this rank's list of places, because the other process with this rank uses the same
+            // list.
             (Phase::Rejecting(failure @ Failure::Taken { .. }), Input::Store(_)) => {
                 self.end(Err(Ending::Failed(failure)), Vec::new())
             }
-            // The record is not in the store. So the others do not act, and wait until their patience ends.
+            // The record is not in the store. So the others do not act, but wait until their patience ends.
             (Phase::Voting(_, None), Input::Store(Answer::Unsent)) => {
                 self.leave(Err(Ending::StoreFailed), false)
             }
             (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
-            // If another member's failure was stored first, report that one, so that all members report the same
-            // failure.
+            // If the agreement had failed before, report the stored failure, so that all members report the same one.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
                 let told = told_failure(&stands);
                 self.is_outside = told.is_none();
@@ -321,8 +323,8 @@ impl<P: Protocol> Agreement<P> {
         }
     }
 
-    /// Proposes the decision if all records are there. Otherwise searches for a circular wait through the missing
-    /// members. `places` are the values of the lists of all members' agreements.
+    /// Proposes the decision if all records are posted. Otherwise searches for a circular wait through the missing
+    /// members. `places` are the lists of places of all members, as values of their keys.
     fn take_records(
         &mut self,
         vote: Vote,
@@ -347,8 +349,8 @@ impl<P: Protocol> Agreement<P> {
         self.trace(vote, trace, missing, &[], now)
     }
 
-    /// Decides from the posted records of all members, in the order of the member list. Returns the encoded decision,
-    /// or the failure in its place if protocols or generations differ or a record cannot be read.
+    /// Decides from the posted records of all members, in the order of the member list. Returns the encoded decision.
+    /// Returns an encoded failure in its place if protocols or generations differ, or if a record cannot be read.
     fn decide<'a>(&self, posted: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
         let members = || self.member.members.iter().copied();
         let protocols =
@@ -464,24 +466,24 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(Request::Propose { key, value })
     }
 
-    /// Adds the result of the other members, whose list differs. `stands` is the stored result, and `told` the failure
-    /// that it contains.
+    /// Sets [`Conclusion::others`] after this member's member list was found to differ. `stands` is the value of the
+    /// decision key. If it is a failure, `told` is that failure.
     fn see_others(&mut self, told: Option<&Failure>, stands: &[u8]) {
         match (told, &mut self.others) {
-            // The difference between two lists is also this member's failure.
+            // The others fail with the same failure as this member.
             (Some(Failure::Members { .. }), others) => *others = None,
             (None, Some(others)) => match read_decided::<P>(stands, true) {
                 Ok((_, Decision::Agreed { agreed })) => others.agreed = Some(agreed),
                 Ok((_, Decision::Refused { .. })) => {}
-                // They have not ended, or are of another program.
+                // The others are still acting, or another program has written the decision.
                 Ok((_, Decision::Act { .. })) | Err(_) => self.others = None,
             },
             _ => {}
         }
     }
 
-    /// Publishes that this rank no longer waits in the agreement. If `acknowledges` is true, all members get this
-    /// result, and this member acknowledges it next. Otherwise the agreement then ends on this member.
+    /// Removes the agreement from this rank's list of places. After that, acknowledges `result` if `acknowledges` is
+    /// true: all members get this result. Otherwise ends the agreement on this member.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         Output::Store(Request::Leave { key: places_key(self.member.rank), place: self.place() })
@@ -503,8 +505,8 @@ impl<P: Protocol> Agreement<P> {
         format!("{}/read/count", self.member.name)
     }
 
-    /// Returns the keys of the agreement, in the order in which to remove them. The lists of the ranks' agreements are
-    /// not among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true. The member that
+    /// Returns the keys of the agreement, in the order in which to remove them. The keys of the lists of places are not
+    /// among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true. The member that
     /// succeeds in removing the first key removes the other ones. The acknowledgements and their counter are the last,
     /// because other members may still check them.
     fn all_keys(&self) -> Vec<String> {

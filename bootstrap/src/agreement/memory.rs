@@ -50,15 +50,14 @@ impl Memory {
         })
     }
 
-    /// Returns the agreements in which a rank waits, from the rank's list under `key`. Returns none if the key has no
-    /// value.
+    /// Returns the list of places under `key`. It is empty if the key has no value.
     #[must_use]
     pub fn places(&self, key: &str) -> Vec<Place> {
         place::from_value(self.0.get(key).map(|value| &**value))
     }
 
-    /// Removes the decided agreements from the rank's list under `key`. [`run`](super::run) does this when a rank
-    /// enters its next agreement, except for those in which other threads of the rank take part.
+    /// Removes the places whose agreements are decided from the list under `key`. [`run`](super::run) does this when a
+    /// rank arrives at its next agreement, except for agreements in which other threads of the rank take part.
     pub fn leave_decided(&mut self, key: &str) {
         let mut places = self.places(key);
         places.retain(|place| !self.0.contains_key(&place.decision_key()));

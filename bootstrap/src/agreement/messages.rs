@@ -1,4 +1,4 @@
-//! The messages of agreements: records, decisions, outcomes and verdicts.
+//! The encoding of records, decisions, outcomes and verdicts; see the [terms](super#terms).
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ pub(super) struct Posted<R> {
     /// The version of [`COMMON`](super::place::COMMON). It is the first field, so that [`spoken`] can read it in records
     /// of every version.
     pub(super) agreement: u16,
-    /// A random number of this run. It makes the records of two processes with the same rank differ, so that the second
-    /// post is answered with [`Answer::Taken`](super::Answer::Taken).
+    /// A random number that differs in each call of [`run`](super::run). It makes the records of two processes with the
+    /// same rank differ, so that the second post is answered with [`Answer::Taken`](super::Answer::Taken).
     pub(super) nonce: u64,
     pub(super) generation: u64,
     pub(super) patience: Duration,
@@ -23,7 +23,7 @@ pub(super) struct Posted<R> {
 }
 wire_struct!(Posted<R> { agreement, nonce, generation, patience, record });
 
-/// A decision, and the patience from which the limits of the later steps follow.
+/// A decision, and the patience from which the time limits of actions and outcomes follow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decided<D> {
     /// The longest patience among the members.
@@ -57,8 +57,9 @@ pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {
     Failure::from_bytes(bytes).ok()
 }
 
-/// Returns true if `bytes` asks the members for an action. Returns false for every other value, also for one that
-/// cannot be read. If `is_decision` is true, `bytes` is the value of a decision key, otherwise of a verdict key.
+/// Returns true if `bytes` is a decision or verdict that asks for an action. Returns false for every other value, and
+/// for one that cannot be read. If `is_decision` is true, `bytes` is the value of a decision key, otherwise that of a
+/// verdict key.
 pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> bool {
     matches!(read_decided::<P>(bytes, is_decision), Ok((_, Decision::Act { .. })))
 }
@@ -75,7 +76,7 @@ pub(super) fn read_decided<P: Protocol>(
     Ok((Some(patience), decision))
 }
 
-/// Reads the protocol and the versions of a posted record. Returns `None` if the record is too short.
+/// Reads the protocol and the versions at the start of a posted record. Returns `None` if the record is too short.
 pub(super) fn spoken(bytes: &[u8]) -> Option<Spoken> {
     let mut reader = Reader::new(bytes);
     let magic = <[u8; 2]>::read(&mut reader).ok()?;

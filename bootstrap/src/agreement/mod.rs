@@ -12,14 +12,38 @@
 //! - [`Failure`]: the reasons why an agreement of any kind fails.
 //! - [`leave`]: fails an agreement because a rank will not take part in it, or will not complete its action.
 //!
+//! # Terms
+//! - **Rank**: the number of a process in the job. **Member**: a rank that takes part in an agreement. **Member list**:
+//!   all members, in an order that is the same on every member.
+//! - **Object**: the thing that the agreement is about, such as a process group. **Generation**: how many times a rank
+//!   has created the object.
+//! - **Post**: to set a key that only this member sets. **Propose**: to set a key unless it has a value. The first
+//!   proposal stays in the store, and every member follows it.
+//! - **Vote**: all members post a value each, and then one proposal becomes the result of the vote.
+//! - **Record**: a member's contribution to the agreement. The vote on the records gives the **decision**.
+//! - **Action**: work that every member does because the decision or a verdict asks for it. The **plan** is the data
+//!   for it. The **outcome** is the data that a member posts after it. The vote on the outcomes of one action gives the
+//!   **verdict**.
+//! - **Result**: the decision or verdict that ends the agreement. It contains the **agreed** value, a **refusal** (the
+//!   [`Protocol`] has found a reason not to agree) or a [`Failure`] (any other reason).
+//! - **Decided**: an agreement is decided once its decision key has a value: a decision, or a failure in its place.
+//! - **Place** of a rank: an agreement in which a thread of the rank waits. **List of places**: all places of a rank,
+//!   in one key of the store.
+//! - **Arrive**: a rank arrives at an agreement when it adds the agreement to its list of places. It then posts its
+//!   record without waiting for other ranks.
+//! - **Missing**: a member whose record is not posted when another member's patience ends.
+//! - **Acknowledge**: to publish that this member has read the result.
+//!
+//! The rules below define *patience*, *in doubt* and *circular wait*.
+//!
 //! # Rules
-//! - **One decision.** Members count their records in the store. The member whose record completes the count proposes
-//!   the decision. So does a member whose wait times out, but it proposes a failure if records are missing. The store
-//!   keeps the first proposal (compare-and-set), and every member follows it.
-//! - **Identity.** Each agreement is about an object, such as a process group. A record carries the protocol's version
-//!   and the generation of the object. Every member compares its member list with the list that was stored first. If
-//!   any of these differ, the agreement fails, and the failure names the ranks. But a different member list that is
-//!   found after the decision fails the agreement only on the member that found it.
+//! - **One decision.** After a member has posted its record, it adds 1 to a counter in the store. The member that
+//!   raises the counter to the number of members proposes the decision. A member whose wait times out also proposes:
+//!   the decision if all records are posted, otherwise a failure.
+//! - **Identity.** A record carries the protocol's version and the generation of the object. Every member compares its
+//!   member list with the list that was stored first. If any of these differ, the agreement fails, and the failure
+//!   names the ranks. Exception: if a member finds a different member list after the decision, the agreement fails on
+//!   this member alone.
 //! - **Time.** A member's *patience* is the time that it waits for the records of the others. It also limits the
 //!   retries of failed requests. The time limits of actions and of the waits for outcomes follow from the longest
 //!   patience among the members, with a lower and an upper bound, and are equal on all members. So a member with a
@@ -27,12 +51,12 @@
 //! - **Doubt.** From the start of its post until it has read the result, a member is *in doubt*: the others may act on
 //!   its record. If a request fails with a temporary error in this time, the member repeats the request until its
 //!   patience has ended, and for at least 5 s after the first error. If the error persists, or is not temporary, the
-//!   member ends with [`Ending::InDoubt`], and its caller must treat the object as failed.
-//! - **Circular waits.** A member publishes the agreement that it waits in. A member whose patience ends follows
-//!   the waits of the missing ranks. If these waits lead back to its agreement, it fails all agreements of the circle,
-//!   and each failure lists the whole circle. A rank whose threads wait in several agreements publishes all of them.
-//!   While one of these agreements can complete, the rank is in no circle: the thread that waits there may post the
-//!   missing record afterwards.
+//!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
+//! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
+//!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
+//!   each failure lists the whole circle. A rank whose threads wait in several agreements has several places. While one
+//!   of these agreements can complete, the rank is in no circle: the thread that waits there may post the missing
+//!   record afterwards.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
 //!   and the result stay in the store.

@@ -1,8 +1,8 @@
-//! The agreements in which ranks wait, and the keys of an agreement.
+//! The places of ranks ([terms](super#terms)), and the keys of an agreement.
 //!
-//! A rank publishes the list of the agreements in which it waits. It may be in several, on several threads. The list is
-//! the value of one key, and all threads of the rank change it. The key without a value and the empty value both mean
-//! that the rank waits in no agreement.
+//! A rank with several threads may wait in several agreements, so it publishes a list of places. The list is the value
+//! of one key, which all threads of the rank change. If the key has no value, or the empty value, the rank waits in no
+//! agreement.
 
 use crate::wire::{self, Message, Protocol, wire_struct};
 
@@ -39,36 +39,36 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
-/// The message by which the first member that comes to an agreement publishes its member list.
+/// Members also propose their member list as this message. The store keeps that of the first member.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
 }
 
-/// Encodes the list of the agreements in which a rank waits. An empty list becomes the empty value.
+/// Encodes a list of places. An empty list becomes the empty value.
 pub(super) fn to_value(places: &[Place]) -> Vec<u8> {
     if places.is_empty() { Vec::new() } else { wire::to_message(COMMON, PLACES, &places.to_vec()) }
 }
 
-/// Decodes the list of the agreements in which a rank waits. Returns an empty list if the key has no value, if the
-/// value is empty, or if it cannot be read because another program or release has written it.
+/// Decodes a list of places. Returns an empty list if the key has no value, if the value is empty, or if it cannot be
+/// read because another program or release has written it.
 pub(super) fn from_value(value: Option<&[u8]>) -> Vec<Place> {
     value.and_then(|value| wire::from_message(COMMON, PLACES, value).ok()).unwrap_or_default()
 }
 
-/// Adds `place` to a list, unless the list contains an agreement with its name.
+/// Adds `place` to a list, unless the list contains a place with its name.
 pub(super) fn add(places: &mut Vec<Place>, place: &Place) {
     if !is_at(places, place) {
         places.push(place.clone());
     }
 }
 
-/// Removes the agreement with the name of `place` from a list.
+/// Removes the place with the name of `place` from a list.
 pub(super) fn remove(places: &mut Vec<Place>, place: &Place) {
     places.retain(|other| other.name != place.name);
 }
 
-/// Returns true if the list contains an agreement with the name of `place`.
+/// Returns true if the list contains a place with the name of `place`.
 pub(super) fn is_at(places: &[Place], place: &Place) -> bool {
     places.iter().any(|other| other.name == place.name)
 }
@@ -93,7 +93,7 @@ pub(super) fn members_key(name: &str) -> String {
     format!("{name}/members")
 }
 
-/// Returns the key of the list of the agreements in which a rank waits.
+/// Returns the key of a rank's list of places.
 pub(super) fn places_key(rank: u32) -> String {
     format!("places/{rank}")
 }

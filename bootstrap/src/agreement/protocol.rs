@@ -1,11 +1,11 @@
-//! The part of an agreement that is specific to its kind.
+//! The part of an agreement that is specific to its kind; see the [terms](super#terms).
 
 use std::{convert::Infallible, fmt, time::Duration};
 
 use crate::wire::{self, Wire, wire_enum};
 
-/// A kind of agreement: its messages, and the pure functions that decide. The functions must depend on their
-/// arguments alone, because any member may call them for all.
+/// A kind of agreement: its messages, and the pure functions that decide. The result of each function must depend only
+/// on its arguments, because any member may call it on behalf of all.
 pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
@@ -23,15 +23,15 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     type Outcome: Wire;
     /// The result of the agreement.
     type Agreed: Wire;
-    /// The reason why nothing is agreed.
+    /// The reason not to agree.
     type Refusal: Wire;
 
     /// Decides from the records of all members. `records` contains the rank and the record of each, in the order of
     /// [`Member::members`](super::Member::members).
     fn decide(records: &[(u32, Self::Record)]) -> Decision<Self>;
 
-    /// Returns true if this outcome alone decides the verdict, so that no member has to wait for the other
-    /// outcomes.
+    /// Returns true if this outcome alone decides the verdict. Its member then proposes the verdict without waiting for
+    /// the other outcomes.
     fn is_final(outcome: &Self::Outcome) -> bool;
 
     /// Returns the verdict on the action with this plan. `reports` contains the rank and the report of each member,
@@ -43,24 +43,24 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
 pub trait PlainProtocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
-    /// True if the member list and the result stay in the store after the agreement. A rank that comes later, with
-    /// another list, then also gets [`Failure::Members`](super::Failure::Members), and sees the
-    /// [result of the others](super::Failed::others). If false, a rank that comes after the keys of the agreement were
-    /// removed waits until its patience ends.
+    /// True if the member list and the result stay in the store after the agreement. A rank that arrives later, with
+    /// another member list, then also gets [`Failure::Members`](super::Failure::Members), and sees the [result of the
+    /// others](super::Failed::others). If false, a rank that arrives after the keys of the agreement were removed waits
+    /// until its patience ends.
     const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.
     type Record: Wire;
     /// The result of the agreement.
     type Agreed: Wire;
-    /// The reason why nothing is agreed.
+    /// The reason not to agree.
     type Refusal: Wire;
 
     /// Decides from the records of all members. `records` contains the rank and the record of each, in the order of
     /// [`Member::members`](super::Member::members). The function must depend on `records` alone.
     ///
     /// # Errors
-    /// The reason why nothing is agreed.
+    /// The reason not to agree.
     fn conclude(records: &[(u32, Self::Record)]) -> Result<Self::Agreed, Self::Refusal>;
 }
 
@@ -89,16 +89,16 @@ impl<P: PlainProtocol> Protocol for P {
     }
 }
 
-/// A member's report on an action.
+/// The state of one member's outcome when another member, or this one, judges the action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report<O> {
     /// The member's outcome.
     Outcome(O),
-    /// No outcome yet. A [final](Protocol::is_final) outcome of another member ended the wait, so this member is
-    /// not at fault.
+    /// The member has not posted its outcome yet, because a [final](Protocol::is_final) outcome of another member has
+    /// ended the wait. This member is not at fault.
     Pending,
-    /// No outcome before the time limit: the member is dead, too slow, or has lost the store. Also an outcome that
-    /// cannot be read.
+    /// The member has not posted its outcome before the time limit: it is dead, too slow, or has lost the store. Or its
+    /// outcome cannot be read.
     Late,
 }
 
@@ -110,12 +110,13 @@ pub enum Decision<P: Protocol> {
         /// The plan of the action.
         plan: P::Plan,
     },
-    /// The agreement has its result. No further action follows.
+    /// The agreement ends with an agreed value. No further action follows.
     Agreed {
-        /// The result.
+        /// The value.
         agreed: P::Agreed,
     },
-    /// Nothing is agreed. No further action follows, and every member undoes its part of the last one.
+    /// The agreement ends without an agreed value. No further action follows, and every member undoes its part of the
+    /// last one.
     Refused {
         /// The reason.
         refusal: P::Refusal,

@@ -1,24 +1,25 @@
-//! Changes the list of the agreements in which a rank waits. The list is in the store.
+//! Changes a rank's list of places in the store; see the [terms](super#terms).
 //!
-//! The threads of a rank change one key. Each change is a compare-and-set. If another thread was faster, the change is
-//! repeated with the value that was found. So no change is lost, no lock is held during a request, and the value
-//! in the store is the only copy of the list. A rank that waits in one agreement at a time needs one request to
-//! enter and one to leave.
+//! All threads of a rank change the same key, each time by a compare-and-set. If another thread has changed the value
+//! since it was read, the change is applied to the new value and tried again. So no change is lost, no lock is held
+//! during a request, and the value in the store is the only copy of the list. A rank that waits in one agreement at a
+//! time needs one request to add the place and one to remove it.
 //!
-//! A member that loses the store cannot remove its agreement from the list. While that agreement is undecided, it must
-//! stay in the list: the member may have posted its record, and without the entry the rank would look like a missing
-//! one. After the decision, the entry must go: the search for circular waits assumes that a rank in a decided
-//! agreement can go on, so the entry would hide circular waits of this rank. The next thread of the rank that enters
-//! an agreement removes such entries: those that are decided, and that are not in [`RUNNING`].
+//! A member that loses the store cannot remove its place. While the agreement is undecided, the place must stay in the
+//! list: the member may have posted its record, and without the place its rank would look as if it had not arrived.
+//! Once the agreement is decided, the place must go: the search for circular waits assumes that a rank in a decided
+//! agreement can go on, so the place would hide circular waits of this rank. [`enter`] therefore removes a place from
+//! the list if its agreement is decided and is not in [`RUNNING`].
 
 use std::sync::{Mutex, PoisonError};
 
 use super::place::{self, Place};
 use crate::store::{Result, Store};
 
-/// The agreements that run in this process: the key of the rank's list, and the name of the agreement. The table does
-/// not record the store. So while an agreement of this rank and name runs over another store, [`enter`] keeps a decided
-/// agreement of that name in the list. A later [`enter`] removes it.
+/// The agreements in which threads of this process take part now. Each entry is the key of a rank's list of places, and
+/// the name of an agreement. An entry does not say which store the agreement uses. So if agreements with the same rank
+/// and name use two stores, the entry of one protects the place of the other from [`enter`]. A later [`enter`] removes
+/// that place.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// An entry of [`RUNNING`], which is removed on drop.
@@ -49,13 +50,15 @@ impl Drop for Running {
     }
 }
 
-/// Returns true if a thread of this process takes part in the agreement `name`, as the rank whose list is under `key`.
+/// Returns true if a thread of this process takes part in the agreement `name`, as the rank with this key of a list of
+/// places.
 fn runs(key: &str, name: &str) -> bool {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running.iter().any(|other| (&*other.0, &*other.1) == (key, name))
 }
 
-/// Adds `place` to the list under `key`. Removes the decided agreements in which no thread of this process takes part.
+/// Adds `place` to the list of places under `key`. Removes the other places whose agreements are decided, except those
+/// in which threads of this process still take part.
 ///
 /// # Errors
 /// Those of the store.
@@ -72,7 +75,7 @@ pub(super) fn enter(store: &dyn Store, key: &str, place: &Place) -> Result<()> {
     })
 }
 
-/// Removes `place` from the list under `key`.
+/// Removes `place` from the list of places under `key`.
 ///
 /// # Errors
 /// Those of the store.
@@ -83,9 +86,9 @@ pub(super) fn leave(store: &dyn Store, key: &str, place: &Place) -> Result<()> {
     })
 }
 
-/// Replaces the list under `key` by the result of `to`. `found` is the value that the first compare-and-set expects,
-/// which saves a read. If another value is found, `to` is called again with that list. If `to` changes nothing, writes
-/// nothing.
+/// Replaces the list of places under `key` by the result of `to`, which it calls with the present list. `found` is the
+/// value that the caller expects under `key`, so that usually no read is necessary. If the key has another value, calls
+/// `to` again with that list. If `to` returns the list unchanged, writes nothing.
 ///
 /// # Errors
 /// Those of the store and of `to`.

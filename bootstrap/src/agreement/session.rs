@@ -18,24 +18,24 @@ use crate::{
     store::{Deadline, Store, StoreError, publish},
 };
 
-/// The first interval at which a wait for a result calls `goes_on`. Also the pause before a retry, and the interval of
-/// [`Session::stay`].
+/// A wait for a result calls `goes_on` at intervals. This is the first interval. It is also the pause before a retry,
+/// and the interval of the checks in [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest interval at which a wait calls `goes_on`. The intervals double up to this one, because each interval
-/// costs requests to the store.
+/// The longest interval between two calls of `goes_on` in a wait. The intervals double up to this one, because each
+/// interval costs requests to the store.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// A member in doubt repeats a failed request for at least this time after the first error.
+/// The shortest time, counted from the first error of a request, for which a member in doubt repeats the request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
-/// The longest time that a member waits for the others to read that the agreement has failed or was refused.
+/// The longest time that a member waits, after a failure or refusal, until the other members have read the result.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// An agreement that has no result on this member.
+/// The agreement has ended on this member without an agreed value.
 #[derive(Debug)]
 pub struct Failed<P: Protocol> {
     /// The reason.
     pub ending: Ending<P>,
-    /// The store's error, if the store failed. It may accompany any ending, because the store may also fail while
-    /// this member acknowledges the ending. [`StoreError::Argument`] if the agreement could not begin.
+    /// The store's error, if the store failed. It may accompany any `ending`, because the store may also fail while
+    /// this member acknowledges the result. [`StoreError::Argument`] if the agreement could not begin.
     pub store: Option<StoreError>,
     /// True if `act` was called. The caller then has to undo the effects of `act`.
     pub has_acted: bool,
@@ -69,25 +69,28 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
     }
 }
 
-/// Runs this member's part in an agreement, and returns the result.
+/// Runs this member's part in an agreement, and returns the agreed value. See the [terms](super#terms).
 ///
-/// Blocks until all members have posted their records, the patience of one has ended, or one has left. After that it
-/// blocks for the action and for the outcomes of the others. Retries after errors of the store also block. If the
-/// agreement fails or is refused before an action, it also waits up to 3 s for the others to read the reason.
+/// `record` is this member's contribution. `act` executes the action with a plan until the deadline, and returns the
+/// outcome. It is called once per action, and never if there is no action. `act` can poll its third argument to stop
+/// early. This function returns true once the verdict is stored, so that the verdict no longer depends on this member's
+/// outcome: the outcome of another member was final, another member's wait for outcomes has timed out, or a rank has
+/// [left](leave). It returns false while the store fails.
 ///
-/// If the host of a [`TcpStore`](crate::store::TcpStore) does not answer, each operation of the store may block for
-/// about twice the store's patience ([`TcpOptions::patience`](crate::store::TcpOptions::patience)). Set that patience
-/// to the patience of the agreement or less.
+/// `goes_on` returns an error once the object has ended on this rank. It is polled during waits and retries, but not
+/// during `act`. After its error, a wait for the others ends, and the agreement fails with [`Failure::Left`] on all
+/// members, unless its result is already stored. Retries of a failed request also end, with [`Ending::InDoubt`].
 ///
-/// `record` is this member's contribution to the decision. `act` executes a plan until the deadline, and returns the
-/// outcome. It is called once per action, so never for an agreement without one. Its third argument is a function that
-/// returns true once the verdict is stored, and so no longer depends on this member's outcome: another member has
-/// failed, timed out or left. It returns false if the store fails. `act` can poll it to stop early.
+/// This function blocks, one after the other:
+/// - until all records are posted, the patience of a member has ended, or the agreement has failed for another reason;
+/// - if there is an action: during `act`, and then until the verdict is stored;
+/// - if the agreement has failed or was refused before an action: until the others have read the result, for at most 3
+///   s.
 ///
-/// `goes_on` is polled during waits and retries, but not during `act`. It returns an error once the object that the
-/// agreement is about has ended on this rank. A wait for the others then ends: the agreement fails with
-/// [`Failure::Left`] on all members, unless its result is already stored. Retries of a failed request also end, with
-/// [`Ending::InDoubt`].
+/// It also blocks while it repeats failed requests. If the host of a [`TcpStore`](crate::store::TcpStore) does not
+/// answer, each operation of the store may block for about twice the store's patience
+/// ([`TcpOptions::patience`](crate::store::TcpOptions::patience)). Set that patience to the patience of the agreement
+/// or less.
 ///
 /// # Errors
 /// [`Failed`]. If `member` is invalid, or the operating system returns no random number, its `ending` is
@@ -132,8 +135,9 @@ pub fn run<P: Protocol>(
     }
 }
 
-/// Fails the agreement `name` with [`Failure::Left`] of `rank` and `cause`, because `rank` will not take part in it, or
-/// will not complete its action. So the other members stop waiting for `rank`. Waits for no other member.
+/// Fails the agreement `name` with [`Failure::Left`], because `rank` will not take part in it, or will not complete its
+/// action. `cause` is the reason for the others. The other members stop waiting for `rank`. This function waits for no
+/// other member.
 ///
 /// If the agreement already has its result, the members keep that result. If the keys of the agreement were already
 /// removed, the key with this failure stays in the store.
@@ -168,11 +172,12 @@ impl Session<'_> {
         Deadline::after(until.saturating_sub(self.begun.elapsed()))
     }
 
-    /// Sends a request to the store, and returns the answer. With `retries`, sends the request again after a temporary
-    /// error while `goes_on` succeeds: until the time `retries` after the start of the agreement, and for at least
-    /// [`RETRY_FLOOR`] after the request's first error. [`StoreError::Taken`] becomes [`Answer::Taken`]. After other
-    /// errors and after the last retry, stores the error in `failure`, and returns [`Answer::StoreFailed`], or
-    /// [`Answer::Unsent`] if the store rejected a post.
+    /// Sends a request to the store, and returns the answer. After an error, there are three cases:
+    /// - [`StoreError::Taken`]: returns [`Answer::Taken`].
+    /// - The error is temporary, and `retries` is given: repeats the request while `goes_on` succeeds. Stops when the
+    ///   time `retries` since the start of the agreement, and [`RETRY_FLOOR`] since the first error, have passed.
+    /// - Otherwise, or after the last repetition: stores the error in `failure`, and returns [`Answer::StoreFailed`],
+    ///   or [`Answer::Unsent`] if the store rejected the value of a post.
     fn ask(
         &mut self,
         request: &Request,
@@ -243,8 +248,8 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that posted a record have read the result, because this process may host the
-    /// store. Waits for at most [`FAREWELL`], and not at all after an error of the store. Stops if `goes_on` or a
-    /// request fails.
+    /// store. Waits for at most [`FAREWELL`], and not at all if the store has failed. Stops if `goes_on` or a request
+    /// fails.
     fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
@@ -254,8 +259,8 @@ impl Session<'_> {
         let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
         let Some(first) = came.first() else { return };
         let keys: Vec<&str> = came.iter().map(|member| &*member.read).collect();
-        // When all members have read the result, the last one removes the records and then the acknowledgements. So
-        // a record that is gone also ends the wait.
+        // When all members have read the result, one of them removes the records and then the acknowledgements. So the
+        // wait also ends if the record is gone.
         while !deadline.expired()
             && goes_on().is_ok()
             && matches!(
@@ -267,7 +272,7 @@ impl Session<'_> {
     }
 
     /// Removes the keys of an agreement whose result all members have acknowledged. If the first key is gone, another
-    /// member removes the keys, and this does nothing. It also does nothing after an error of the store. Errors are
+    /// member removes the keys, and this does nothing. It also does nothing if the store has failed. Errors are
     /// ignored, because keys that remain cost only memory of the store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none()

@@ -1,37 +1,34 @@
-//! Detects a circular wait: ranks wait for each other in different agreements.
+//! Detects a circular wait: ranks wait for each other in different agreements. The module docs of `agreement` define
+//! *place*, *arrive* and other [terms](super#terms).
 //!
-//! Before a rank waits in an agreement, it publishes that agreement as its *place*. A rank with several threads may
-//! have several places. Each member of an agreement posts a record, and waits for the records of the other members.
-//! Its *patience* is the time limit of that wait.
+//! A rank whose patience has ended starts a search. It reads the places of the missing members, then the places of the
+//! ranks that have not arrived at those agreements, and so on. If this leads back to its own agreement, waiting longer
+//! cannot help. The rank then fails all agreements of the circle, each with the complete list of waits. If it failed
+//! only its own agreement, timing would determine which of the other agreements fail.
 //!
-//! A rank whose patience has ended starts a search. It looks up the places of the members whose records are missing,
-//! then the places of the ranks that are missing there, and so on. If this leads back to its own agreement, waiting
-//! longer cannot help. The rank then fails all agreements of the circle, each with the complete list of waits. If it
-//! failed only its own agreement, timing would determine which of the other agreements fail.
+//! An agreement does not wait for a rank that has arrived, because the rank posts its record without waiting for
+//! others.
 //!
-//! A rank has *come* to an agreement when it has published the agreement as its place. It then posts its record
-//! without waiting for other ranks, so the agreement does not wait for this rank any more.
+//! The search starts with the set of all ranks that wait. It removes a rank from the set if one of the rank's places
+//! can complete: that agreement is decided, or every member that is still in the set has arrived at it. The thread that
+//! waits there may then arrive at other agreements. The search repeats this until no rank can be removed. The ranks
+//! that remain are *blocked*: they wait only for each other. An agreement is *blocked* if it is undecided, and a
+//! blocked member has not arrived at it.
 //!
-//! The search starts with the set of all ranks that wait. It removes a rank from the set if one of the agreements in
-//! which the rank waits can complete: the agreement has a decision, or every member that is still in the set has come
-//! to it. The thread that waits there may then come to other agreements. The search repeats this until no rank can be
-//! removed. The ranks that remain are *blocked*: they wait only for each other. An agreement is *blocked* if it has no
-//! decision, and a blocked member has not come to it.
+//! A step leads from a blocked agreement, through a blocked rank that has not arrived at it, to a place of that rank.
+//! An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to this rank's
+//! own agreement.
 //!
-//! A step leads from a blocked agreement, through a blocked rank that has not come to it, to an agreement in which that
-//! rank waits. An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to
-//! this rank's own agreement.
-//!
-//! The places and decisions are read twice. If both reads return the same, the blocked ranks waited in the same
-//! agreements from the first read to the second, because the name of an agreement is used once. So all of them waited
-//! at the same moment. A circular wait ends only when one of its agreements fails: the patience of a rank ends, or a
-//! rank leaves the agreement, or a rank closes the object that the agreement is about, for example its group.
+//! The search reads the places and decision keys twice. If both reads return the same, the blocked ranks waited in the
+//! same agreements from the first read to the second, because the name of an agreement is used once. So all of them
+//! waited at the same moment. A circular wait ends only when one of its agreements fails: the patience of a rank ends,
+//! a rank [leaves](super::leave) the agreement, or the object has ended on a rank.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
-//! because agreements with a decision do not count as waits. The agreements of a circle fail one after the other. A
-//! search that begins in between may find no circle, because ranks have stopped waiting. Then the agreement of that
-//! search fails without a circle.
+//! because waits in decided agreements do not count. The agreements of a circle fail one after the other. A search that
+//! begins in between may find no circle, because ranks have stopped waiting. Then the agreement of that search fails
+//! without a circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +39,7 @@ use super::{
     vote::Request,
 };
 
-/// A search for a circular wait that a rank is part of.
+/// A rank's search for a circular wait that it is part of.
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     rank: u32,
@@ -50,7 +47,7 @@ pub(super) struct Trace {
     own: Place,
     /// The places read so far, by rank.
     seen: BTreeMap<u32, Vec<Place>>,
-    /// The decision keys read so far; true if the key has a value.
+    /// For each decision key read so far: true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
 }
@@ -65,7 +62,7 @@ enum Asked {
         keys: Vec<String>,
     },
     /// The second read, which decides whether `circle` is reported. It reads the places of `ranks`, which are blocked
-    /// ranks, and then as many decision keys as `keys` says.
+    /// ranks, and then `keys` decision keys.
     Second {
         circle: Vec<Waiting>,
         ranks: Vec<u32>,
@@ -84,11 +81,13 @@ pub(super) enum Traced {
     Unasked,
 }
 
-/// The undecided agreements that were reached, each with the members that have not come to it; see [`Trace::missing`].
+/// The undecided agreements that were reached. Each has the members that have not arrived at it; see
+/// [`Trace::missing`].
 type Missing<'a> = BTreeMap<&'a Place, Vec<u32>>;
 
 impl Trace {
-    /// Makes the search of `rank`, which waits in `own`. `seen` contains the places of the members of `own`.
+    /// Makes the search of `rank`, whose patience has ended in `own`. `seen` contains the places of the members of
+    /// `own`.
     pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Vec<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Vec<Place>> = seen.into_iter().collect();
         place::add(seen.entry(rank).or_default(), &own);
@@ -123,8 +122,8 @@ impl Trace {
         }
     }
 
-    /// Continues the search: requests all places and decisions that were reached and not yet read. If there are none,
-    /// looks for a circle. If it finds one, requests the second read of it, otherwise ends the search.
+    /// Continues the search: requests all places and decision keys that were reached and not yet read. If there are
+    /// none, looks for a circle. If there is one, requests its second read, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
         let ranks: BTreeSet<u32> =
@@ -175,9 +174,9 @@ impl Trace {
         self.seen.get(&rank).map_or(&[], |places| places)
     }
 
-    /// Returns the undecided agreements that can be reached from the own one, through any ranks, blocked or not. An
-    /// agreement whose decision was not read yet counts as undecided. A rank whose places were not read yet counts as
-    /// one that has come to no agreement.
+    /// Returns the undecided agreements that can be reached from this rank's own one, through any ranks, blocked or
+    /// not. An agreement whose decision key was not read yet counts as undecided. A rank whose places were not read yet
+    /// counts as one that has arrived nowhere.
     fn missing(&self) -> Missing<'_> {
         let (mut all, mut front) = (Missing::new(), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -210,8 +209,8 @@ impl Trace {
         }
     }
 
-    /// Returns the agreements that one step leads to from `place`. These are the places of the blocked ranks that have
-    /// not come to `place`.
+    /// Returns the agreements that one step leads to from `place`: the places of the blocked ranks that have not
+    /// arrived at `place`.
     fn next<'a>(
         &'a self,
         place: &Place,
@@ -222,7 +221,7 @@ impl Trace {
         ranks.flat_map(|rank| self.places(*rank))
     }
 
-    /// Returns the own agreement, and the blocked agreements that steps lead to from it.
+    /// Returns this rank's own agreement, and the blocked agreements that steps lead to from it.
     fn reached<'a>(&'a self, missing: &'a Missing<'_>, blocked: &BTreeSet<u32>) -> BTreeSet<&'a Place> {
         let (mut reached, mut front) = (BTreeSet::from([&self.own]), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -231,8 +230,8 @@ impl Trace {
         reached
     }
 
-    /// Returns the waits of the circle. Its agreements are the own agreement, and the agreements in `reached` from
-    /// which steps lead to the own one. Empty if the own agreement is the only one.
+    /// Returns the waits of the circle. Its agreements are this rank's own agreement, and the agreements in `reached`
+    /// from which steps lead to it. Returns no waits if the own agreement is the only one.
     fn circle(
         &self,
         missing: &Missing<'_>,
@@ -262,8 +261,8 @@ impl Trace {
     }
 }
 
-/// Returns the agreements of a circle other than `own`, each once. With each agreement, returns its missing members:
-/// those that wait in other agreements of the circle, and not in this one.
+/// Returns the agreements of a circle other than `own`, each once. With each agreement, returns the members that wait
+/// in other agreements of the circle and not in this one.
 pub(super) fn others(circle: &[Waiting], own: &Place) -> Vec<(Place, Vec<Absentee>)> {
     let mut others: Vec<(Place, Vec<Absentee>)> = Vec::new();
     for Waiting { place, .. } in circle {

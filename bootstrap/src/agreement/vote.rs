@@ -1,13 +1,16 @@
-//! One vote: every member posts its value, and the store keeps one result for all of them.
+//! One vote ([terms](super#terms)): every member posts its value, and the store keeps one result for all of them.
 //!
-//! A member posts its value, increments a counter, and waits for the result. The member that increments the counter to
-//! the number of members reads all posts and proposes a result. A member whose wait times out reads the posts that
-//! exist and also proposes a result. So does a member whose post alone decides the result, without counting or waiting.
-//! The store keeps the first proposal, and every member takes that one as the result.
-//! So all members get the same result, even if the wait of one member times out while the last member posts.
+//! A member posts its value, adds 1 to a counter, and waits for the result. A member reads all posts and proposes a
+//! result in three cases:
+//! - The member has raised the counter to the number of members.
+//! - The member's wait has timed out. Some posts may then be missing.
+//! - The member's own post decides the result. The member then proposes at once, without counting or waiting.
 //!
-//! Keys: `PREFIX/RANK`, the post, written once, by that rank only; `PREFIX/count`, the counter; `PREFIX/result`,
-//! written once.
+//! The store keeps the first proposal, and every member takes that one as the result. So all members get the same
+//! result, even if the wait of one member times out while the last member posts.
+//!
+//! Keys: `PREFIX/RANK`, the post of a rank; `PREFIX/count`, the counter; `PREFIX/result`, the result. Posts and result
+//! are written once.
 
 use std::time::Duration;
 
@@ -17,22 +20,22 @@ use super::place::{Place, result_key};
 /// with [`Answer::StoreFailed`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Adds an agreement to the list of those in which this rank waits. Answer: [`Answer::Stored`].
+    /// Adds an agreement to this rank's list of places. Answer: [`Answer::Stored`].
     Enter {
         /// The key of the list. All threads of the rank change it.
         key: String,
         /// The agreement.
         place: Place,
     },
-    /// Removes an agreement from the list of those in which this rank waits. Answer: [`Answer::Stored`].
+    /// Removes an agreement from this rank's list of places. Answer: [`Answer::Stored`].
     Leave {
         /// The key of the list.
         key: String,
         /// The agreement.
         place: Place,
     },
-    /// Sets a key that only this rank writes, and only once. Answer: [`Answer::Stored`] if the key now has this value,
-    /// [`Answer::Taken`] if the key already has another value, or [`Answer::Unsent`] if the store rejects the value.
+    /// Posts a value. Answer: [`Answer::Stored`] if the key now has this value, [`Answer::Taken`] if the key already
+    /// has another value, or [`Answer::Unsent`] if the store rejects the value.
     Post {
         /// The key.
         key: String,
@@ -54,7 +57,7 @@ pub enum Request {
         /// The keys.
         keys: Vec<String>,
     },
-    /// Sets a key unless it has a value. Answer: [`Answer::Result`] with the value that the key has then.
+    /// Proposes a value. Answer: [`Answer::Result`] with the value that the key has then.
     Propose {
         /// The key.
         key: String,
@@ -87,7 +90,7 @@ pub enum Answer {
     Result(Vec<u8>),
     /// The time limit of the wait has passed, and the key has no value.
     Expired,
-    /// The wait was stopped, because the object that the agreement is about has ended on this rank.
+    /// The wait was stopped, because the object has ended on this rank.
     Over(Gone),
     /// The store rejected the value of a [`Request::Post`], for example because of its size, and has not stored it.
     Unsent,
@@ -95,12 +98,12 @@ pub enum Answer {
     StoreFailed,
 }
 
-/// The end of the object that the agreement is about: for example, a process group that was aborted.
+/// The reason why the object has ended on this rank: for example, a process group was aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     /// The rank that ended the object: this rank, or another one.
     pub rank: u32,
-    /// The reason why it did so.
+    /// The reason that the rank gave.
     pub cause: String,
 }
 
@@ -125,9 +128,9 @@ enum State {
 pub(super) enum Gathering {
     /// The counter has reached the number of members.
     Counted,
-    /// This member's post alone decides the result, see [`Vote::proposes_now`].
+    /// This member's post alone decides the result; see [`Vote::proposes_now`].
     Now,
-    /// The wait for the others has timed out.
+    /// The wait for the result has timed out.
     Expired,
 }
 
@@ -161,7 +164,7 @@ pub(super) struct Vote {
 }
 
 impl Vote {
-    /// Makes a vote in which `rank`, one of `members`, posts `posted` and waits for the others until `until`, on the
+    /// Makes a vote in which `rank`, one of `members`, posts `posted` and waits for the result until `until`, on the
     /// clock of [`Agreement::step`](super::Agreement::step).
     pub(super) fn new(
         prefix: String,
@@ -174,7 +177,7 @@ impl Vote {
         Self { prefix, rank, members, posted, until, proposes_now, further, state }
     }
 
-    /// If `now` is true, this member proposes without waiting for the others, because its post alone decides the
+    /// If `now` is true, makes this member propose without waiting for the others, because its post alone decides the
     /// result.
     pub(super) fn proposes_now(mut self, now: bool) -> Self {
         self.proposes_now = now;

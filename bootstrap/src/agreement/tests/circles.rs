@@ -1,5 +1,5 @@
-//! Tests of circular waits of ranks whose threads wait in several agreements at a time, and of the changes to a rank's
-//! list of agreements.
+//! Tests of circular waits of ranks whose threads wait in several agreements at a time, and of changes to lists of
+//! places.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -34,7 +34,7 @@ struct Threads {
 
 struct Thread {
     rank: u32,
-    /// The agreements in which the thread has still to take part. The last one is next.
+    /// The agreements in which the thread has yet to take part. The last element is next.
     program: Vec<Place>,
     /// The current agreement, and its output that is not yet executed. `None` between agreements.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
@@ -98,8 +98,8 @@ impl Threads {
         }
     }
 
-    /// Ends the patience of a thread, and runs the thread until a proposal is pending. Calls `before` before each
-    /// request of its search, with the number of the request, from 0.
+    /// Ends the patience of a thread, and runs the thread until a proposal is its next request. Before each request of
+    /// the thread's search, calls `before` with the number of the request, counted from 0.
     fn expire(&mut self, index: usize, mut before: impl FnMut(&mut Self, usize)) {
         self.give(index, Input::Store(Answer::Expired));
         let mut reads = 0;
@@ -110,8 +110,8 @@ impl Threads {
         }
     }
 
-    /// Returns the circle in the result of each member of the agreement that has ended. It is empty if no circle was
-    /// found. Panics if a result is not [`Failure::Absent`].
+    /// Returns the circle of each member of agreement `name` that has ended; empty if no circle was found. Panics if a
+    /// result is not [`Failure::Absent`].
     fn circles(&self, name: &str) -> Vec<Vec<Waiting>> {
         let circle = |result: &Result<u64, Ending<Sum>>| match result {
             Err(Ending::Failed(Failure::Absent { circle, .. })) => circle.clone(),
@@ -147,7 +147,7 @@ fn all_agreements_of_ranks_with_several_threads_fail_with_the_circle() {
     }
 }
 
-/// The same waits as above, but a thread of each rank searches. Both searches end before the first failure is stored.
+/// The same waits as above, but one thread of each rank searches. Both searches end before the first failure is stored.
 #[test]
 fn two_ranks_that_search_at_a_time_find_the_same_circle() {
     let mut threads = Threads::default();
@@ -163,7 +163,7 @@ fn two_ranks_that_search_at_a_time_find_the_same_circle() {
 }
 
 /// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Another thread of rank 0 waits in `b` for rank 2.
-/// Once rank 2 has come, that thread takes part in `c`.
+/// Once rank 2 has arrived at `b`, that thread takes part in `c`.
 #[test]
 fn a_rank_of_which_one_thread_can_go_on_is_in_no_circle() {
     let mut threads = Threads::default();
@@ -204,7 +204,7 @@ fn a_circle_leads_through_all_agreements_of_a_rank() {
 }
 
 /// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Between the two reads of the search, a second thread
-/// of rank 1 begins to wait in `d`. This thread might come to `a` later.
+/// of rank 1 begins to wait in `d`. This thread might arrive at `a` later.
 #[test]
 fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut threads = Threads::default();
@@ -213,7 +213,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut reads = 0;
     threads.expire(0, |threads, read| {
         reads = read;
-        // Request 0 reads the records and places, request 1 the decisions. Request 2 is the second read of the circle.
+        // Request 0 reads the records and places, request 1 the decision keys. Request 2 is the second read.
         if read == 2 {
             threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
             threads.run(Some(0));
@@ -225,7 +225,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     assert!(!threads.results.contains_key("c"));
 }
 
-/// The circular wait of two ranks with two threads each. Real threads run the agreements over a `HashStore`.
+/// The circular wait of two ranks with two threads each. Threads of the system run the agreements over a `HashStore`.
 #[test]
 fn threads_over_a_store_fail_with_the_circle() {
     let store = HashStore::new();
@@ -269,9 +269,9 @@ fn changes_of_several_threads_are_not_lost() {
     assert_eq!(list(), []);
 }
 
-/// The list of rank 7 still contains two agreements in which it no longer takes part, as after a loss of the store.
+/// The list of rank 7 still contains two places at which it no longer waits, as after a loss of the store.
 #[test]
-fn an_agreement_that_this_rank_could_not_leave_is_removed_once_it_is_decided() {
+fn a_place_that_a_rank_could_not_remove_is_removed_once_its_agreement_is_decided() {
     let store = HashStore::new();
     let key = place::places_key(7);
     let names = || {

@@ -1,8 +1,9 @@
-//! Tests of agreements: orders of the steps of small agreements ([`model`]), random programs ([`seeds`]), single cases
-//! ([`scripted`]), and circular waits and the lists of the agreements in which ranks wait ([`circles`]).
+//! Tests of agreements. The module docs of `agreement` define the [terms](super#terms).
 //!
-//! This file tests the encoding, the text and the culprits of failures, the decisions and verdicts of [`sum::Sum`], and
-//! one agreement over a `HashStore`. [`sum`] contains the protocol of all tests.
+//! - [`model`]: orders of the steps of small agreements. [`seeds`]: random programs.
+//! - [`scripted`]: single cases. [`circles`]: circular waits and lists of places.
+//! - This file: the encoding, the text and the culprits of failures, the functions of [`sum::Sum`], and one agreement
+//!   over a `HashStore`. [`sum`]: the protocol of all tests.
 
 mod circles;
 mod model;

@@ -1,15 +1,15 @@
-//! Visits the orders of the steps of small agreements, with crashes, early timeouts, failed actions, lost stores and
-//! repeated requests: all orders, or fewer with the reduction below.
+//! Executes small agreements in all orders of their steps, with crashes, early timeouts, failed actions, lost stores
+//! and repeated requests. With four members, most tests visit only the orders that the reduction below selects.
 //!
 //! # Reduction
 //! A *world* is the state of all members and of the store. The next step of a member is *local* if it is independent of
 //! all steps that other members can take before it: neither of the two steps changes the effect of the other. If some
-//! members have a local step, only the steps of one of them are visited: its local step, and the faults that it can
-//! have instead. If no member has a local step, the steps of all members are visited. This loses no result:
+//! members have a local step, only one of them is selected, and its local step is visited, with the faults that the
+//! member can have instead. If no member has a local step, the steps of all members are visited. This loses no result:
 //!
-//! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such
-//!   a step or fault. Moved to the front of the order, it leads to the same result, because it is independent of
-//!   all steps before it.
+//! - A local step stays possible until its member takes a step or has a fault. So every complete order contains such a
+//!   step or fault. If it is moved to the front of the order, the result is the same, because it is independent of all
+//!   steps before it.
 //! - A fault of another member changes only that member, and the part of the store that its next step would change. So
 //!   the fault and the local step give the same world in either order, and it suffices to visit the fault after the
 //!   step.
@@ -24,11 +24,12 @@
 //! | reads a result that exists | results do not change, and are removed after this member has acknowledged |
 //! | proposes its member list | all members propose the same list, so it does not matter who is first |
 //!
-//! To *count* is to add 1 to a counter of the agreement.
+//! To *count* is to add 1 to a counter of the agreement, after a post or an acknowledgement.
 //!
-//! If no wait ends early and no request is repeated, a wait times out only if no member can take a step, and a counter
-//! reaches the number of members only if all of them have posted. So at most one member at a time reads the posts and
-//! proposes a result. All others wait meanwhile, or have ended or crashed. Therefore these steps are local, too:
+//! Suppose that no wait ends early and no request is repeated. Then a wait times out only if no member can take a step,
+//! and a counter reaches the number of members only if all of them have posted. So at most one member at a time reads
+//! the posts and proposes a result. All others wait meanwhile, or have ended or crashed. Therefore these steps are
+//! local, too:
 //!
 //! | step | local, because |
 //! |---|---|
@@ -79,7 +80,7 @@ enum State {
     Ended(Result<u64, Ending<Sum>>),
 }
 
-/// A state with two 64-bit hashes. Two make a collision improbable.
+/// A state, with two 64-bit hashes of it. Two hashes make a collision improbable.
 #[derive(Debug)]
 struct Hashed {
     state: State,
@@ -117,9 +118,9 @@ impl fmt::Write for HashText {
 struct World {
     members: Vec<Rc<Hashed>>,
     store: Rc<Memory>,
-    /// The faults that may still come.
+    /// The faults that were not injected yet.
     faults: Faults,
-    /// The faults that the whole run may have.
+    /// The faults that are allowed in the whole run.
     all_faults: Faults,
     /// The number of members that were asked to remove the keys.
     removers: u32,
@@ -170,8 +171,8 @@ impl World {
         self
     }
 
-    /// Returns the worlds that one step or fault leads to: all of them or, if `reduces` is true, those that the
-    /// reduction of the module docs visits.
+    /// Returns the worlds that one step or fault leads to. If `reduces` is true, returns only those that the reduction
+    /// of the module docs visits.
     fn next(&self, reduces: bool) -> Vec<Self> {
         let mut members = 0..self.members.len();
         match members.clone().find(|index| reduces && self.is_local(*index)) {
@@ -203,8 +204,8 @@ impl World {
         }
     }
 
-    /// Returns the worlds that one step or fault of the member at `index` leads to. A member that has ended or crashed
-    /// has none. While another member can take a step, a member that waits has only faults.
+    /// Returns the worlds that one step or fault of the member at `index` leads to: none if the member has ended or
+    /// crashed, and only those of faults if it waits while another member can take a step.
     fn steps(&self, index: usize) -> Vec<Self> {
         let mut all = Vec::new();
         if let State::Running(_, output) = &self.members[index].state {
@@ -305,7 +306,7 @@ fn progress_needs_no_time_out() {
 }
 
 /// Visits and checks every world that can be reached from `first` or, if `reduces` is true, those that the reduction
-/// leaves. Returns the number of visited worlds, and the final ones, in which no member runs. Panics if a check fails
+/// visits. Returns the number of visited worlds, and the final ones, in which no member runs. Panics if a check fails
 /// or a member waits for ever.
 fn explore(first: World, reduces: bool) -> (usize, Vec<World>) {
     let (mut seen, mut open, mut ends) = (HashSet::new(), vec![first], Vec::new());
@@ -369,13 +370,12 @@ fn without_faults_all_agree() {
     assert!(ends.iter().all(|world| world.states().all(refused)));
 }
 
-/// Visits all worlds, and then fewer with the reduction. Checks that the final worlds of both have the same states of
-/// the members and the same keys. Returns the number of all worlds.
+/// Visits all worlds, and then those that the reduction visits. Checks that the final worlds of both have the same
+/// states of the members and the same keys. Returns the number of all worlds.
 fn explore_both(size: u32, numbers: &[u64], faults: Faults) -> usize {
     let first = World::new(size, numbers, faults);
     let ((all, ends), (few, reduced)) = (explore(first.clone(), false), explore(first, true));
     assert!(few < all && !ends.is_empty(), "{few} of {all} worlds");
-    // The states of the members, and the keys that are left.
     let kept = |ends: &[World]| {
         let of =
             |world: &World| (format!("{:?}", world.members), Vec::from_iter(world.store.0.keys().cloned()));
@@ -419,8 +419,8 @@ fn three_members_never_differ() {
     }
 }
 
-/// Visits the worlds that the reduction leaves. With `TEST_EFFORT` above 1, also visits all worlds for some of the
-/// faults. It then also visits the reduced worlds for one more fault, a wait that times out early.
+/// Visits the worlds that the reduction visits. With `TEST_EFFORT` above 1, also visits all worlds for some of the
+/// faults, and the reduced worlds for one more fault: a wait that times out early.
 #[test]
 fn four_members_never_differ() {
     let effort: u64 =

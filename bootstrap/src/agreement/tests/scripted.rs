@@ -1,4 +1,4 @@
-//! Single cases: leaving members, two processes with one rank, invalid members, different member lists, time limits,
+//! Single cases: ranks that leave, two processes with one rank, invalid members, different member lists, time limits,
 //! waits for acknowledgements, and failing stores.
 
 use std::{
@@ -44,8 +44,8 @@ fn failure(outcome: &Outcome) -> &Failure {
     }
 }
 
-/// Waits until `has_failed` returns true. Panics after 10 s, so that a member which never learns of a failure does not
-/// make the test hang.
+/// Waits until `has_failed` returns true. Panics after 10 s, so that the test does not hang if the function never
+/// returns true.
 fn wait_for_failure(has_failed: &dyn Fn() -> bool) {
     let deadline = Deadline::after(Duration::from_secs(10));
     while !has_failed() {
@@ -55,7 +55,7 @@ fn wait_for_failure(has_failed: &dyn Fn() -> bool) {
 }
 
 #[test]
-fn a_member_whose_object_has_ended_says_so_and_nobody_else_is_blamed() {
+fn a_member_whose_object_has_ended_is_the_only_culprit() {
     let store = HashStore::new();
     let ended = run::<Sum>(&store, member_of(0, 2, LONG), 3, |_, _, _| true, || Err(gone(0)));
     let late = agree(&store, 1, LONG);
@@ -148,7 +148,7 @@ fn a_rank_that_takes_part_twice_is_refused() {
 }
 
 #[test]
-fn members_that_make_no_sense_are_refused_at_once() {
+fn invalid_members_are_rejected_at_once() {
     let store = HashStore::new();
     let with = |change: fn(&mut Member)| {
         let mut member = member_of(0, 2, LONG);
@@ -196,9 +196,9 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
-/// Rank 2 is only in its own member list. It comes after the others have decided.
+/// Rank 2 is only in its own member list. It arrives after the others have decided.
 #[test]
-fn a_rank_that_others_do_not_count_in_does_not_act() {
+fn a_rank_outside_the_member_list_of_the_others_does_not_act() {
     let store = HashStore::new();
     thread::scope(|scope| {
         let other = scope.spawn(|| agree(&store, 1, LONG));
@@ -213,10 +213,10 @@ fn a_rank_that_others_do_not_count_in_does_not_act() {
     });
 }
 
-/// The member list of rank 1 is 0 to 2, and that of rank 0 is 0 to 3. Ranks 2 and 3 never come. Rank 0 finds that the
+/// The member list of rank 1 is 0 to 2, and that of rank 0 is 0 to 3. Ranks 2 and 3 never arrive. Rank 0 finds that the
 /// lists differ, and both ranks fail long before their patience ends.
 #[test]
-fn members_with_different_lists_are_told_when_the_second_one_comes() {
+fn members_with_different_lists_fail_when_the_second_one_arrives() {
     let store = HashStore::new();
     thread::scope(|scope| {
         let with = |rank, size| run::<Sum>(&store, member_of(rank, size, LONG), 3, |_, _, _| true, || Ok(()));
@@ -236,8 +236,8 @@ fn members_with_different_lists_are_told_when_the_second_one_comes() {
     });
 }
 
-/// Rank 2 never comes, and the patience of rank 0 ends. The process of rank 0 may host the store, so rank 0 waits until
-/// rank 1 has read the failure.
+/// Rank 2 never arrives, and the patience of rank 0 ends. The process of rank 0 may host the store, so rank 0 waits
+/// until rank 1 has read the failure.
 #[test]
 fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     let store = HashStore::new();
@@ -256,8 +256,8 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// A thread takes the part of rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for
-/// this acknowledgement.
+/// A thread acts as rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for this
+/// acknowledgement.
 #[test]
 fn a_member_stays_until_the_others_have_read_any_failure() {
     let store = HashStore::new();
@@ -306,8 +306,8 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store that counts most of its requests. If `error` is set, every eighth counted request fails with it. These
-/// requests fail alternately before and after they take effect.
+/// A store that counts most of its requests. If `error` is set, every eighth counted request fails with it, alternately
+/// before and after the request has taken effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,
@@ -328,7 +328,7 @@ impl Store for Flaky {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
         let mut key = Vec::new();
         request.clone().for_each_key(|it| key = std::mem::take(it));
-        // These requests precede or follow the time in doubt. If they failed, they would not be repeated.
+        // A member sends these requests before or after the time in which it is in doubt. It would not repeat them.
         let is_outside = matches!(request, Request::CompareSet { .. })
             && (key.starts_with(b"places/") || key.ends_with(b"/members"));
         if is_outside || matches!(request, Request::Delete { .. }) {
@@ -376,7 +376,7 @@ fn the_end_of_the_object_ends_a_long_wait_within_a_second() {
 /// With a patience of 30 ms, failed requests are still repeated, because retries go on for at least 5 s after the first
 /// error. Two members with a long patience agree in spite of failed requests.
 #[test]
-fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() {
+fn failed_requests_are_repeated_even_with_a_short_patience() {
     let store = flaky(|| StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO });
     let outcome = agree(&store, 0, Duration::from_millis(30));
     assert!(matches!(failure(&outcome), Failure::Absent { .. }), "{outcome:?}");
@@ -388,11 +388,11 @@ fn a_store_that_fails_now_and_then_poisons_nothing_even_with_a_short_patience() 
     });
 }
 
-/// The store rejects the record, so the other members never see it.
+/// The store rejects the record, so the other members never read it.
 #[test]
-fn a_record_that_is_refused_here_leaves_no_doubt() {
+fn a_member_whose_record_the_store_rejects_is_not_in_doubt() {
     let store = flaky(|| StoreError::Argument("it is too long".into()));
-    // The first counted request fails. It posts the record.
+    // The first counted request, which posts the record, fails.
     store.count.store(3, Ordering::Relaxed);
     let failed = agree(&store, 0, LONG).unwrap_err();
     assert!(matches!(failed.ending, Ending::StoreFailed) && failed.store.is_some(), "{failed:?}");
@@ -401,7 +401,7 @@ fn a_record_that_is_refused_here_leaves_no_doubt() {
 }
 
 #[test]
-fn an_error_that_stays_is_not_repeated() {
+fn a_request_is_not_repeated_after_a_permanent_error() {
     let store = flaky(|| StoreError::Argument("no".into()));
     let began = Instant::now();
     let failed = agree(&store, 0, LONG).unwrap_err();

@@ -8,7 +8,7 @@ use super::{
 };
 
 impl Run {
-    /// Returns the agreements that a rank has entered and not left. For a rank that is gone: those in its list.
+    /// Returns the agreements at which a rank waits now. For a rank that is gone: its list of places.
     fn places(&self, index: usize) -> Vec<Place> {
         let rank = &self.ranks[index];
         let listed = self.store.places(&place::places_key(index as u32));
@@ -16,7 +16,7 @@ impl Run {
             return listed;
         }
         let waits = |output: &Output<Sum>| match output {
-            // The request may have taken effect while its reply is outstanding. The list shows that.
+            // The request may have taken effect while its reply is outstanding. The list of places shows that.
             Output::Store(Request::Enter { place, .. } | Request::Leave { place, .. }) => {
                 place::is_at(&listed, place)
             }
@@ -29,7 +29,8 @@ impl Run {
         names.map(|name| Place { name: name.into(), members: self.members[name].clone() }).collect()
     }
 
-    /// Returns true if none of these waits has ended or can end, and each of them is for a rank of the circle.
+    /// Returns true if `circle` is a circular wait now: each of its ranks waits at its place, that agreement is
+    /// undecided, and a rank of the circle that is not free (see below) has not arrived at it.
     pub(super) fn is_circle(&self, circle: &[Waiting]) -> bool {
         let places: Vec<Vec<Place>> = (0..self.ranks.len()).map(|rank| self.places(rank)).collect();
         let is_open = |place: &Place| !self.store.0.contains_key(&place.decision_key());
@@ -64,13 +65,13 @@ impl Run {
                 .iter()
                 .filter(|(_, result)| !matches!(result, Err(Ending::InDoubt | Ending::StoreFailed)))
                 .collect();
-            // The result of a rank with another member list is not compared. All other ranks must have equal results.
+            // Only the rank with another member list may have another result.
             let has_others_list = |rank: usize| self.fault == Fault::OtherMembers && rank == self.culprit;
             let alike: Vec<_> = told.iter().filter(|(rank, _)| !has_others_list(*rank)).collect();
             if let Some(pair) = alike.windows(2).find(|pair| pair[0].1 != pair[1].1) {
                 return Err(format!("{name}: {pair:?}"));
             }
-            // An agreement needs the outcomes of all members. A sum of 1 is agreed without an action.
+            // A sum of 1 is agreed without an action. Every other sum needs the outcomes of all members.
             if results.iter().any(|(_, result)| matches!(result, Ok(sum) if *sum != 1)) {
                 let posted = |rank: &u32| self.outcomes.contains(&format!("{name}/outcomes0/{rank}"));
                 if let Some(rank) =
@@ -95,10 +96,11 @@ impl Run {
         }
     }
 
-    /// Checks that a culprit with another version, generation or member list has not agreed. With another version or
-    /// generation, checks that not all others have agreed either. Checks that no agreement of several ranks has failed
-    /// with [`Failure::Unreadable`]. If there was no fault and all members agreed, checks that only the ranks' lists of
-    /// agreements are left in the store.
+    /// Checks four rules:
+    /// - The culprit has not agreed with another version, generation or member list.
+    /// - If the culprit has another version or generation, at least one other member has not agreed either.
+    /// - No agreement of several ranks has failed with [`Failure::Unreadable`].
+    /// - If there was no fault and all members agreed, only lists of places are left in the store.
     fn judge_detection(&self) -> Result<(), String> {
         let culprit = self.culprit;
         for (name, results) in &self.results {

@@ -1,6 +1,6 @@
 //! Random programs: several ranks take part in several agreements. Some ranks have two threads, so they can take part
-//! in two agreements at a time. Members may come late. Each run has at most one kind of [`Fault`]. A run is a function
-//! of its seed. Two further tests run fixed programs, whose steps have random orders.
+//! in two agreements at a time. A rank may arrive after the patience of others has ended. Each run has at most one kind
+//! of [`Fault`], and depends only on its seed. Two further tests run fixed programs, whose steps have random orders.
 
 mod judge;
 
@@ -41,7 +41,7 @@ type Outcome = Result<u64, Ending<Sum>>;
 /// A thread of a rank.
 #[derive(Default)]
 struct Thread {
-    /// The agreements in which the thread has still to take part, and the numbers that it contributes.
+    /// The agreements in which the thread has yet to take part, and the numbers that it contributes.
     program: VecDeque<(Member, u64)>,
     /// The current agreement, and its output that is not yet executed. `None` between agreements.
     running: Option<(Agreement<Sum>, Output<Sum>)>,
@@ -99,14 +99,13 @@ struct Run {
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
     members: BTreeMap<String, Vec<u32>>,
-    /// The keys under which members have posted outcomes. Contains only the outcomes of the first action of each
-    /// agreement.
+    /// The keys under which members have posted the outcomes of the first action of each agreement.
     outcomes: BTreeSet<String>,
     /// The circles that members have proposed as failures.
     circles: Vec<Vec<Waiting>>,
-    /// A description of the first proposed circle for which [`Run::is_circle`] was false. `None` if there was none.
+    /// The first proposed circle for which [`Run::is_circle`] was false, as a text. `None` if there was none.
     wrong_circle: Option<String>,
-    /// With [`Fault::OtherGeneration`] or [`Fault::OtherMembers`]: the agreement that the culprit enters with another
+    /// With [`Fault::OtherGeneration`] or [`Fault::OtherMembers`]: the agreement in which the culprit uses another
     /// generation or member list.
     changed: Option<String>,
     /// The history of the run, which is printed if a check fails.
@@ -197,7 +196,7 @@ impl Run {
                 continue;
             }
             let thread = ready[self.random.below(ready.len())];
-            // The clock advances, so that waits time out in some runs before all members have come.
+            // The clock advances, so that waits time out in some runs before all members have arrived.
             if self.random.one_in(4) {
                 self.now += Duration::from_millis(self.random.below(40) as u64);
             }
@@ -205,7 +204,7 @@ impl Run {
         }
     }
 
-    /// Returns the earliest time limit of a pending wait. `None` if no thread waits.
+    /// Returns the earliest time limit of a pending wait; `None` if no thread waits.
     fn first_end(&self) -> Option<Duration> {
         let threads = self.ranks.iter().filter(|rank| !rank.is_gone).flat_map(|rank| &rank.threads);
         let waits = threads.filter_map(|thread| match &thread.running {
@@ -286,8 +285,8 @@ impl Run {
         }
     }
 
-    /// With [`Fault::OtherVersion`], changes the version in a record or an outcome that the culprit posts. Returns every other
-    /// request unchanged.
+    /// With [`Fault::OtherVersion`], changes the version in a record or an outcome that the culprit posts. Returns
+    /// every other request unchanged.
     fn as_of_another_version(&self, index: usize, mut request: Request) -> Request {
         if let Request::Post { key, value } = &mut request
             && (self.fault, self.culprit) == (Fault::OtherVersion, index)
@@ -350,9 +349,9 @@ fn explore(seeds: impl Iterator<Item = u64>) -> usize {
     agreed
 }
 
-/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000). Each processor runs a part of them.
+/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000), which all processors share.
 #[test]
-fn random_programs_agree_or_fail_alike() {
+fn members_of_random_programs_have_equal_results() {
     let seeds = std::env::var("AGREEMENT_SEEDS").ok().and_then(|number| number.parse().ok()).unwrap_or(4000);
     let workers = thread::available_parallelism().map_or(1, usize::from);
     let agreed: usize = thread::scope(|scope| {
