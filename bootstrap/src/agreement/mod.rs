@@ -17,8 +17,8 @@
 //!   all members, in an order that is the same on every member.
 //! - **Object**: the thing that the agreement is about, such as a process group. **Generation**: how many times a rank
 //!   has created the object.
-//! - **Post**: to set a key that only this member sets. **Propose**: to set a key unless it has a value. The first
-//!   proposal stays in the store, and every member follows it.
+//! - **Post**: to set a key that only this member sets, and only once. **Propose**: to set a key unless it has a value.
+//!   The first proposal stays in the store, and every member follows it.
 //! - **Vote**: all members post a value each, and then one proposal becomes the result of the vote.
 //! - **Record**: a member's contribution to the agreement. The vote on the records gives the **decision**.
 //! - **Action**: work that every member does because the decision or a verdict asks for it. The **plan** is the data

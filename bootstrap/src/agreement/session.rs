@@ -72,10 +72,10 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 /// Runs this member's part in an agreement, and returns the agreed value. See the [terms](super#terms).
 ///
 /// `record` is this member's contribution. `act` executes the action with a plan until the deadline, and returns the
-/// outcome. It is called once per action, and never if there is no action. `act` can poll its third argument to stop
-/// early. This function returns true once the verdict is stored, so that the verdict no longer depends on this member's
-/// outcome: the outcome of another member was final, another member's wait for outcomes has timed out, or a rank has
-/// [left](leave). It returns false while the store fails.
+/// outcome. It is called once per action, and never if there is no action. Its third argument is a function that
+/// returns true once the verdict is stored, and so no longer depends on this member's outcome. Reasons: the outcome of
+/// another member was final, another member's wait for outcomes has timed out, or a rank has [left](leave). `act` can
+/// poll this function to stop early. The function returns false if the store fails.
 ///
 /// `goes_on` returns an error once the object has ended on this rank. It is polled during waits and retries, but not
 /// during `act`. After its error, a wait for the others ends, and the agreement fails with [`Failure::Left`] on all
@@ -84,8 +84,7 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 /// This function blocks, one after the other:
 /// - until all records are posted, the patience of a member has ended, or the agreement has failed for another reason;
 /// - if there is an action: during `act`, and then until the verdict is stored;
-/// - if the agreement has failed or was refused before an action: until the others have read the result, for at most 3
-///   s.
+/// - if the agreement has failed or was refused before an action: until the others have read the result, for up to 3 s.
 ///
 /// It also blocks while it repeats failed requests. If the host of a [`TcpStore`](crate::store::TcpStore) does not
 /// answer, each operation of the store may block for about twice the store's patience
@@ -259,8 +258,8 @@ impl Session<'_> {
         let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
         let Some(first) = came.first() else { return };
         let keys: Vec<&str> = came.iter().map(|member| &*member.read).collect();
-        // When all members have read the result, one of them removes the records and then the acknowledgements. So the
-        // wait also ends if the record is gone.
+        // When all members have read the result, the last one removes the records and then the acknowledgements. So
+        // a record that is gone also ends the wait.
         while !deadline.expired()
             && goes_on().is_ok()
             && matches!(

@@ -37,7 +37,7 @@ impl Runtime for Standard {
                 "the name of a thread contains a zero byte",
             ));
         }
-        // A new thread has this runtime without a call of `enter`.
+        // `Standard` is the default runtime of a thread, so the new thread needs no call of `enter`.
         thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
     }
 }

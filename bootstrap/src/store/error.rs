@@ -15,8 +15,8 @@ pub enum StoreError {
     /// At the deadline, some keys did not exist, or the queue was empty. The store stays usable.
     #[error("waited {waited:.1?} for {} that nobody has set; either the rank that sets it is late, or it never will", list(.keys))]
     Timeout {
-        /// The missing keys of the wait, or all of its keys if it is not known which are missing. For a queue, its
-        /// name.
+        /// The missing keys of the wait. If it is not known which keys are missing: all keys of the wait. For a queue,
+        /// its name.
         keys: Vec<String>,
         /// The time since the deadline was created.
         waited: Duration,
@@ -61,8 +61,8 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt that ended before the deadline. An attempt in which a process accepted the
-        /// connection, but did not answer by the deadline, says less than the one before it.
+        /// The error of the last attempt that ended before the deadline. An attempt that the deadline has interrupted
+        /// is ignored, because the attempt before it says more about the cause.
         source: Arc<io::Error>,
     },
     /// No connection to the store was possible before the deadline: a process accepted the connection, but closed it, or
@@ -79,8 +79,8 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt that ended before the deadline. An attempt in which a process accepted the
-        /// connection, but did not answer by the deadline, says less than the one before it.
+        /// The error of the last attempt that ended before the deadline. An attempt that the deadline has interrupted
+        /// is ignored, because the attempt before it says more about the cause.
         source: Arc<io::Error>,
     },
     /// The greeting failed because of the secret. Usually this process and the host do not have the same one.
@@ -186,7 +186,7 @@ pub enum StoreError {
         /// The start of its value, at most 64 bytes.
         value: String,
     },
-    /// Some ranks did not come to a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). All
+    /// Some ranks did not arrive at a meeting ([`rendezvous`](super::rendezvous()) or [`barrier`](super::barrier)). All
     /// ranks that get this error get the same list, unless they expect different numbers of ranks.
     #[error("{} of {world} never arrived at {at:?} (waited {:.1} s)", Ranks(.ranks), .waited.as_secs_f64())]
     Absent {
@@ -214,8 +214,8 @@ pub enum StoreError {
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// A rank will not come to a meeting. It has said so itself, or another rank has reported it. The operations of
-    /// this module never return this error. Protocols that use a store do.
+    /// A rank will not arrive at a meeting. The rank itself or another rank has reported that. The operations of this
+    /// module never return this error. Protocols that use a store do.
     #[error("rank {rank} has left the meeting at {at:?}: {cause}")]
     GivenUp {
         /// The rank.
@@ -225,7 +225,7 @@ pub enum StoreError {
         /// The reason.
         cause: String,
     },
-    /// One rank came to a meeting twice: two processes use this rank, or the meeting's name was used before.
+    /// A rank arrived at a meeting twice: two processes use this rank, or the meeting's name was used before.
     #[error(
         "rank {rank} has come to {at:?} twice; do two processes run with this rank, is the name used twice, or has an earlier \
          job left its keys in this store? Give each job a store of its own, or the next epoch"

@@ -50,7 +50,7 @@ struct State {
     table: Table,
     /// The client id that was used last. Each request to the table uses a new id.
     last_client: ClientId,
-    /// The clients whose wait has ended in the table, but whose thread has not noticed it yet.
+    /// The clients whose wait has ended in the table, and whose threads have not noticed that yet.
     woken: HashSet<ClientId>,
 }
 
@@ -73,7 +73,7 @@ impl HashStore {
     /// Releases the lock, waits for the next notification of `Shared::woken`, for at most `limit`, and takes the lock
     /// again.
     fn unlocked<'a>(&'a self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
-        // The count is read under the lock. So a notification after the lock is released ends the wait.
+        // The count is read under the lock, so a notification after the release of the lock ends the wait.
         let seen = self.shared.woken.count();
         drop(state);
         runtime::wait(&self.shared.woken, seen, limit);
@@ -170,8 +170,8 @@ impl Store for HashStore {
             }
             match reply? {
                 None => {}
-                // The queue is empty, but a key with its name exists. So the wait ended at once, and would do so again:
-                // wait for `PAUSE` instead.
+                // The queue is empty, but a key with its name exists. So the wait ended at once, and a second wait
+                // would too. Wait for `PAUSE` instead.
                 Some(Some(Reply::Popped(None))) => {
                     let left = deadline.remaining();
                     if left.is_zero() {

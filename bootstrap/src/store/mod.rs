@@ -8,8 +8,8 @@
 //!   serves the processes of a job, and is compatible with PyTorch's store on the wire. [`FileStore`] serves
 //!   processes that share a disk, and is compatible with PyTorch's file. [`PrefixStore`] is a namespace in
 //!   another store.
-//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some ranks do not come, the ranks that came agree on the
-//!   list of the missing ones.
+//! - [`rendezvous()`], [`barrier`]: wait for all ranks. If some ranks do not arrive, all ranks that arrived get the
+//!   same list of missing ranks.
 //! - [`machine`]: the semantics and the protocol as state machines without I/O. [`HashStore`], [`TcpStore`] and
 //!   [`FileStore`] use them.
 //!
@@ -86,9 +86,9 @@ macro_rules! expect {
 /// - The reply to the large request may contain some of the changes of other clients, and miss others.
 /// - A [`wait`](Store::wait) for more than 1,024 keys ends when each key has existed at some time during the wait.
 pub trait Store: Send + Sync {
-    /// Serves a request, and returns after it has taken effect. Returns its reply, or `None` if this kind of request has no
-    /// reply. The other methods call this and [`call_when_there`](Self::call_when_there). A store that passes its requests
-    /// on to another store implements these two methods alone.
+    /// Serves a request, and returns after it has taken effect. Returns its reply, or `None` if this kind of request
+    /// has no reply. The other methods call this method and [`call_when_there`](Self::call_when_there). A store that
+    /// passes its requests on to another store implements only these two.
     ///
     /// # Errors
     /// [`StoreError::Argument`] if the request is a `Wait`, `Barrier`, `CancelWait` or `Ping`. Other errors of the store.
@@ -170,8 +170,8 @@ pub trait Store: Send + Sync {
         expect!(self, "multi_get", reply, Some(Reply::Values(values)) => values)
     }
 
-    /// Sets several keys atomically, with the exception above for large requests, and that of a [`FileStore`] whose
-    /// process is killed.
+    /// Sets several keys atomically. Exceptions: large requests (see above), and a [`FileStore`] whose process is
+    /// killed.
     fn multi_set(&self, entries: &[(&str, &[u8])]) -> Result<()> {
         let entries = entries.iter().map(|(key, value)| (key.as_bytes().to_vec(), value.to_vec())).collect();
         expect!(self, "multi_set", self.call(Request::MultiSet { entries }), None => ())

@@ -1,20 +1,20 @@
-//! Meetings of all ranks, each under a name. If some ranks do not come, the ranks that came agree on the list of the
+//! Meetings of all ranks, each under a name. If some ranks do not arrive, all ranks that arrived get the same list of
 //! missing ranks.
 //!
-//! Each rank has its own deadline. If each rank decided alone, one could fail while another succeeds. So the outcome is
-//! written to the store once, by compare-and-set: the first proposal stands, and all ranks follow it. The last rank to
-//! arrive proposes success. A rank whose deadline passes proposes the list of missing ranks, or success if none is
-//! missing. A process whose rank another process has already used proposes failure, and fails even if the stored
+//! Each rank has its own deadline. If each rank decided alone, one could fail while another succeeds. So the store
+//! keeps one outcome, which is set by compare-and-set: the first proposal stays, and all ranks follow it. The last rank
+//! to arrive proposes success. A rank whose deadline passes proposes the list of missing ranks, or success if none is
+//! missing. If a process arrives as a rank that has already arrived, it proposes failure, and fails even if the stored
 //! outcome is success.
 
 use std::time::Duration;
 
 use super::{Deadline, Result, Store, StoreError, publish};
 
-/// Waits until all ranks of a job have come to the meeting `name`: ranks 0 to `world` - 1. Publishes this rank's
-/// `card` (an address, a device, any small value) and returns the cards of all ranks, in the order of ranks. The
-/// earliest deadline of the ranks that have come applies to all. If the meeting fails, may block for up to 3 s more,
-/// until the others have read the outcome.
+/// Waits until all ranks of a job, 0 to `world` - 1, have arrived at the meeting `name`. Publishes this rank's `card`
+/// (an address, a device, any small value) and returns the cards of all ranks, in the order of ranks. The earliest
+/// deadline of the ranks that have arrived applies to all. If the meeting fails, may block for up to 3 s more, until
+/// the others have read the outcome.
 ///
 /// Use a name for one meeting only. The meeting uses the keys that begin with `name` and `/`.
 ///
@@ -31,11 +31,11 @@ use super::{Deadline, Result, Store, StoreError, publish};
 /// ```
 ///
 /// # Errors
-/// - [`StoreError::Absent`] if ranks did not come. Every rank that came gets the same list of the missing ranks. A
-///   missing rank that comes too late gets it too. If the ranks expect different world sizes, a rank may get a list of
-///   its own: the ranks whose cards were missing at its deadline.
+/// - [`StoreError::Absent`] if ranks did not arrive. Every rank that arrived gets the same list of the missing ranks. A
+///   missing rank that arrives too late gets it too. If the ranks expect different world sizes, a rank may get a list
+///   of its own: the ranks whose cards were missing at its deadline.
 /// - [`StoreError::RankTaken`] if two processes use one rank. If the meeting has no outcome yet when the second one
-///   comes, every rank that came gets this error. Otherwise only the second process gets it.
+///   arrives, every rank that arrived gets this error. Otherwise only the second process gets it.
 /// - [`StoreError::Argument`] if `rank` is not below `world`, or if the stored outcome was not written by a meeting.
 /// - [`StoreError::Taken`] if another process has written to the key of this rank's card.
 /// - The errors of the store's operations.
@@ -60,7 +60,7 @@ pub fn rendezvous(
     }
 }
 
-/// Waits until all ranks have come to the meeting `name`. It is a [`rendezvous`] with empty cards, which it does not
+/// Waits until all ranks have arrived at the meeting `name`. It is a [`rendezvous`] with empty cards, which it does not
 /// return.
 ///
 /// # Errors
@@ -71,15 +71,15 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
     meeting.outcome()
 }
 
-/// The longest time that a rank waits, after a failed meeting, until the others have read the outcome. It waits because
-/// its process may host the store, which would end with the process.
+/// The longest time that a rank waits, after a failed meeting, until the others have read the outcome. Its process may
+/// host the store, and the others could not read the outcome after the end of the process.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// The outcome of a meeting to which all ranks came.
+/// The outcome of a meeting at which all ranks arrived.
 const COMPLETE: &[u8] = b"complete";
 /// The prefix of the outcome of a meeting with missing ranks. The ranks follow, separated by commas.
 const ABSENT: &str = "absent ";
-/// The prefix of the outcome of a meeting to which two processes came with one rank. The rank follows.
+/// The prefix of the outcome of a meeting at which two processes arrived as one rank. The rank follows.
 const TAKEN: &str = "taken ";
 
 /// The arguments of [`rendezvous`] or [`barrier`], except the card.
@@ -103,7 +103,7 @@ impl Meeting<'_> {
     }
 
     /// Publishes this rank's card and counts the rank. The last rank to arrive writes the outcome, unless there is one
-    /// already. Fails if this rank has come before.
+    /// already. Fails if a process has already arrived as this rank.
     fn arrive(&self, card: &[u8]) -> Result<()> {
         let (rank, world) = (self.rank, self.world);
         if rank >= world {
@@ -131,8 +131,8 @@ impl Meeting<'_> {
         self.store.compare_set(&self.key("outcome"), b"", outcome)
     }
 
-    /// Waits for the outcome until the deadline, and then proposes one. Returns `Ok` if all ranks came. If the meeting
-    /// failed, waits until the others have read the outcome, for at most [`FAREWELL`], and returns the error.
+    /// Waits for the outcome until the deadline, and then proposes one. Returns `Ok` if all ranks arrived. If the
+    /// meeting failed, waits until the others have read the outcome, for at most [`FAREWELL`], and returns the error.
     fn outcome(&self) -> Result<()> {
         let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
             Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
@@ -156,7 +156,7 @@ impl Meeting<'_> {
     fn opinion(&self) -> Result<Vec<u8>> {
         let absent: Vec<_> = self.without_card()?.iter().map(usize::to_string).collect();
         if absent.is_empty() {
-            // All ranks have come. The last one is about to write the outcome, or has died before it could.
+            // All ranks have arrived. The last one is about to write the outcome, or has died before it could.
             Ok(COMPLETE.to_vec())
         } else {
             Ok(format!("{ABSENT}{}", absent.join(",")).into())

@@ -1,5 +1,5 @@
-//! The file of a [`FileStore`](super::FileStore). Processes append records under a lock of the whole file. A record
-//! that other processes could have read is never changed.
+//! The file of a [`FileStore`](super::FileStore): a sequence of records. Processes append records while they hold a
+//! lock of the whole file. A complete record is not changed after its writer has released the lock.
 //!
 //! A record is a key and a value, each a `u32` length (little endian) and its bytes. The key selects the
 //! operation:
@@ -62,7 +62,8 @@ const FIRST_PAUSE: Duration = Duration::from_micros(50);
 /// The longest pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The client id of all requests to the table. The table has only one client, because waits poll the file.
+/// The client id of all requests to the table. One id suffices, because no request waits in the table: the waits of a
+/// file store read the file repeatedly instead.
 const ONLY: u64 = 0;
 
 /// The access to the file that an operation needs.
@@ -74,8 +75,7 @@ pub(super) enum Access {
     Write,
 }
 
-/// The value at the start of a byte string, and the bytes after it. `None` if the byte string ends before the value
-/// does.
+/// The first value in a byte string, and the bytes after that value. `None` if the value is incomplete.
 type First<'a, T> = Option<(T, &'a [u8])>;
 
 /// The file, and the state that the records before `end` describe.
@@ -327,8 +327,8 @@ impl Log {
     }
 
     /// Adds 1 to the number of times that the store was closed, and subtracts 1 from the number of times that it is
-    /// open now. Removes the file if nobody has the store open any more, and it was closed at least `workers` times. If
-    /// `workers` is `None`, the file stays.
+    /// open now. Removes the file if that number is then 0 or less, and the store was closed at least `workers` times.
+    /// If `workers` is `None`, the file stays.
     pub(super) fn leave(&mut self, workers: Option<u64>) -> Result<()> {
         self.left = self.left.saturating_add(1);
         self.opened = self.opened.saturating_sub(1);

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::runtime;
 
-/// A wait reads the file repeatedly. This is the pause after the first read. The pause doubles after each read, up to a
-/// limit that grows from [`LOOK`] to [`LONGEST_LOOK`] with the time since the deadline was created.
+/// A wait reads the file repeatedly. This is the first pause between two reads. The pause doubles after each read, up
+/// to a limit that grows from [`LOOK`] to [`LONGEST_LOOK`] with the time since the deadline was created.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 /// The limit of the pause while the deadline is new.
 const LOOK: Duration = Duration::from_millis(10);
@@ -109,9 +109,9 @@ impl FileOptions {
         Self { patience, ..self }
     }
 
-    /// Sets how many times the store will be opened in total, for example once by each process of the job. Closing the
-    /// store removes the file if the store was closed that many times and nobody has it open any more. Without this
-    /// setting, it does not.
+    /// Sets how many times the store will be opened in total, for example once by each process of the job. When the
+    /// store was closed that many times and is not open any more, the last close removes the file. Without this
+    /// setting, the file stays.
     #[must_use]
     pub fn workers(self, workers: u64) -> Self {
         Self { workers: Some(workers), ..self }
@@ -194,7 +194,7 @@ impl Store for FileStore {
                     return Ok(Err(missing));
                 }
                 match request.clone().map(|request| log.serve(request)).transpose()? {
-                    // The queue is empty, but a key with its name exists. The wait is for an element, so it goes on.
+                    // The queue is empty, but a key with its name exists. The wait is for an element, so it continues.
                     Some(Some(Reply::Popped(None))) => Ok(Err(keys.iter().map(|key| text(key)).collect())),
                     reply => Ok(Ok(reply.flatten())),
                 }

@@ -23,7 +23,7 @@ pub(super) fn dropping(strings: usize) -> usize {
 pub(super) struct Budget {
     limit: usize,
     spent: usize,
-    /// True if a piece of work may exceed the limit as long as nothing is spent.
+    /// True if the first piece of work may exceed the limit.
     first_is_free: bool,
 }
 

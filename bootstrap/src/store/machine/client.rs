@@ -8,16 +8,15 @@ use super::{
     wire::{Expect, ReplyDecoder, greeting, kind},
 };
 
-/// The time that a server has after the deadline of a wait, to answer the cancellation and to say which keys are
-/// missing.
+/// The time that a server has, after the deadline of a wait, to answer the cancellation and to report the missing keys.
 ///
-/// It is also used for the preparation of an operation that waits: a `TcpStore` opens a connection, and a `FileStore`
-/// locks the file. The time limit of the preparation is the rest of the operation's deadline, but at least `GRACE`, and
-/// at most the store's patience.
+/// It is also used before an operation that waits: a `TcpStore` opens a connection, and a `FileStore` locks the file.
+/// That may take the time left until the operation's deadline, or `GRACE` if that is more, but not more than the
+/// store's patience.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` is of
-/// no use then: it ends at once, because the key exists.
+/// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` cannot
+/// be used then: it ends at once, because the key exists.
 pub(in super::super) const PAUSE: Duration = Duration::from_millis(10);
 
 /// A call of a client. Deadlines are times of the caller's clock (see the [module](super)).
@@ -95,8 +94,8 @@ pub enum Failure {
     /// - The last answer to a call that waits must arrive within 5 s of the call's deadline or start, whichever is
     ///   later. If this client has sent `CancelWait`, the 5 s count from then instead.
     Unresponsive,
-    /// The greeting has failed because of the secret: the two sides do not have the same one, or only one side has
-    /// one, or the server has not answered a greeting with a secret.
+    /// The two sides do not have the same secret, only one side has a secret, or the server has not answered a greeting
+    /// with a secret.
     Distrust(Distrust),
     /// The server has sent bytes that are not a valid answer, or an answer that exceeds the client's limits. Contains a
     /// description of them.
@@ -111,8 +110,8 @@ pub struct Client {
     limits: Limits,
     /// The most time for an answer to a request that does not wait.
     patience: Duration,
-    /// The number in the last ping that was sent. Before the first ping, the number for it. The server must answer a
-    /// ping with its number.
+    /// The number of the last ping, or of the first one if none was sent. The server must answer a ping with its
+    /// number.
     nonce: u32,
     /// The secret, and the challenge that the client sends in its greeting.
     secret: Option<(Secret, Block)>,
@@ -141,7 +140,7 @@ enum Phase {
     /// challenge. Afterwards `server` is that challenge, and the client waits for the server's proof.
     Trusting { server: Option<Block>, due: Duration },
     /// The ping of the greeting, or the request of a call, was sent. `expect` is the kind of the answer. `retry` is the
-    /// call, if it is one that waits. If its request finds an empty queue before the deadline, the call starts again.
+    /// call if it waits: if its request finds an empty queue before the deadline, the call starts again.
     Answer { expect: Expect, due: Duration, retry: Option<Pending> },
     /// The greeting is complete, and no call is in progress.
     Idle,
@@ -180,8 +179,8 @@ impl Pending {
 }
 
 impl Client {
-    /// The most keys of a timed-out wait that are checked one by one. If there are more keys, none is checked, and
-    /// all are reported as missing.
+    /// The most keys of a timed-out wait for which the client asks which are missing. If there are more keys, all are
+    /// reported as missing.
     const SURVEYED: usize = 1024;
 
     /// Makes a client that accepts no replies above `limits`. It does not check the sizes of requests: the caller does,
@@ -309,8 +308,8 @@ impl Client {
         }
     }
 
-    /// Sends the request of a call. If the request has no reply, a ping follows: its answer shows that the request has
-    /// taken effect. `retry` is the call if it waits; see [`Phase::Answer`].
+    /// Sends the request of a call. If the request has no reply, also sends a ping, whose answer shows that the request
+    /// has taken effect. `retry` is the call if it waits; see [`Phase::Answer`].
     fn ask(&mut self, request: &Request, retry: Option<Pending>, now: Duration, outputs: &mut Vec<Output>) {
         let mut bytes = Vec::new();
         request.encode(&mut bytes);
@@ -324,8 +323,8 @@ impl Client {
         self.phase = Phase::Answer { expect, due, retry };
     }
 
-    /// Returns the time by which the next answer must arrive: the end of the patience or, if it is earlier, the limit
-    /// of the waiting call `pending`.
+    /// Returns the time by which the next answer must arrive: the client's patience from now. If `pending` is given, it
+    /// is at most the limit of that call.
     fn due(&self, pending: Option<&Pending>, now: Duration) -> Duration {
         let patient = now.saturating_add(self.patience);
         pending.map_or(patient, |pending| patient.min(pending.limit))
@@ -485,8 +484,8 @@ impl Client {
         self.phase = Phase::Surveying { pending, asked, missing: Vec::new(), due };
     }
 
-    /// Acts because the time of [`wake_at`](Self::wake_at) has come. Cancels a wait. After a pause, pops the queue
-    /// again, or times out if the deadline has passed. In all other phases, fails because the server has not answered.
+    /// Handles a timer of [`wake_at`](Self::wake_at) that is due. Cancels a wait. After a pause, pops the queue again,
+    /// or times out if the deadline has passed. In all other phases, fails because the server has not answered.
     fn late(&mut self, now: Duration, outputs: &mut Vec<Output>) {
         match std::mem::replace(&mut self.phase, Phase::Broken) {
             Phase::Waiting(mut pending) => {

@@ -54,9 +54,9 @@ pub enum Request {
     /// [`Refusal::AlreadyWaiting`] if the client is already in a wait or a barrier.
     ///
     /// With up to 1,024 keys, the wait ends when all keys exist at the same time. With more keys, it ends when each key
-    /// has existed at some time during the wait, even if it was deleted later. In both cases, a
-    /// [`Server`](super::Server) does not check again the key whose change has woken the client. So if that key is
-    /// deleted before the client's next turn, the wait can end although the key is absent.
+    /// has existed at some time during the wait, even if it was deleted later. In both cases, the key whose change has
+    /// woken the client is not checked again. So if this key is deleted before the client's next turn in a
+    /// [`Server`](super::Server), the wait can end although the key is absent.
     Wait {
         /// The keys.
         keys: Vec<Vec<u8>>,
@@ -227,14 +227,14 @@ impl Default for Limits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The request, its reply, or a value or the store's contents after the request would exceed a limit. For the
-    /// contents, an upper bound of their growth is checked.
+    /// A limit would be exceeded by the request, by its reply, or by a value or the store's contents after the request.
+    /// For the contents, an upper bound of their growth is checked.
     #[error("{part} of {size} exceeds the limit of {limit}")]
     TooLarge {
         /// The quantity that is too large.
         part: Part,
-        /// For a value, its key. For a key, its first 64 bytes, or empty from a [`Server`](super::Server), which has
-        /// read only the length. Otherwise empty.
+        /// For a value, its key. For a key, its first 64 bytes; empty if a [`Server`](super::Server) has refused the
+        /// key, because it has read only the length. Otherwise empty.
         key: Vec<u8>,
         /// The size found, in the unit of `part`.
         size: usize,

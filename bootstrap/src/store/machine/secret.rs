@@ -81,7 +81,7 @@ impl Secret {
     }
 }
 
-/// Returns the server's challenge for the client with the id `number`. Nobody can predict it without `seed`.
+/// Returns the server's challenge for the client with the id `number`. It cannot be predicted without `seed`.
 pub(super) fn block(seed: &Block, number: u64) -> Block {
     HMAC::mac(number.to_le_bytes(), seed)
 }

@@ -7,12 +7,12 @@
 //!
 //! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client with more than 1 MiB of
 //! unsent replies (`Client::BACKLOG`) is not served until at most 1 MiB is unsent. If a client needs more memory than
-//! is left, the connections that hold the most are closed, which may include the connection of that client.
+//! is left, the server closes the connections that hold the most. One of them may be the connection of that client.
 //!
 //! The work of one [`Input::Received`] or [`Input::Tick`] is limited too. A small request is usually served as soon as
-//! it arrives. If a request needs more work, its client joins a queue. Each tick gives the first clients of the queue a
-//! *turn*, in which they are served. A request for many keys is served in pieces, in several turns. Between two ticks,
-//! the small requests of clients that are not in the queue are served.
+//! it arrives. If a request needs more work, its client joins a queue. In each tick, the first clients of the queue
+//! have a *turn*, in which they are served. A request for many keys is served in pieces, in several turns. Between two
+//! ticks, the small requests of clients that are not in the queue are served.
 //!
 //! - `client`: one connection and its greeting
 //! - `task`: a request that is being served
@@ -77,14 +77,16 @@ pub enum Output {
     Close(ClientId, Rejection),
 }
 
-/// If a closed connection holds more strings than this, they are freed in the client's next turn, so that this work
-/// counts towards a budget. A connection that is closed because another one needs its memory is freed at once.
+/// The most strings of a closed connection that are freed at once. If there are more, the next turn of its client frees
+/// all of them, so that this work counts towards the budget of that turn. Exception: a connection that is closed to
+/// free memory for another one is always freed at once.
 const MANY: usize = 4 << 10;
 
 /// The server of a store.
 pub struct Server {
     limits: ServerLimits,
-    /// The secret, and the seed of the challenges that the server sends in greetings.
+    /// The secret that clients must prove to know, and the seed of the server's challenges. `None` if there is no
+    /// secret.
     secret: Option<(Secret, Block)>,
     table: Table,
     clients: BTreeMap<ClientId, Client>,
@@ -95,8 +97,8 @@ pub struct Server {
     ungreeted: usize,
     /// The queue of clients with work left.
     turns: Turns,
-    /// The clients that were woken since this list was last cleared, which `receive` and `tick` do before they serve.
-    /// `receive` gives these clients turns at once.
+    /// The clients that were woken since the list was last cleared. `receive` and `tick` clear it before they serve
+    /// clients. `receive` then serves the clients in the list in the same step, without waiting for the next tick.
     woken: Vec<ClientId>,
     /// The number of steps so far. Each input is one step.
     step: u64,
@@ -148,13 +150,13 @@ impl Server {
         }
     }
 
-    /// Like [`new`](Self::new), but serves only clients that know the secret. `seed` is 32 random bytes that nobody
-    /// else knows. The server derives its challenges from it.
+    /// Like [`new`](Self::new), but serves only clients that know the secret. `seed` is 32 random bytes that no other
+    /// process knows. The server derives its challenges from it.
     pub fn with_secret(limits: ServerLimits, secret: Secret, seed: [u8; 32]) -> Self {
         Self { secret: Some((secret, seed)), ..Self::new(limits) }
     }
 
-    /// Returns the number of connected clients, plus that of disconnected clients whose memory is not freed yet.
+    /// Returns the number of connected clients, plus the number of disconnected clients whose memory is not freed yet.
     pub fn clients(&self) -> usize {
         self.clients.len()
     }
@@ -165,9 +167,9 @@ impl Server {
         self.table.memory() + self.held
     }
 
-    /// Returns the peak of the memory in use, in bytes, including the memory that a request or a new connection was
-    /// about to take. It is updated each time that the server finds the memory within [`ServerLimits::memory`], so it
-    /// never exceeds that.
+    /// Returns the peak of the memory in use, in bytes. The peak includes memory that a request or a new connection was
+    /// about to take. It is updated only when the server has checked that the memory is within
+    /// [`ServerLimits::memory`], so it never exceeds that limit.
     pub fn most_memory(&self) -> usize {
         self.most
     }
@@ -220,7 +222,7 @@ impl Server {
         outputs
     }
 
-    /// Adds a new client, or rejects it if the limits leave no place for it. May close other connections to make room.
+    /// Adds a new client, or rejects it if the limits do not allow one more. May close other connections to make room.
     fn accept(&mut self, client: ClientId, now: Duration, outputs: &mut Vec<Output>) {
         if self.ungreeted >= self.limits.ungreeted() || self.clients.len() >= self.limits.clients {
             self.close_oldest_ungreeted(outputs);
@@ -306,7 +308,8 @@ impl Server {
         work > 0 || !is_left
     }
 
-    /// Removes bytes that were sent. Adds the client to the queue of turns if this lets the server serve it again.
+    /// Removes bytes that were sent. If so few are left that the client can be served again, adds it to the queue of
+    /// turns.
     fn sent(&mut self, id: ClientId, count: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let was_behind = client.is_behind();
@@ -317,8 +320,8 @@ impl Server {
         self.count(id);
     }
 
-    /// Serves a client as far as the budget allows. Closes its connection if that fails. Returns true if work is left
-    /// that the budget did not allow.
+    /// Serves a client as far as the budget allows. If that fails, closes its connection. Returns true if the budget
+    /// did not allow all work.
     fn turn_of(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let outcome = self.serve(id, budget, outputs);
         self.count(id);
@@ -393,8 +396,8 @@ impl Server {
         Ok(false)
     }
 
-    /// Continues the wait of a client that was woken, and answers the client if the wait is over. Returns false if the
-    /// budget did not allow that.
+    /// Continues the wait of a client that was woken: checks the remaining keys. If the wait has ended, sends the
+    /// reply. Returns false if the budget did not allow all checks.
     fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let mut woken = Vec::new();
         let resumed = self.table.resume(id, budget, &mut woken);
@@ -405,9 +408,9 @@ impl Server {
         resumed != Resumed::Unfinished
     }
 
-    /// Adds woken clients, whose waits may have ended, to the queue of turns and to the list `woken`. Skips `current`,
-    /// the client that is being served or removed. If `current` is being served, [`serve`](Self::serve) itself
-    /// continues its wait.
+    /// Adds clients whose waits may have ended to the queue of turns and to the list `woken`. `current` is the client
+    /// that is being served or removed, and is skipped: while it is served, [`serve`](Self::serve) itself continues its
+    /// wait.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -462,8 +465,9 @@ impl Server {
         self.part_with(client);
     }
 
-    /// Removes a client whose connection has ended. If it holds more than [`MANY`] strings, only marks it as gone, and
-    /// its next turn removes it, or [`make_room`](Self::make_room) if the memory is needed earlier.
+    /// Removes a client whose connection has ended. If the client holds more than [`MANY`] strings, only marks it as
+    /// gone and adds it to the queue of turns. Its next turn removes it, or [`make_room`](Self::make_room) if the
+    /// memory is needed before that.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {
@@ -476,8 +480,8 @@ impl Server {
         }
     }
 
-    /// Removes a client, ends its wait, and frees its memory. Returns the work of this, in units; 0 for an unknown
-    /// client.
+    /// Removes a client, ends its wait, and frees its memory. Returns the units of work that this has taken; 0 for an
+    /// unknown client.
     fn forget(&mut self, id: ClientId) -> usize {
         let wait = self.table.wait_strings(id);
         let Some(mut client) = self.clients.remove(&id) else { return 0 };

@@ -3,8 +3,8 @@
 //! Clients of PyTorch's store rely on these rules:
 //!
 //! - A key exists if it has a value or a non-empty queue.
-//! - Setting a value wakes all clients that wait until its key exists. It wakes those that wait for its number (a
-//!   barrier) if the number is large enough.
+//! - Setting a value wakes all clients that wait until its key exists. A client that waits for the number in the value
+//!   (a barrier) is woken once the number is large enough.
 //! - Adding an element to a queue wakes the client that has waited for it longest. If that client does not take the
 //!   element (its process may die), the next client is woken.
 //!
@@ -220,8 +220,9 @@ impl Table {
         }))
     }
 
-    /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer
-    /// the client. Appends to `woken` a client that is woken instead of this one.
+    /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer the
+    /// client. If the client does not take an element for which it was woken, appends the client that is woken instead
+    /// to `woken`.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -244,7 +245,8 @@ impl Table {
         self.waits.is_woken(client)
     }
 
-    /// Removes a client. Appends to `woken` a client that is woken instead of this one.
+    /// Removes a client. If it was woken for an element of a queue, appends the client that is woken instead to
+    /// `woken`.
     pub(super) fn remove(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         self.waits.stop(client);
         self.release(client, woken);

@@ -19,7 +19,7 @@ use super::{
 
 /// A wait for at most this many keys ends only when all of them exist at the same time. A wait for more keys ends when
 /// each key has existed at some time during the wait, as with PyTorch's server. Both have one exception: the key whose
-/// change woke the client counts as existing when the client is resumed, even if it was deleted in between.
+/// change woke the client counts as existing when the wait is resumed, even if it was deleted in between.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -51,8 +51,8 @@ struct Wait {
 
 /// The condition for the end of a wait.
 enum Condition {
-    /// All keys must exist. If the client is in a line, it is that of `keys[next]`. Otherwise `next` is where the next
-    /// check begins.
+    /// All keys must exist. If the client is in a line, it is that of `keys[next]`. Otherwise the next check begins at
+    /// `next`.
     Keys { keys: Vec<Key>, next: usize },
     /// The number under `key` must be at least `least`.
     Count { key: Key, least: i64 },
@@ -185,7 +185,7 @@ impl Waits {
     }
 
     /// Updates the line of `key` when its value changes. The new value is `value` or, if `appended` is true, the old
-    /// value followed by `value`. Adds the clients that this wakes to `woken`.
+    /// value followed by `value`. Appends the clients that this wakes to `woken`.
     pub(super) fn changed(&mut self, key: &[u8], value: &[u8], appended: bool, woken: &mut Vec<ClientId>) {
         // Fast path: usually no client waits for the key.
         let Some(line) = self.lines.get_mut(key) else { return };

@@ -157,7 +157,7 @@ struct Serving {
     sockets: Box<dyn ServerSockets>,
     /// The origin of the state machine's clock.
     started: Instant,
-    /// The time since `started` at the last wake-up. The clock is read once for all sockets that were ready then.
+    /// The time since `started` at the last wake-up. It is read once for all sockets that were ready then.
     now: Duration,
     /// The time since `started` until which no connections are accepted; `None` if they are accepted.
     paused_until: Option<Duration>,
@@ -299,7 +299,7 @@ impl Serving {
     fn read(&mut self, id: ClientId, has_ended: bool) {
         if !self.server.wants(id) {
             match has_ended {
-                // Nobody receives the replies.
+                // The connection has ended, so the client cannot receive replies.
                 true => self.gone(id),
                 false => self.watch(id),
             }

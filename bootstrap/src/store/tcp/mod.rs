@@ -176,8 +176,8 @@ impl Inner {
     }
 
     /// Opens a connection. While `repeats` is true for the failure, repeats the attempt until the deadline. Returns the
-    /// last failure, and the number of attempts. But if the deadline passes during an attempt after the first, returns
-    /// the failure of the attempt before, which says more.
+    /// last failure, and the number of attempts. But if the deadline interrupts an attempt after the first one, returns
+    /// the failure of the attempt before, which says more about the cause.
     fn open_repeatedly(
         &self,
         deadline: Deadline,

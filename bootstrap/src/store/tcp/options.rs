@@ -50,9 +50,9 @@ impl TcpOptions {
         Self { limits, ..self }
     }
 
-    /// Sets how long the host may take to answer a request that does not wait for keys or queues (default 30 s), and
-    /// to accept its bytes. After that, an operation fails with [`StoreError::Unresponsive`]. An operation that needs a
-    /// new connection also tries to open it for at most this time.
+    /// Sets how long the host may take to answer a request that does not wait for keys or queues, and to accept the
+    /// bytes of a request (default 30 s). After that, an operation fails with [`StoreError::Unresponsive`]. It is also
+    /// the longest time for which an operation tries to open a new connection.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }

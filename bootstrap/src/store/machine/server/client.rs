@@ -22,8 +22,7 @@ use super::{
 pub(super) struct Client {
     greeting: Greeting,
     pub(super) decoder: RequestDecoder,
-    /// The request that is being served. `None` if there is none, and also during a turn, when the server has taken it
-    /// out to work on it.
+    /// The request that is being served. `None` if there is none, and while the server works on the request in a turn.
     pub(super) task: Option<Task>,
     /// The memory of the request that is being served, in bytes.
     pub(super) task_memory: usize,

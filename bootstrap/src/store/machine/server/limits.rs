@@ -19,12 +19,12 @@ pub struct ServerLimits {
     pub clients: usize,
     /// The longest time from the start of a connection to the end of its greeting.
     pub greeting: Duration,
-    /// The most work in one [`Input::Tick`](super::Input::Tick), in units: looking up a key, receiving a string, or
-    /// copying 1 KiB is about one unit. A single piece of work may exceed it. This limit bounds the time for which a
-    /// tick delays a small request of another client.
+    /// The most work in one [`Input::Tick`](super::Input::Tick), in units. One unit is about the work of looking up a
+    /// key, receiving a string, or copying 1 KiB. A single indivisible piece of work may exceed the limit. The limit
+    /// bounds the time for which a tick delays a small request of another client.
     pub tick: usize,
-    /// About the most work in one [`Input::Received`](super::Input::Received), in the units of `tick`. The rest is left
-    /// for later.
+    /// The approximate limit on the work in one [`Input::Received`](super::Input::Received), in the units of `tick`.
+    /// Further work is done in later ticks.
     pub at_once: usize,
 }
 

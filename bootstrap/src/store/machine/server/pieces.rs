@@ -13,7 +13,7 @@ use super::{
     task::{Listing, Work},
 };
 
-/// At least the size of the longest reply without strings, in bytes.
+/// An upper bound of the size of replies without strings, in bytes.
 const SMALL: usize = 16;
 
 /// The progress of a request after a piece of work.
@@ -106,8 +106,8 @@ impl Server {
     }
 
     /// Ends a request that was served in pieces. If an earlier wait of the client ended because a queue got an element,
-    /// the client's claim to that element ends now, because no request that is served in pieces pops a queue. The next
-    /// client that waits for the queue is woken if an element is left.
+    /// the client had a claim to that element. No request that is served in pieces pops a queue, so the claim ends now.
+    /// If an element is left, the next client that waits for the queue is woken.
     fn finish(&mut self, id: ClientId, budget: &mut Budget) -> Progress {
         let mut woken = Vec::new();
         self.table.release(id, &mut woken);
@@ -225,7 +225,7 @@ impl Server {
         self.wake(id, woken);
     }
 
-    /// Returns the most memory that `bytes` more unsent bytes of a client take, in addition to the present buffer.
+    /// Returns the most memory that `bytes` more unsent bytes of a client may take in addition to the present buffer.
     fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }

@@ -42,8 +42,8 @@ impl Task {
         Self { work: Work::Entries(strings.into_iter()), request: memory }
     }
 
-    /// Returns the memory of this task, in bytes: the remaining pieces of a [`Listing`], or all strings of the request,
-    /// including those already used.
+    /// Returns the memory of this task, in bytes. For a [`Listing`], counts the pieces that are left. For any other
+    /// request, counts all strings of the request, including those already used.
     pub(super) fn memory(&self) -> usize {
         match &self.work {
             Work::Listing(listing) => listing.memory,
@@ -51,8 +51,8 @@ impl Task {
         }
     }
 
-    /// Returns the number of strings to free if this task is dropped. The at most three strings of a request that is
-    /// not a list are ignored.
+    /// Returns the number of strings to free if this task is dropped. Ignores the strings of requests without a list,
+    /// which are at most three.
     pub(super) fn strings(&self) -> usize {
         match &self.work {
             Work::One(Request::Wait { keys }) => keys.len(),
@@ -96,7 +96,7 @@ pub(super) struct Keys {
     count: usize,
     /// Their size in wire format, in bytes.
     bytes: usize,
-    /// True if there are fewer keys than were asked for, so the table has none after these.
+    /// True if there are fewer keys than were requested, so the table has no keys after these.
     are_last: bool,
 }
 
@@ -121,7 +121,7 @@ impl Listing {
         self.is_whole
     }
 
-    /// Measures the next keys, at most `most` of them.
+    /// Finds the next keys, at most `most`, and returns their number and size.
     pub(super) fn next(&self, table: &Table, most: usize) -> Keys {
         let (mut count, mut bytes) = (0, 0);
         for key in table.keys_after(self.last.as_ref()).take(most) {
@@ -131,7 +131,7 @@ impl Listing {
         Keys { count, bytes, are_last: count < most }
     }
 
-    /// Adds the keys that [`next`](Self::next) has measured to the reply. The table must not have changed since.
+    /// Adds the keys that [`next`](Self::next) has found to the reply. The table must not have changed since.
     ///
     /// # Errors
     /// [`Refusal::TooLarge`] if the reply exceeds `request_bytes` of `limits`.
@@ -154,7 +154,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Adds a piece of the reply with `push`, at either end.
+    /// Adds a piece of the reply to `pieces` with `push`, which adds it at the front or at the back.
     fn add(&mut self, piece: Vec<u8>, push: fn(&mut VecDeque<Vec<u8>>, Vec<u8>)) {
         self.memory += PIECE + piece.len();
         push(&mut self.pieces, piece);

@@ -1,4 +1,4 @@
-//! The queue of clients with unfinished work. It selects the client that the server works for next.
+//! The queue of clients with unfinished work. It determines the client that is served next.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,12 @@ use super::super::request::ClientId;
 /// The clients with unfinished work, in the order of start-time fair queueing.
 ///
 /// Every client has a work count: the work done in its turns so far, in units of a `Budget`. In an `Input::Tick`, the
-/// server gives one turn after another, each to the client in the queue with the smallest count. There is one
-/// exception. If a client is woken while the server handles the bytes of another client, it may have a turn at once,
-/// regardless of its count.
+/// server gives one turn after another, each to the client in the queue with the smallest count. Exception: if a client
+/// is woken while the server handles the bytes of another client, it may have a turn at once, regardless of its count.
 ///
-/// A client that joins the queue gets at least the count of the current turn (`now`). It therefore cannot claim turns
-/// for the time before it joined. Each client in the queue delays it by about one turn, however much work that client
-/// has.
+/// If the count of a client that joins the queue is smaller than the count of the current turn (`now`), it is raised to
+/// `now`. So the client gets no extra turns for the time before it joined. Each client in the queue delays the others
+/// by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
@@ -64,18 +63,18 @@ impl Turns {
         Some(since)
     }
 
-    /// Begins the turn of a client: removes it from the queue, and raises the count of the current turn to the client's
-    /// work count if it is smaller. Returns the step in which the client was added; `None` if it was not in the queue.
+    /// Begins the turn of a client. Removes the client from the queue. If `now` is smaller than the client's work
+    /// count, sets it to that count. Returns the step in which the client joined the queue; `None` if it was not in the
+    /// queue.
     pub(super) fn begin(&mut self, client: ClientId, place: &mut Place) -> Option<u64> {
         self.now = self.now.max(place.work);
         self.remove(client, place)
     }
 
-    /// Ends the turn of a client. Adds `work`, the units that were done in the turn, to its count. If work `is_left`,
-    /// or if the client was added again during the turn, it returns to the queue. `since` is the result of
-    /// [`begin`](Self::begin), and must not be `None` if work is left. A client that returns to the queue counts as
-    /// having joined it in step `since`. If `since` is `None`, it counts as having joined in the step in which it was
-    /// added again.
+    /// Ends the turn of a client, and adds `work`, the units of work of the turn, to the client's work count. Puts the
+    /// client back into the queue if work `is_left`, or if it was added again during its turn. `since` is the result of
+    /// [`begin`](Self::begin), and must not be `None` if work is left. The client then counts as having joined the
+    /// queue in step `since` or, if that is `None`, in the step in which it was added again.
     pub(super) fn end(
         &mut self,
         client: ClientId,
@@ -108,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_goes_before_those_who_had_much_and_has_no_claim_to_the_past() {
+    fn a_late_client_goes_first_but_gets_no_turns_for_the_time_before() {
         let (mut turns, mut places) = (Turns::default(), [(); 4].map(|()| Place::default()));
         for client in 0..3 {
             turns.add(client, &mut places[client as usize], 0);
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_there_once() {
+    fn a_client_is_in_the_queue_at_most_once() {
         let (mut turns, mut place) = (Turns::default(), Place::default());
         turns.add(7, &mut place, 3);
         turns.add(7, &mut place, 4);
