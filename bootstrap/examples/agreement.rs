@@ -1,4 +1,4 @@
-//! Three processes agree on a port that each of them can open, or learn why they did not agree.
+//! Three processes agree on a port that each of them can open. If they do not agree, each learns the reason.
 //!
 //! `cargo run -p lockstep-bootstrap --example agreement` starts them on one host. Each process offers three ports. If
 //! there are ports that all processes offer, every process opens the lowest of them. The port is agreed if all succeed.

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_printed_once() {
         let link = |text, cause| Link(text, Some(Box::new(cause)));
         let gone = link("it is gone", Link("reset", None));
         let error = link("no commit", link("the store: it is gone", gone));

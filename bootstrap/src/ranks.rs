@@ -16,8 +16,8 @@ impl<R: Copy + TryInto<u64>> fmt::Display for Ranks<'_, R> {
     }
 }
 
-/// Formats ascending numbers, such as `0-3, 7`. Two successive numbers are not shortened: `0, 1`. An empty
-/// slice becomes an empty string.
+/// Formats ascending numbers, such as `0-3, 7`. A run of two numbers is not shortened: `0, 1`. An empty slice becomes
+/// an empty string.
 #[derive(Debug, Clone, Copy)]
 pub struct Ranges<'a, R = u32>(pub &'a [R]);
 

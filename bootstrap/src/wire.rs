@@ -70,7 +70,7 @@ pub enum Malformed {
     /// The input ends inside the header or a value.
     #[error("ends at byte {at}, inside a value")]
     Short {
-        /// The position of the incomplete integer, or of the content of the incomplete text or list.
+        /// The position of the incomplete integer. For a text or list, that of the content after the length.
         at: usize,
     },
     /// A tag byte has an unknown value. Enums, `bool` and `Option` have tags.
@@ -99,7 +99,7 @@ pub enum Malformed {
         at: usize,
     },
     /// A list of ranks has too many ranks, or is not in its only valid form: a list of runs of consecutive ranks, where
-    /// each run has at least one rank and is as long as possible. This crate has no such list; types of other crates
+    /// each run has at least one rank and is as long as possible. This crate has no such list. Types of other crates
     /// return this error.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
@@ -116,7 +116,7 @@ pub enum Malformed {
     },
 }
 
-/// Reads values from bytes, one after the other. Do not use it further after an error.
+/// Reads values from bytes, one after the other. After an error, the reader must not be used any more.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     /// The number of bytes read so far.

@@ -148,8 +148,7 @@ impl Link {
         Ok(pidfd_open(id, PidfdFlags::empty()).ok())
     }
 
-    /// Returns the socket, to be used with `poll`: it reports a hang-up once the other process has closed its end, or
-    /// has ended.
+    /// Returns the socket, for `poll`: it reports a hang-up once the other process has closed its end, or has ended.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
         self.socket
@@ -210,8 +209,8 @@ impl Link {
         LinkError::Gone { place: self.place, problem: problem.to_owned() }
     }
 
-    /// Waits until the socket is ready for `what`, the deadline passes, or a signal arrives. The caller then tries
-    /// again. Returns [`LinkError::Absent`] if the deadline had passed before the call.
+    /// Waits until the socket is ready for `what`, the deadline passes, or a signal arrives. The caller then repeats
+    /// its attempt. Returns [`LinkError::Absent`] if the deadline had passed before the call.
     fn until(&self, what: PollFlags, deadline: Deadline) -> Result<(), LinkError> {
         if deadline.expired() {
             return Err(LinkError::Absent { places: vec![self.place], waited: deadline.waited() });

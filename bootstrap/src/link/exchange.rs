@@ -15,10 +15,10 @@ pub struct Peer {
 }
 
 /// Sends the descriptors `own` to each of `others`, and receives as many descriptors from each. All of these processes
-/// must call this function, with the same tags in the same order. The place of a process is any number that no
-/// other process has, for example its rank: `me` is the place of this process, and `others` are those of the other
-/// processes. `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until
-/// that process has published it. Use a listener for one exchange only.
+/// must call this function, with the same tags in the same order. The place of a process is any number that no other
+/// process has, for example its rank. `me` is the place of this process, and `others` are those of the other processes.
+/// `endpoint` returns the [endpoint](Listener::endpoint) of the process at a place, and may block until that process
+/// has published it. Use a listener for one exchange only.
 ///
 /// Blocks until the descriptors of all others have arrived, at most until `deadline`. The deadline does not apply to
 /// the calls of `endpoint`. Returns the other processes in no particular order. If `own` is empty, connects to no process

@@ -1,7 +1,7 @@
 //! The folder of a listening socket, and the removal of folders that killed processes left.
 //!
 //! The process that makes a folder holds a lock on it, which the kernel releases when the process ends. The process
-//! makes its socket only after it has the lock. So the process of a folder with a socket and without a lock has ended.
+//! makes its socket only after it has the lock. So if a folder has a socket and no lock, its process has ended.
 //!
 //! A process that connects opens the folder once, checks it, and then uses it only through the descriptor. So a
 //! folder that another user moves to the same path after the check is never used.
@@ -33,8 +33,8 @@ const PREFIX: &str = "lockstep-link-";
 /// The name of the socket in its folder.
 const SOCKET: &str = "socket";
 
-/// An unlocked folder without a socket that is older than this counts as left by a killed process. A younger one may
-/// be new: its process takes the lock and makes the socket after it has made the folder.
+/// An unlocked folder without a socket counts as left by a killed process once it is older than this. Before that, its
+/// process may still be about to take the lock and to make the socket.
 const BIRTH: Duration = Duration::from_secs(60);
 
 /// A folder that only this user can enter. It is removed when this value is dropped.
@@ -60,7 +60,7 @@ impl Folder {
         let no_folder = |source| LinkError::Folder { path: path.clone(), source };
         check_home(&home).map_err(no_folder)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(no_folder)?;
-        // Waits for the lock without a deadline: only a call of `sweep` in another process or thread may hold it, and
+        // This waits without a deadline. Only a call of `sweep` in another process or thread may hold the lock, and
         // only briefly.
         let locked = locked(&path, FlockOperation::LockExclusive).map_err(io::Error::from);
         let locked = locked.and_then(|folder| check_own(&folder).map_err(io::Error::other).map(|()| folder));
@@ -122,8 +122,8 @@ impl PeerFolder {
     }
 }
 
-/// Returns the address of a socket in an open folder. The address names the descriptor instead of the folder's path.
-/// So the path is not resolved again, and it may be longer than a socket address.
+/// Returns the address of a socket in an open folder. The address contains the number of the descriptor instead of the
+/// folder's path. So the path is not resolved again, and it may be longer than the limit on socket addresses.
 fn address(folder: BorrowedFd<'_>, socket: &str) -> rustix::io::Result<SocketAddrUnix> {
     SocketAddrUnix::new(format!("/proc/self/fd/{}/{socket}", folder.as_raw_fd()))
 }

@@ -27,7 +27,7 @@ pub struct Listener {
     /// The secret in the endpoint. Every message to this process must contain it.
     pub(super) token: Token,
     socket: OwnedFd,
-    /// Dropped after the socket, so that a peer that finds no folder knows that the process no longer listens.
+    /// Dropped after the socket, so that a missing folder means that the process no longer listens.
     _folder: Folder,
 }
 
@@ -73,9 +73,9 @@ pub(super) struct Unidentified(Vec<OwnedFd>);
 
 impl Unidentified {
     /// Waits for a connection whose first message has the listener's token, and returns the connection and the message.
-    /// Returns `None` once the deadline has passed and the sockets that are readable have been served. A connection that
-    /// sends anything else is closed. Silent connections stay open after the call. At most [`MAX_UNIDENTIFIED`] are
-    /// open: a further one replaces the oldest.
+    /// Returns `None` once the deadline has passed and the sockets that are readable have been served. Closes
+    /// connections whose first message is anything else. Connections that have sent nothing stay open after the call,
+    /// at most [`MAX_UNIDENTIFIED`] of them: a further one replaces the oldest.
     pub(super) fn next(
         &mut self,
         listener: &Listener,
@@ -123,7 +123,7 @@ impl Unidentified {
 
     /// Waits until a socket is readable, at most until the deadline and at most an hour, and returns the indices of all
     /// readable ones. The listening socket has index 0, and the connections follow. Returns no index if the time ends
-    /// or a signal arrives first. After the deadline it does not wait, but still returns what is readable now.
+    /// or a signal arrives first. After the deadline, does not wait, but still returns what is readable.
     fn ready(&self, listener: &Listener, deadline: Deadline) -> io::Result<Vec<usize>> {
         let all = std::iter::once(&listener.socket).chain(&self.0);
         let mut all: Vec<_> = all.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();

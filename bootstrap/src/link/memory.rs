@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_writes_the_other_reads() {
+    fn a_write_through_one_mapping_is_read_through_the_other() {
         let (descriptor, one) = SharedMemory::create(64).unwrap();
         let other = SharedMemory::open(descriptor.as_fd(), 64).unwrap();
         // SAFETY: both mappings have this length, and no other thread uses them.
@@ -163,14 +163,14 @@ mod tests {
         }
         assert!(SharedMemory::open(descriptor.as_fd(), 64).unwrap_err().starts_with("mapping"));
         assert!(rustix::io::write(&descriptor, &[1]).is_err());
-        // A descriptor that is opened again allows no writable mapping either.
+        // If the descriptor is opened again, that also allows no writable mapping.
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert!(SharedMemory::open(again.as_fd(), 64).is_err());
     }
 
     #[test]
-    fn what_could_shrink_or_has_another_size_is_refused() {
+    fn memory_that_could_shrink_or_has_another_size_is_refused() {
         let (descriptor, _memory) = SharedMemory::create(64).unwrap();
         let wrong = SharedMemory::open(descriptor.as_fd(), 128).unwrap_err();
         assert!(wrong.contains("64 bytes") && wrong.contains("expected 128"), "{wrong}");

@@ -1,6 +1,6 @@
-//! Tests of exchanges: with uninvited connections, missing members, and processes of another user. Tests of the folders
-//! of listeners. The members of an exchange are threads of one process, but their descriptors pass through the kernel
-//! as between processes.
+//! Tests of exchanges, with connections of strangers, missing members, and processes of another user. Tests of the
+//! folders of listeners. The members of an exchange are threads of one process, but their descriptors pass through the
+//! kernel as between processes.
 
 use std::{
     env,
@@ -59,7 +59,7 @@ fn file(text: &str) -> File {
 
 /// Returns the contents of a file.
 fn read(descriptor: &OwnedFd) -> String {
-    // All processes with the descriptor share its file position, so this neither uses nor moves the position.
+    // All processes with the descriptor share its file position. This neither uses nor moves the position.
     let file = File::from(descriptor.try_clone().unwrap());
     let mut text = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut text, 0).unwrap();
@@ -133,12 +133,12 @@ fn say(socket: &OwnedFd, message: &[u8], count: usize) {
 }
 
 #[test]
-fn each_gets_from_each_what_it_brought() {
+fn each_member_receives_the_descriptors_of_all_others() {
     all_meet(&listeners(4));
 }
 
 #[test]
-fn garbage_keeps_nobody_waiting() {
+fn garbage_does_not_delay_an_exchange() {
     let listeners = listeners(3);
     let unidentified: Vec<OwnedFd> = listeners
         .iter()
@@ -195,10 +195,10 @@ fn another_kind_of_descriptor_is_refused() {
 }
 
 #[test]
-fn who_does_not_come_is_named() {
+fn a_member_that_does_not_connect_is_named() {
     let mut listeners = listeners(3);
-    // The member with the highest place waits for both others. Then the listeners of the others are dropped, and the
-    // member with the lowest place finds no listener.
+    // The member with the highest place waits for both others, in vain. Then the listeners of the others are dropped,
+    // and the member with the lowest place finds no listener.
     let absent = member(&listeners, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LinkError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let endpoints: Vec<_> = listeners.iter().map(Listener::endpoint).collect();
@@ -223,7 +223,7 @@ fn an_exchange_without_free_descriptors() {
     assert!(matches!(result, Err(LinkError::Absent { .. })));
 }
 
-/// The listener cannot accept a connection, and so stays readable.
+/// The listener cannot accept the connection, so it stays readable.
 #[test]
 fn a_connection_that_cannot_be_accepted_does_not_prolong_an_exchange() {
     let name = concat!(module_path!(), "::an_exchange_without_free_descriptors");
@@ -260,7 +260,7 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
     drop(listener);
     assert!(!folder.exists());
 
-    // A killed process leaves an unlocked folder. While it has no socket, a process may be making it.
+    // A killed process leaves an unlocked folder. If the folder has no socket, a process may be making it.
     fs::create_dir(&folder).unwrap();
     sweep();
     assert!(folder.exists(), "it may be one that is being made");
@@ -274,11 +274,11 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
 /// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The variable that is set for a process that runs as another user. For `another_users_listener`, it contains the
-/// path of the socket.
+/// The variable that is set for a process that runs as another user. For `another_users_listener`, it contains the path
+/// of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// The output of `another_user`: it could not enter the folder, or it has entered and has connected.
+/// What `another_user` prints: it could not enter the folder, or it has entered it and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, and tries to connect. If it can,

@@ -82,8 +82,8 @@ pub fn listen(address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
     with(|runtime| runtime.listen(address))
 }
 
-/// Returns the number of the process of the calling thread. Each rank of a seeded world counts as a process, and so does
-/// each of its threads: call this function on the thread of the rank.
+/// Returns the number of the process of the calling thread. In a seeded world, each rank counts as a process, and so
+/// does each thread that a rank starts. To get the number of a rank, call this function on the thread of the rank.
 #[must_use]
 pub fn process() -> u32 {
     with(|runtime| runtime.process())

@@ -56,13 +56,13 @@ impl Event {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Releases `guard` and blocks until a notification, for at most `limit`. Then locks `mutex`, which `guard` belongs
-    /// to, again. [`Duration::MAX`] means no limit. The wait may also end early, so check the condition again. This is
-    /// [`Condvar::wait_timeout`] on the current runtime.
+    /// Releases `guard` and blocks until a notification, for at most `limit`. Then locks `mutex` again, to which
+    /// `guard` belongs. [`Duration::MAX`] means no limit. The wait may also end early, so check the condition again.
+    /// This is [`Condvar::wait_timeout`] on the current runtime.
     ///
     /// No notification is missed if the data of the condition is changed under the lock, and
-    /// [`notify_all`](Event::notify_all) is called afterwards. A rank of a seeded world that unwinds from a panic cannot
-    /// block, so this returns at once.
+    /// [`notify_all`](Event::notify_all) is called afterwards. A rank of a seeded world that unwinds from a panic
+    /// cannot block, so for such a rank this returns at once.
     pub fn wait_unlocked<'a, T>(
         &self,
         mutex: &'a Mutex<T>,

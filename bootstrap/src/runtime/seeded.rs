@@ -56,8 +56,9 @@ use super::{
 /// decides how long bytes are under way and into which parts they are split. It also decides when the
 /// [faults](SocketFaults) happen.
 ///
-/// A wait unwinds, like a panic but without a call of the panic hook, if the world ends or if nothing in the world can
-/// continue (a deadlock, which [`run_actors`](gpu_sim::World::run_actors) reports).
+/// If the world ends, or if nothing in the world can continue (a deadlock, which
+/// [`run_actors`](gpu_sim::World::run_actors) reports), a wait unwinds like a panic, but without a call of the panic
+/// hook.
 ///
 /// The scheduler cannot suspend a rank that unwinds from a panic. So if a destructor waits during that time for a count
 /// that has not changed, no other rank runs. The clock advances by the limit of the wait, or, without a limit, the wait
@@ -89,8 +90,8 @@ impl Seeded {
         self.network.crash_after(calls);
     }
 
-    /// Handles the error of a wait, and returns the result of [`Runtime::wait`]. Returns true if the limit has passed.
-    /// For every other error, unwinds: the world has ended or is in a deadlock. But if the rank unwinds already,
+    /// Converts the error of a wait to the result of [`Runtime::wait`]. If the limit has passed, returns true. Any
+    /// other error means that the world has ended or is in a deadlock: unwinds. But if the rank unwinds already,
     /// advances the clock by the limit and returns true, or returns false if there is no limit.
     fn end(&self, error: &WaitError, limit: Duration) -> bool {
         if matches!(error, WaitError::TimedOut { .. }) {

@@ -1,4 +1,4 @@
-//! The bytes under way in one direction of a connection of a seeded world.
+//! The bytes in transit in one direction of a connection of a seeded world.
 
 use std::{collections::VecDeque, io, time::Duration};
 
@@ -6,22 +6,22 @@ use gpu_sim::sched;
 
 use super::current::Instant;
 
-/// Returns true with a probability of 1/`n` that the seed decides, and false if `n` is 0.
+/// Returns true with a probability of 1/`n`, as the seed decides. Returns false if `n` is 0.
 pub(super) fn one_in(n: u64) -> bool {
     n > 0 && sched::draw(n) == 0
 }
 
-/// Returns how long something is under way: often no time, at most 2 ms.
+/// Returns a random transit time: zero in half of the cases, otherwise less than 2 ms.
 pub(super) fn delay() -> Duration {
     if one_in(2) { Duration::ZERO } else { Duration::from_micros(sched::draw(2_000)) }
 }
 
-/// Returns `most`, or in half of the cases a part of it. `most` is at least 1.
+/// Returns `most` in half of the cases, otherwise a random number from 1 to `most`. `most` is at least 1.
 fn part(most: usize) -> usize {
     if one_in(2) { 1 + sched::draw(most as u64) as usize } else { most }
 }
 
-/// The end of a direction.
+/// The reason why no more bytes follow in a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     /// The sender has closed its socket.
@@ -36,7 +36,7 @@ pub(super) struct Pipe {
     parts: VecDeque<(Instant, VecDeque<u8>)>,
     /// The number of bytes in `parts`.
     length: usize,
-    /// The most bytes that are held.
+    /// The number of bytes from which on the pipe is full.
     capacity: usize,
     end: Option<End>,
 }
@@ -51,7 +51,8 @@ impl Pipe {
         self.length == 0
     }
 
-    /// Returns true if the pipe accepts no bytes now. A pipe that has ended answers at once, and so is not full.
+    /// Returns true if the pipe accepts no bytes now. A pipe that has ended is not full, because a write returns an
+    /// error at once.
     pub(super) fn is_full(&self) -> bool {
         self.length >= self.capacity && self.end.is_none()
     }
@@ -70,7 +71,7 @@ impl Pipe {
         self.arrival().map_or(self.end.is_some(), |at| at <= now)
     }
 
-    /// Ends the pipe. The first end stays.
+    /// Ends the pipe, unless it has ended already.
     pub(super) fn end(&mut self, end: End) {
         self.end.get_or_insert(end);
     }
@@ -81,8 +82,8 @@ impl Pipe {
         self.length = 0;
     }
 
-    /// Reads a part of the bytes that have arrived, or the end. The error is the time at which bytes arrive, if any are
-    /// under way.
+    /// Reads a part of the bytes that have arrived, or the end. If neither is there, returns as the error the time at
+    /// which the next bytes arrive, or `None` if no bytes are in transit.
     pub(super) fn read(
         &mut self,
         buffer: &mut [u8],

@@ -1,7 +1,7 @@
 //! The TCP sockets of a seeded world: queues of bytes in memory, between the ranks of one host.
 //!
-//! The seed of the world decides how long bytes are under way, into which parts they are split, how much each connection
-//! holds, and which faults happen.
+//! The seed of the world decides how long bytes are in transit, into which parts they are split, how much each
+//! connection holds, and which faults happen.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,14 +26,14 @@ use super::{
     sockets::{Accepted, ClientSocket, Interest, LATE, Ready, ServerSockets},
 };
 
-/// The faults of the sockets of a seeded world. Each is a number `n`: the fault happens in one of `n` calls. With 0, it
-/// never happens. The default is 0 for all.
+/// The faults of the sockets of a seeded world. Each field is a number `n`: the fault happens in one of `n` calls, at
+/// random. With 0, it never happens. The default is 0 for all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SocketFaults {
     /// An attempt to connect is refused.
     pub refused: u64,
-    /// A call that reads or writes cuts its connection. Bytes that are under way are lost, or only those of one
-    /// direction, or none.
+    /// A call that reads or writes cuts its connection. The bytes in transit are lost in both directions, in one, or in
+    /// none.
     pub cut: u64,
 }
 
@@ -48,9 +48,9 @@ pub(super) struct Network {
 struct State {
     /// The listening sockets by their ports. All addresses are of one host.
     listeners: BTreeMap<u16, Arc<SeededListener>>,
-    /// The number of ports that were chosen.
+    /// The number of ports that were chosen for sockets without a given port.
     chosen: u16,
-    /// The calls until a process crashes.
+    /// For each process that will crash, the number of socket calls until then.
     crashes: BTreeMap<u32, u64>,
 }
 
@@ -58,7 +58,7 @@ struct State {
 const FIRST_PORT: u16 = 10_000;
 
 struct SeededListener {
-    /// The connections that were not accepted, each with the time from which it can be.
+    /// The connections that were not accepted yet, each with the time from which it can be accepted.
     queue: Mutex<VecDeque<(Instant, Arc<Link>)>>,
     is_woken: AtomicBool,
     /// Notified if a socket of the server may have become ready.
@@ -81,7 +81,7 @@ struct Link {
     server: Arc<SeededListener>,
 }
 
-/// The bytes under way on a connection.
+/// The bytes in transit on a connection.
 struct Pipes {
     to_server: Pipe,
     to_client: Pipe,
@@ -99,7 +99,7 @@ impl Link {
         self.server.event.notify_all();
     }
 
-    /// Cuts the connection. Each direction loses the bytes under way, or delivers them.
+    /// Cuts the connection. Each direction loses the bytes in transit, or delivers them.
     fn cut(&self) {
         self.change(|pipes| {
             for pipe in [&mut pipes.to_server, &mut pipes.to_client] {
@@ -111,8 +111,8 @@ impl Link {
         });
     }
 
-    /// Closes the server's side. The client can read the bytes that were sent. As with a real socket, it may lose them if
-    /// the server has not read everything.
+    /// Closes the server's side. The client can still read the bytes that were sent. But if the server has not read
+    /// everything, the client may lose them, as with a real socket.
     fn close_by_server(&self) {
         self.change(|pipes| {
             if !pipes.to_server.is_empty() && one_in(2) {
@@ -153,7 +153,7 @@ impl Network {
         }
     }
 
-    /// A call that reads or writes: as [`call`](Self::call), and cuts the connection if the seed says so.
+    /// As [`call`](Self::call), for a call that reads or writes. Also cuts the connection if the seed decides so.
     fn transfer(&self, link: &Link, label: &'static str) {
         self.call(label);
         if one_in(self.faults.cut) {
@@ -233,8 +233,8 @@ struct SeededClient {
 }
 
 impl SeededClient {
-    /// Repeats `attempt` until it has a result, for at most `limit`. `attempt` returns the time at which bytes arrive,
-    /// if it knows one.
+    /// Repeats `attempt` until it returns `Ok`, for at most `limit`. The error of `attempt` is the time at which bytes
+    /// arrive, if any are in transit.
     fn until<T>(
         &self,
         limit: Duration,
@@ -318,8 +318,8 @@ impl SeededServer {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Adds the sockets that are ready to `ready`, in an order that the seed decides, and late connections last.
-    /// Otherwise returns the time at which one may become ready without a notification.
+    /// Adds the sockets that are ready to `ready`, in an order that the seed decides, with late connections last. If
+    /// none is ready, returns the time at which one may become ready without a notification.
     fn look(&self, ready: &mut Vec<Ready>, now: Instant) -> Option<Instant> {
         if self.listener.is_woken.load(Relaxed) {
             ready.push(Ready::Woken);
@@ -431,7 +431,7 @@ impl ServerSockets for SeededServer {
         let mut pipes = lock(&link.pipes);
         let accepted = pipes.to_client.write(bytes, Instant::now());
         if matches!(accepted, Some(Err(_))) {
-            // The answer to bytes for a closed socket ends the connection.
+            // The client's socket is closed, and answers these bytes with a reset. So the connection ends.
             pipes.to_server.end(End::Reset);
         }
         drop(pipes);

@@ -27,7 +27,7 @@ const PENDING: i32 = 4096;
 /// The number of the process's descriptors that a server does not use for connections.
 const RESERVED: u64 = 64;
 
-/// The shortest limit of a system call, because 0 means no limit.
+/// The shortest timeout of a system call, because 0 means no timeout.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Sets the options of a connection. Small messages are sent at once. If the other machine cannot be reached, the
@@ -96,10 +96,10 @@ impl ClientSocket for SystemClient {
     }
 }
 
-/// Returns the read timeout for the limit `left`: the largest power of two, in milliseconds, that is at most `left`.
-/// Calls with the same patience usually get the same value, so the timeout of the socket is rarely set again. A long
-/// wait wakes up several times before it ends. The timeout is at least 1 ms, because 0 means no timeout, and at most
-/// 2^22 ms, because the system does not accept every duration.
+/// Returns the read timeout for the limit `left`: the largest power of two, in milliseconds, that is at most `left`. So
+/// calls with similar limits use the same timeout, and the option of the socket is rarely set again. A long wait wakes
+/// up several times before it ends. The timeout is at least 1 ms, because 0 means no timeout, and at most 2^22 ms,
+/// because the system does not accept every duration.
 fn at_most(left: Duration) -> Duration {
     const MOST: u64 = 1 << 22;
     let ms = u64::try_from(left.as_millis()).unwrap_or(MOST).clamp(1, MOST);
@@ -157,8 +157,8 @@ fn spare() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
-/// Waits until descriptors are ready, and adds at most `MOST` of them to `ready`. Adds none after `timeout` or a signal.
-/// `None` means no timeout. Returns true if the epoll of the late connections is ready.
+/// Waits until descriptors are ready, and adds at most `MOST` of them to `ready`. Adds none after `timeout` or a
+/// signal. `None` means no timeout. Returns true if the epoll of the late connections is ready.
 fn wait<const MOST: usize>(
     epoll: &OwnedFd,
     ready: &mut Vec<Ready>,
@@ -333,8 +333,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// With at least 1 ms left, the timeout does not exceed the time left. It is more than half of that time less
-        /// 1 ms, or more than an hour, so a wait rarely wakes up.
+        /// If at least 1 ms is left, the timeout does not exceed the time left. The timeout is also more than half of
+        /// that time less 1 ms, or more than an hour, so a wait rarely wakes up.
         #[test]
         fn a_read_takes_no_longer_than_the_limit_and_half_of_that_at_least(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);

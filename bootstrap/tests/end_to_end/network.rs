@@ -50,7 +50,7 @@ struct Switch {
     conditions: Conditions,
     /// The connection to each host.
     ports: Vec<Port>,
-    /// Frames in transit, by their time of arrival and a number that makes the key unique.
+    /// Frames in transit. The key is the time of arrival, and a number that makes it unique.
     flying: Mutex<BTreeMap<(Instant, u64), Frame>>,
     /// True if the switch's threads must end.
     is_over: AtomicBool,
@@ -139,8 +139,8 @@ impl Network {
         on
     }
 
-    /// Cuts a host off from now on. Frames that it sends and frames for it are dropped. Frames that it has sent before,
-    /// and that are in transit, still arrive.
+    /// Cuts a host off from now on: drops the frames that it sends and the frames for it. Frames that it has sent
+    /// before, and that are in transit, still arrive.
     pub(crate) fn cut(&self, host: usize) {
         self.switch.ports[host].is_cut.store(true, Ordering::Release);
     }

@@ -5,8 +5,8 @@ use std::{
     process::{Child, ChildStdout, Command, Stdio},
 };
 
-/// A process that a test has started. A line for the test consists of any text, the mark, and a message. Dropping this
-/// kills the process.
+/// A process that a test has started. Each of its lines for the test consists of any text, the mark, and a message.
+/// Dropping this kills the process.
 pub(crate) struct Other {
     child: Child,
     output: BufReader<ChildStdout>,

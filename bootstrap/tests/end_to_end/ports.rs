@@ -16,8 +16,8 @@ const FIRST: u16 = 1024;
 /// Returns a descriptor that reserves a port of 127.0.0.1, and this port, which has no listener. A listener with
 /// `SO_REUSEADDR` can ask for it by number while the descriptor is open.
 ///
-/// The port lies below those that the system gives to sockets which ask for any free port. Such a port could be given,
-/// in spite of the reservation, to a listener with `SO_REUSEADDR` that asks for any.
+/// The port lies below the range from which the system chooses ports. The system could give a port in that range, in
+/// spite of the reservation, to a listener with `SO_REUSEADDR` that does not ask for a certain port.
 pub(crate) fn reserved_port() -> (OwnedFd, u16) {
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let given = range.split_whitespace().next().unwrap().parse::<u16>().unwrap();
@@ -26,7 +26,7 @@ pub(crate) fn reserved_port() -> (OwnedFd, u16) {
         let random = RandomState::new().hash_one(());
         let port = FIRST + u16::try_from(random % u64::from(given - FIRST)).unwrap();
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        // Without `SO_REUSEADDR` first, so that nothing else has the port.
+        // At first without `SO_REUSEADDR`, so that this fails if another socket has the port.
         if rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).is_ok() {
             rustix::net::sockopt::set_socket_reuseaddr(&socket, true).unwrap();
             return (socket, port);

@@ -17,11 +17,11 @@ use bootstrap::{
 use gpu_sim::{RunError, Step, World};
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// The patience of agreements that may fail. It is short, because their members poll the store until it ends, and each
-/// poll costs steps.
+/// The patience of agreements that may fail. Their members poll the store until it ends, and each poll costs steps of
+/// the scheduler. So it is short.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The maximum virtual time that a run takes in addition to its sleeps and deadlines. After a failure, members wait up
-/// to 3 s for each other, and each step of the scheduler takes a microsecond.
+/// The maximum virtual time of a run in addition to its sleeps and deadlines. After a failure, members wait up to 3 s
+/// for each other, and each step of the scheduler takes a microsecond.
 const SLACK: Duration = Duration::from_secs(10);
 
 /// Returns the number of seeds: 200 times the environment variable `TEST_EFFORT`, or 200.
@@ -93,7 +93,7 @@ fn run_ranks<T: Send + 'static>(
     try_run(seed, ranks, body).0.unwrap_or_else(|error| panic!("seed {seed}: {error}"))
 }
 
-/// A protocol in which members agree on the sum of their numbers. The plan is the sum, with which each member acts.
+/// A protocol in which members agree on the sum of their numbers. The plan of the action is the sum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sum;
 
@@ -346,7 +346,7 @@ fn the_end_of_the_world_ends_service_threads() {
     struct Last(Arc<Event>);
     impl Drop for Last {
         fn drop(&mut self) {
-            // The service unwinds while it runs this destructor, which waits.
+            // The service unwinds and runs this destructor, which waits.
             runtime::sleep(Duration::from_secs(1));
             self.0.notify_all();
         }

@@ -21,9 +21,9 @@ mod agreement;
 
 const MEMBERS: u32 = 3;
 const PATIENCE: Duration = Duration::from_secs(3);
-/// The most time until all members have ended. After a patience of at most 6 s, up to 10 s may pass for the action and
-/// 5 s for the outcomes. The rest is for the start of processes and for lost frames. It is also the patience of members
-/// whose patience must not end.
+/// The maximum time until all members have ended. After a patience of at most 6 s, up to 10 s may pass for the action
+/// and 5 s for the outcomes. The rest is for the start of processes and for lost frames. It is also the patience of
+/// members whose patience must not end.
 const LONGEST: Duration = Duration::from_secs(40);
 
 /// The environment variable for the role of a process that a test starts. `host ADDRESS` hosts the store at this IP

@@ -1,5 +1,5 @@
 //! Malicious clients. The work of each step of the server is bounded. A client with a small request is answered in the
-//! step in which it asks, however much work is left for the others. Work is counted in units
+//! step in which its request arrives, however much work is left for the others. Work is counted in units
 //! ([`ServerLimits::tick`]). Time is not measured, except for a limit that only a server with quadratic work reaches.
 
 use std::{
@@ -77,15 +77,16 @@ impl Siege {
         assert!(self.begun.elapsed() < HANGS, "the server hangs");
     }
 
-    /// Sends requests of a client. [`settle`](Self::settle) delivers them when the server wants them.
+    /// Queues requests of a client. [`settle`](Self::settle) delivers them when the server wants them.
     fn send(&mut self, client: ClientId, requests: &[Request]) {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
         self.up.entry(client).or_default().extend(bytes.chunks(PIECE).map(<[u8]>::to_vec));
     }
 
-    /// Delivers the sent bytes that the server wants, and lets it complete its work. After every step, checks that the
-    /// probe is answered in the step in which it asks. Returns the number of steps, without those of the probe.
+    /// Delivers the queued bytes that the server wants, and lets it complete its work. After every step, checks that
+    /// the probe is answered in the step in which its request arrives. Returns the number of steps, without those of
+    /// the probe.
     fn settle(&mut self) -> usize {
         for steps in 0.. {
             let ready = self.up.keys().copied().find(|client| self.server.wants(*client));
@@ -101,7 +102,7 @@ impl Siege {
         unreachable!("steps are counted without end")
     }
 
-    /// Takes the next bytes of a client, and returns them with the client. Returns `None` if none are left.
+    /// Takes the next queued bytes of a client, and returns them with the client's id. Returns `None` if none are left.
     fn next(&mut self, client: ClientId) -> Option<(ClientId, Vec<u8>)> {
         let pieces = self.up.get_mut(&client)?;
         let piece = pieces.pop_front();
@@ -111,7 +112,7 @@ impl Siege {
         Some((client, piece?))
     }
 
-    /// Sends the probe's requests, and checks that it is answered in this step.
+    /// Sends the probe's requests, and checks that it is answered in the same step.
     fn probe(&mut self) {
         let mut bytes = Vec::new();
         let (key, value) = (b"probe".to_vec(), b"value".to_vec());
@@ -149,8 +150,8 @@ fn set_all(keys: &[Vec<u8>]) -> Request {
     Request::MultiSet { entries: keys.iter().map(|key| (key.clone(), b"value".to_vec())).collect() }
 }
 
-/// Clients in a barrier wait for the number in a value. When bytes are appended, the server does not read the whole
-/// value again, neither for each client nor for each append.
+/// Clients in a barrier wait for the number in a value. When bytes are appended to the value, the server does not read
+/// the whole value again, neither for each client nor for each append.
 #[test]
 fn appending_to_a_value_that_many_wait_for() {
     let mut siege = Siege::new(ServerLimits::default());
@@ -314,7 +315,7 @@ fn reading_large_values_all_the_time() {
 /// A request that is too large to be served at once must wait for its turn. Its client gets this turn before clients
 /// for which the server has done more work.
 #[test]
-fn a_turn_comes_soon_for_who_had_little() {
+fn a_client_with_less_work_has_its_turn_earlier() {
     const BUSY: u64 = 50;
     let mut siege = Siege::new(ServerLimits::default());
     siege.connect(100);
@@ -401,8 +402,8 @@ proptest! {
                     None => break,
                 }
             }
-            // Bytes that are unsent when a connection closes are lost, so the replies are compared only if the
-            // connection stays open.
+            // If a connection is closed, its unsent bytes are lost. So the replies are compared only if the connection
+            // stays open.
             (siege.taken(1).into_iter().filter(|_| siege.closed.is_empty()).collect::<Vec<_>>(), siege.closed)
         };
         let small = ServerLimits { tick, at_once, ..ServerLimits::default() };

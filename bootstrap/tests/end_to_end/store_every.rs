@@ -1,4 +1,5 @@
-//! Waits, timeouts and changes of several threads, over every store. Limits and additions to text in the in-process store.
+//! Waits, timeouts and changes of several threads, over every store. Limits of, and additions to a text in, the
+//! in-process store.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -75,7 +76,7 @@ fn changes_of_many_threads_are_all_counted_and_each_element_goes_to_one() {
 /// A key and a queue have the same name, so the wait for the queue's name ends although the queue is empty. A pop must
 /// then wait again, until its deadline or until an element arrives.
 #[test]
-fn a_queue_is_waited_for_also_where_a_key_has_its_name() {
+fn a_queue_is_waited_for_even_if_a_key_has_its_name() {
     let (_folder, stores) = stores();
     for [store, other] in stores {
         store.set("name", b"value").unwrap();
@@ -110,7 +111,7 @@ fn a_request_that_waits_is_refused() {
 }
 
 #[test]
-fn what_exceeds_a_limit_changes_nothing() {
+fn a_request_above_a_limit_changes_nothing() {
     let store = HashStore::with_limits(Limits { key_bytes: 3, value_bytes: 4, ..Limits::default() });
     assert!(matches!(store.set("long", b""), Err(StoreError::TooLarge { limit: 3, .. })));
     store.set("key", b"1234").unwrap();

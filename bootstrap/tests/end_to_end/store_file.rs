@@ -1,4 +1,5 @@
-//! The store in a file: PyTorch's format, limits, permissions, and files that others change, damage, lock or remove.
+//! The store in a file: PyTorch's format, limits and permissions. Files that other programs change, damage, lock or
+//! remove.
 
 use std::{
     fs,
@@ -68,9 +69,9 @@ fn without_a_number_of_workers_the_file_stays() {
     assert!(path.exists());
 }
 
-/// A killed writer has left only the first bytes of its last record. All numbers of bytes are tested.
+/// A killed writer has left only the first bytes of its last record. The test tries every number of bytes.
 #[test]
-fn a_torn_record_is_passed_over_and_mended() {
+fn an_incomplete_record_is_ignored_and_removed() {
     let torn = record("/later", "a value");
     for cut in 1..torn.len() {
         let (_folder, path) = place();
@@ -88,7 +89,7 @@ fn a_torn_record_is_passed_over_and_mended() {
 }
 
 #[test]
-fn a_lock_that_is_not_given_back_is_an_error() {
+fn a_lock_that_is_not_released_is_an_error() {
     let (_folder, path) = place();
     let store = FileStore::options().patience(Duration::from_millis(30)).open(&path).unwrap();
     let other = fs::File::open(&path).unwrap();
@@ -186,7 +187,7 @@ fn counts_at_the_integers_limits_are_no_panic() {
 }
 
 #[test]
-fn what_exceeds_the_limit_changes_nothing() {
+fn a_request_above_the_limits_changes_nothing() {
     let (_folder, path) = place();
     let limits = Limits { key_bytes: 3, value_bytes: 16, store_bytes: 60, ..Limits::default() };
     let store = FileStore::options().limits(limits).open(&path).unwrap();
@@ -202,7 +203,7 @@ fn what_exceeds_the_limit_changes_nothing() {
         assert_eq!(store.get("k", soon()).unwrap(), b"value");
         assert_eq!(fs::read(&path).unwrap(), before);
     }
-    // A larger value that was written through another opening is reported as corrupt.
+    // A second store with larger limits has written a larger value. For the first store, the file is corrupt.
     let large = FileStore::open(&path).unwrap();
     large.set("k", &[0; 17]).unwrap();
     let error = store.get("k", soon()).unwrap_err();

@@ -162,8 +162,8 @@ proptest! {
         prop_assert_eq!(server.unsent(1), [0]);
     }
 
-    /// A length or a count beyond the limits is refused before the data that it announces arrives. The requests of four
-    /// kinds contain none.
+    /// A length or a count beyond the limits is refused before the data that it announces arrives. Four kinds of
+    /// requests have neither.
     #[test]
     fn a_length_alone_is_enough_to_refuse(kind in 1..19u8, length in (1u64 << 33)..) {
         let bytes = [GREETING, &[kind], &length.to_le_bytes()].concat();
@@ -172,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn a_client_ends_every_call_whatever_comes(
+    fn a_client_ends_every_call_whatever_bytes_arrive(
         greets in any::<bool>(),
         request in request(),
         waits in any::<bool>(),
@@ -205,7 +205,7 @@ proptest! {
             take(machine.step(client::Input::Tick, now));
         }
         prop_assert_eq!(ended, calls);
-        // If the machine is still not idle after all calls have ended, it must refuse a further call.
+        // After all calls have ended, the client refuses a further call unless it is idle.
         if !machine.is_idle() {
             let outputs = machine.step(client::Input::Call(Call::Now(Request::NumKeys)), now);
             prop_assert_eq!(outputs, [client::Output::Done(Err(Failure::Busy))]);

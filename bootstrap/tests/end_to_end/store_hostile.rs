@@ -73,8 +73,8 @@ fn host() {
     }
 }
 
-/// Opens [`IDLE`] connections. Nine in ten send a greeting, and the others nothing. Prints their number, and keeps them
-/// open until the input ends.
+/// Opens [`IDLE`] connections. Nine in ten send a greeting, and the others send nothing. Prints their number, and keeps
+/// them open until the input ends.
 fn idle(address: &str) {
     raise_descriptors();
     let connections: Vec<_> = (0..IDLE)
@@ -147,8 +147,8 @@ fn send(stream: &mut TcpStream, bytes: &[u8]) {
     let _ = stream.write_all(bytes);
 }
 
-/// Returns true if the host closes the connection before it sends anything. Returns false if a byte arrives, after the
-/// read timeout of the socket, or at once if the socket is non-blocking and nothing has arrived.
+/// Returns true if the host closes the connection before it sends anything. Otherwise returns false: when a byte
+/// arrives, after the read timeout of the socket, or at once if the socket is non-blocking and nothing has arrived.
 fn is_closed(mut stream: TcpStream) -> bool {
     match stream.read(&mut [0; 1]) {
         Ok(0) => true,
@@ -158,7 +158,7 @@ fn is_closed(mut stream: TcpStream) -> bool {
 }
 
 #[test]
-fn ten_thousand_idle_connections_disturb_nobody() {
+fn ten_thousand_idle_connections_do_not_delay_a_client() {
     let mut host = Host::start();
     if host.descriptors < IDLE + 200 {
         println!(
@@ -286,11 +286,11 @@ fn half_open_connections_are_closed_without_harm() {
     assert_eq!(usage.rejected, 0);
 }
 
-/// At its start, a host limits its clients to the descriptors of its process, less 64, and rejects more. If the limit
-/// on descriptors is lowered later, and no descriptor is free, it rejects clients too. Both times it reports the
-/// reason, and does not let the clients wait.
+/// When a host starts, it limits its clients to the descriptors of its process, less 64, and rejects further clients.
+/// If the limit on descriptors becomes lower later, and no descriptor is free, it also rejects clients. In both cases
+/// it reports the reason, and does not let the clients wait.
 #[test]
-fn too_few_descriptors_are_told() {
+fn a_lack_of_descriptors_is_reported() {
     let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let first = TcpStore::connect(&address, soon()).unwrap();
@@ -304,7 +304,7 @@ fn too_few_descriptors_are_told() {
 /// Silent connections take all places for connections without a complete greeting (32 for this host). Each newer
 /// connection, silent or not, replaces the oldest of them. So clients that send a greeting at once are served.
 #[test]
-fn silent_connections_make_place_for_others() {
+fn newer_connections_replace_silent_ones() {
     let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     let _silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&address).unwrap()).collect();
@@ -314,10 +314,11 @@ fn silent_connections_make_place_for_others() {
     assert!(told.starts_with("no greeting yet"), "{told}");
 }
 
-/// The host keeps a reserve descriptor, which it closes and opens again to accept and reject a client when no other
-/// descriptor is free. For a while, it cannot open the reserve descriptor again. Later it must reject clients again.
+/// The host keeps a reserve descriptor. When no other descriptor is free, it closes the reserve to accept and reject a
+/// client, and then opens it again. In this test, it cannot open the reserve again for a while. Later it must reject
+/// clients again.
 #[test]
-fn too_few_descriptors_are_told_again() {
+fn a_lack_of_descriptors_is_reported_again() {
     let mut process = start("host-of-few", "host: ");
     let address = process.words()[0].clone();
     process.ask("3");

@@ -141,7 +141,7 @@ proptest! {
 
 /// A client sends many requests at once. The server serves them only as fast as the client reads the replies.
 #[test]
-fn who_takes_no_replies_is_not_served() {
+fn a_client_that_reads_no_replies_is_not_served() {
     const VALUE: usize = 60_000;
     let mut server = Server::new(ServerLimits { memory: 8 << 20, ..ServerLimits::default() });
     server.step(Input::Accepted(1), NOW);
@@ -169,10 +169,10 @@ fn who_takes_no_replies_is_not_served() {
     assert!(server.wants(1));
 }
 
-/// If there is no memory for a request, the server closes the connection that holds most. That may be the connection of
-/// the request.
+/// If there is no memory for a request, the server closes the connection that holds the most. That may be the
+/// connection of the request.
 #[test]
-fn the_greediest_goes() {
+fn the_connection_that_holds_most_is_closed() {
     let mut host = Host::new(LIMIT, 9);
     let begun = |length: u64| [&[1][..], &1u64.to_le_bytes(), b"k", &length.to_le_bytes()].concat();
     for client in 1..8 {

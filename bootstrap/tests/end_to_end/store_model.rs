@@ -1,4 +1,5 @@
-//! Compares random operations of every store with a simple model, and waits in the server's table with another one.
+//! Compares every store with a simple model, in random operations. Compares the waits in the server's table with
+//! another model.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -214,8 +215,8 @@ proptest! {
     }
 }
 
-/// An action of a client of the table. It can begin or end waits. A `u8` is a key, and a `u64` the number of the
-/// client.
+/// An action of a client of the table. A `u8` is a key, and a `u64` the number of the client. Some actions begin a
+/// wait, and some can end one.
 #[derive(Debug, Clone)]
 enum Step {
     Set(u8),
@@ -239,8 +240,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Unless it is cancelled or its client leaves, a wait ends in the first step after which all of its keys exist,
-    /// and a barrier in the first step after which enough clients have arrived.
+    /// If it is not cancelled and its client does not leave, a wait ends in the first step after which all of its keys
+    /// exist, and a barrier in the first step after which enough clients have arrived.
     #[test]
     fn waits_end_exactly_when_all_keys_are_there(steps in vec(step(), 1..200)) {
         const WRITER: u64 = 100;

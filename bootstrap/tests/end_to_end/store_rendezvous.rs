@@ -23,15 +23,14 @@ fn ranks_exchange_their_cards_in_order() {
     });
 }
 
-/// Waits until these ranks have published their cards for a meeting. If another rank's deadline passes after that, they
-/// do not count as absent.
+/// Waits until these ranks have published their cards for a meeting. After that, they cannot count as absent.
 fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     let cards: Vec<_> = ranks.iter().map(|rank| format!("{name}/card/{rank}")).collect();
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
 }
 
-/// Tests that the first deadline that passes decides the outcome, both for ranks that wait and for one that arrives
-/// later. Each call of `store_of` returns a handle to one shared store.
+/// Tests that the first deadline that passes decides the outcome, for the ranks that wait and for a rank that arrives
+/// later. Each call of `store_of` returns a handle to the same store.
 fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
     let meet = |rank: usize, deadline: Deadline| {
@@ -52,16 +51,16 @@ fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
 }
 
 #[test]
-fn every_rank_that_came_is_told_who_did_not() {
+fn every_rank_that_arrived_gets_the_missing_ranks() {
     let shared = HashStore::new();
     absentees(|| Arc::new(shared.clone()));
     let host = TcpStore::host(0).unwrap();
     absentees(|| Arc::new(TcpStore::connect(&host.address(), soon()).unwrap()));
 }
 
-/// Rank 0 hosts the store, and drops it as soon as it knows the outcome. The other ranks must still get the outcome.
+/// Rank 0 hosts the store, and drops it as soon as its meeting has failed. The other ranks must still get the outcome.
 #[test]
-fn the_host_does_not_take_the_news_with_it() {
+fn a_host_waits_until_the_others_have_read_the_outcome() {
     let host = TcpStore::host(0).unwrap();
     let address = host.address();
     let others: Vec<_> = (1..4)
@@ -78,10 +77,10 @@ fn the_host_does_not_take_the_news_with_it() {
     }
 }
 
-/// Two processes have the same rank. All ranks get the error, also those that arrived before and those that arrive
+/// Two processes have the same rank. All ranks get the error, including those that arrived before and those that arrive
 /// later.
 #[test]
-fn every_rank_is_told_of_two_that_came_as_one() {
+fn every_rank_fails_if_two_processes_arrive_as_one_rank() {
     let store = HashStore::new();
     let meet = |rank| barrier(&store, "start", rank, 4, soon()).unwrap_err();
     let errors = thread::scope(|scope| {

@@ -31,7 +31,7 @@ fn distrust(store: Result<TcpStore, StoreError>) -> Distrust {
 }
 
 #[test]
-fn only_who_knows_the_secret_is_served() {
+fn only_clients_with_the_secret_are_served() {
     let host = with(OURS).host(0, soon()).unwrap();
     let client = with(OURS).connect(&host.address(), soon()).unwrap();
     client.set("key", b"value").unwrap();
@@ -107,7 +107,7 @@ fn nothing_secret_is_shown_for_debugging() {
 /// An attacker repeats the bytes that a client sent in an earlier greeting. The host refuses the old proof like any
 /// wrong proof.
 #[test]
-fn nothing_that_was_sent_can_be_used_again() {
+fn a_replayed_proof_is_refused() {
     let host = with(OURS).host(0, soon()).unwrap();
     let mut machine = client();
     let mut stream = TcpStream::connect(host.address()).unwrap();
@@ -144,8 +144,8 @@ fn client() -> Client {
 }
 
 /// Runs a greeting between a client with the secret [`OURS`] and a server with `secret`. All bytes arrive in pieces.
-/// The elements of `lengths`, in turn and from the start again, are the most bytes of a piece. If `changed` is given,
-/// the server's byte at this index is changed on the way. Returns the client's result.
+/// `lengths` contains the maximum sizes of the pieces, and is used repeatedly. If `changed` is given, the server's byte
+/// at this index is changed in transit. Returns the client's result.
 fn greet(secret: &str, lengths: &[usize], changed: Option<usize>) -> Result<(), Failure> {
     const NOW: Duration = Duration::ZERO;
     let mut host = Server::with_secret(ServerLimits::default(), Secret::new(secret).unwrap(), [5; 32]);

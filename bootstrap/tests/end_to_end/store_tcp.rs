@@ -75,7 +75,7 @@ fn the_hosts_death_ends_every_wait() {
 }
 
 #[test]
-fn a_host_that_comes_back_serves_its_old_clients() {
+fn a_restarted_host_serves_its_old_clients() {
     let (_reserved, port) = reserved_port();
     let host = TcpStore::host(port).unwrap();
     let client = TcpStore::connect(&host.address(), soon()).unwrap();
@@ -106,7 +106,7 @@ fn nobody_at_the_address_is_an_error_at_the_deadline() {
 }
 
 #[test]
-fn what_is_no_store_is_recognised() {
+fn a_process_that_is_no_store_is_recognised() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let web = thread::spawn(move || {
@@ -116,16 +116,16 @@ fn what_is_no_store_is_recognised() {
     });
     let error = TcpStore::connect(&address, soon()).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
-    // The listener still lets clients connect, and sends nothing.
+    // The listener still accepts connections, but sends nothing.
     let _silent = web.join().unwrap();
     let error = TcpStore::connect(&address, Deadline::after(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(error, StoreError::NotAStore { .. }), "{error}");
     assert!(error.to_string().contains("unless its host is overloaded"), "{error}");
 }
 
-/// The host answers the greeting and nothing after it, like a stopped process.
+/// The host answers the greeting and nothing else, like a process that was stopped after it.
 #[test]
-fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
+fn a_silent_host_and_a_missing_key_are_different_errors() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let host = thread::spawn(move || {
@@ -147,7 +147,7 @@ fn a_host_that_does_not_answer_is_told_from_a_key_that_does_not_come() {
 }
 
 #[test]
-fn strangers_are_shown_out_at_once_and_disturb_nobody() {
+fn strangers_are_rejected_at_once() {
     let (host, client) = pair();
     for greeting in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"S", b"\0\xce\xf7\x85\xff", b"\0\xce\xf8"] {
         let mut stranger = TcpStream::connect(host.address()).unwrap();
@@ -285,7 +285,7 @@ fn more_clients_than_allowed_are_turned_away() {
 
 /// A connected client needs a further connection, which the host rejects at first because it has too many clients.
 #[test]
-fn who_is_turned_away_for_a_moment_comes_again() {
+fn a_rejected_client_connects_again() {
     let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
     let host = TcpStore::options().limits(limits).host(0, soon()).unwrap();
     let client = TcpStore::connect(&host.address(), soon()).unwrap();

@@ -27,7 +27,7 @@ use super::seeded_ranks::{Outcome, Random, agree, run_on};
 
 const ADDRESS: &str = "127.0.0.1:29500";
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The most virtual time between the end of the reason of a wait and the end of the wait.
+/// The maximum virtual time from the event that ends a wait to the end of the wait.
 const PROMPT: Duration = Duration::from_secs(1);
 /// The operations of a rank.
 const OPERATIONS: usize = 20;
@@ -99,14 +99,14 @@ struct Last {
 struct Run {
     seed: u64,
     events: Vec<Event>,
-    /// The ranks that have come to the barrier.
+    /// The number of ranks that have arrived at the barrier.
     arrived: usize,
     /// The last results of each rank; `None` if it has crashed.
     last: Vec<Option<Last>>,
-    /// The counter and the register at the end. Empty if there was none.
+    /// The counter and the register at the end. Empty if they have no value.
     counter: Vec<u8>,
     register: Vec<u8>,
-    /// The clients of the host after all ranks but the host's have ended.
+    /// The number of clients of the host after all ranks but the host's have ended.
     clients: usize,
     steps: Vec<Step>,
 }
@@ -119,7 +119,7 @@ struct Shared {
     moments: AtomicUsize,
     events: Mutex<Vec<Event>>,
     arrived: AtomicUsize,
-    /// The ranks that have ended, and the event that tells it.
+    /// The number of ranks that have ended, and the event that is notified when it has grown.
     ended: AtomicUsize,
     one_ended: runtime::Event,
 }
@@ -236,7 +236,7 @@ impl Shared {
         }
         let run = || {
             let connect = || self.options().connect(ADDRESS, Deadline::after(PATIENCE));
-            // The program's own patience ends only if the seed cuts every attempt.
+            // Connecting fails only if the seed cuts every attempt until `PATIENCE` has passed.
             self.body(&connect().unwrap(), rank)
         };
         let last = catch_unwind(AssertUnwindSafe(run));
@@ -249,8 +249,9 @@ impl Shared {
         }
     }
 
-    /// Runs the rank that hosts the store, until all others have ended. Returns its last results, the counter, the
-    /// register, and the number of clients that have not disconnected. Takes the rest of the queue.
+    /// Runs the rank that hosts the store, until all others have ended. Then pops all elements that are left in the
+    /// queue. Returns its last results, the counter, the register, and the number of clients that have not
+    /// disconnected.
     fn host(&self) -> (Last, [Vec<u8>; 2], usize) {
         let address = ADDRESS.parse::<std::net::SocketAddr>().unwrap();
         let store = loop {
@@ -285,7 +286,7 @@ impl Shared {
 fn stranger(random: &mut Random) {
     let Ok(mut socket) = runtime::connect(ADDRESS.parse().unwrap(), PROMPT) else { return };
     let mut bytes = if random.below(2) == 0 { crate::GREETING.to_vec() } else { Vec::new() };
-    // A request with these bytes practically never contains the name of a key that ranks use.
+    // A request of these bytes practically never contains the name of a key that ranks use.
     bytes.extend((0..random.below(40)).map(|_| random.below(20) as u8));
     let _ = socket.write_all(&bytes, PROMPT);
     let _ = socket.read(&mut [0; 100], Some(random.time(PROMPT)));
@@ -342,7 +343,7 @@ fn ranks_see_one_order_and_a_seed_gives_the_same_run() {
     println!(
         "{seeds} runs: {answered} operations answered, {broken} broken; {crashed} ranks crashed; {agreed} agreements, {failed} without a rank"
     );
-    // Otherwise the checks would show little.
+    // If these numbers were small, the checks above would test little.
     assert!(answered as u64 > seeds * 20 && broken as u64 > seeds && crashed as u64 > seeds / 5);
     assert!(agreed as u64 > seeds / 5 && failed as u64 > seeds / 20);
 }

@@ -6,8 +6,8 @@ use bootstrap::agreement::Ending;
 
 use super::{Answer, Event, Last, Op, PROMPT, Run};
 
-/// Returns true if `a` was answered before `b` was called. If the connection of `a` broke, its request may still be
-/// under way.
+/// Returns true if `a` was answered before `b` was called. If the connection of `a` broke, its request may still be in
+/// transit.
 fn before(a: &Event, b: &Event) -> bool {
     a.answer.is_some() && a.ended.is_some_and(|ended| ended.number < b.called.number)
 }
@@ -56,8 +56,8 @@ impl Run {
         assert_in_order(seed, sums);
     }
 
-    /// Checks the register. Every new value has replaced a known value, so the order of all values can be found by going
-    /// backwards from the last value.
+    /// Checks the register. Every new value has replaced a known value, so the order of all values can be found by
+    /// going backwards from the last value.
     fn judge_register(&self) {
         let (seed, mut value) = (self.seed, self.register.clone());
         let swaps = || {
@@ -168,7 +168,7 @@ impl Run {
         }
     }
 
-    /// Checks that no rank has passed the barrier without a rank that crashed before.
+    /// Checks that no rank has passed the barrier unless all ranks have arrived at it.
     fn judge_barrier(&self) {
         let has_passed = self.last.iter().flatten().any(|last| last.barrier);
         assert!(!has_passed || self.arrived == self.last.len(), "seed {}: {:?}", self.seed, self.last);

@@ -25,7 +25,7 @@ fn a_present_key_is_read_in_one_round_trip() {
 
 /// The server answers the cancellation just before the limit. Its next answers are due by the same limit.
 #[test]
-fn a_slow_host_is_given_up_as_soon_as_a_silent_one() {
+fn a_call_fails_at_the_same_time_with_a_slow_and_with_a_silent_host() {
     const DEADLINE: Duration = Duration::from_secs(3);
     let mut client = Client::new(Limits::default(), Duration::from_secs(60), 7);
     client.step(Input::Connected(DEADLINE), Duration::ZERO);
@@ -47,7 +47,7 @@ proptest! {
     /// The server sends zero to three pairs of answers to a call that waits, and then nothing. The call fails at
     /// most `GRACE` after its deadline.
     #[test]
-    fn a_silent_host_is_given_up_soon_after_the_deadline(
+    fn a_call_to_a_silent_host_fails_soon_after_the_deadline(
         patience in 0..100u64, deadline in 0..100u64, peeks: bool, answers in 0..4usize,
     ) {
         let [patience, deadline] = [patience, deadline].map(Duration::from_secs);

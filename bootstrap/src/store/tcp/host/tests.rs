@@ -72,7 +72,7 @@ impl ServerSockets for Failing {
 }
 
 #[test]
-fn a_host_that_fails_says_so_and_lets_go_of_its_clients() {
+fn a_host_that_fails_reports_it_and_closes_its_connections() {
     let shared = Arc::new(Shared::default());
     let sockets = Box::new(Failing(runtime::listen(LOCAL.into()).unwrap()));
     let (address, stop) = (sockets.address(), sockets.waker());
