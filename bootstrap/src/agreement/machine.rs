@@ -12,7 +12,7 @@
 //! | records | posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
 //! | tracing | if its patience has ended and members are missing: searches for a circular wait | no wait |
 //! | opening | fails the other agreements of the circular wait, if there is one, and then this one | no wait |
-//! | action | executes [`Output::Act`] | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
+//! | action | acts | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
 //! | leaving | removes the agreement from its rank's list of places | no wait |
 //! | acknowledgement | acknowledges the result | no wait |

@@ -97,7 +97,7 @@ pub enum LinkError {
     Gone {
         /// The place of that process.
         place: u64,
-        /// How this process noticed it.
+        /// A description of the failed operation or the event that has shown this.
         problem: String,
     },
     /// Processes did not connect, send or receive before the deadline.

@@ -278,7 +278,7 @@ const NOBODY: u32 = 65534;
 /// of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// What `another_user` prints: it could not enter the folder, or it has entered it and has connected.
+/// The outputs of `another_user`: it could not enter the folder, or it has entered it and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, and tries to connect. If it can,

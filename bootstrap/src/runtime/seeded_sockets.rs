@@ -153,7 +153,7 @@ impl Network {
         }
     }
 
-    /// As [`call`](Self::call), for a call that reads or writes. Also cuts the connection if the seed decides so.
+    /// Calls [`call`](Self::call), for a read or a write. Also cuts the connection if the seed decides so.
     fn transfer(&self, link: &Link, label: &'static str) {
         self.call(label);
         if one_in(self.faults.cut) {

@@ -9,7 +9,7 @@ pub trait ClientSocket: fmt::Debug + Send {
     ///
     /// # Errors
     /// - [`TimedOut`](io::ErrorKind::TimedOut), [`WouldBlock`](io::ErrorKind::WouldBlock) or
-    ///   [`Interrupted`](io::ErrorKind::Interrupted) if nothing has arrived. They may come before the limit.
+    ///   [`Interrupted`](io::ErrorKind::Interrupted) if nothing has arrived. They may occur before the limit.
     /// - Other errors if the connection has failed.
     fn read(&mut self, buffer: &mut [u8], limit: Option<Duration>) -> io::Result<usize>;
 
@@ -50,7 +50,8 @@ pub trait ServerSockets: fmt::Debug + Send {
     ///
     /// # Errors
     /// - [`WouldBlock`](io::ErrorKind::WouldBlock): no client waits for a connection.
-    /// - [`Interrupted`](io::ErrorKind::Interrupted): the connection has failed, or a signal came. Another one may wait.
+    /// - [`Interrupted`](io::ErrorKind::Interrupted): the connection has failed, or a signal has arrived. Another
+    ///   connection may wait.
     /// - Other errors: no connection can be accepted now.
     fn accept(&mut self, id: u64) -> io::Result<Accepted>;
 
@@ -60,7 +61,7 @@ pub trait ServerSockets: fmt::Debug + Send {
     /// Sets the events that a connection is watched for. Does nothing if it is closed.
     ///
     /// # Errors
-    /// The operating system cannot watch the connection. No more events of this connection come.
+    /// The operating system cannot watch the connection. No more events of this connection are reported.
     fn watch(&mut self, id: u64, interest: Interest) -> io::Result<()>;
 
     /// Reads bytes that have arrived. Returns their number, or 0 if the client has closed the connection.

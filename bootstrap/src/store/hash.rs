@@ -50,7 +50,7 @@ struct State {
     table: Table,
     /// The client id that was used last. Each request to the table uses a new id.
     last_client: ClientId,
-    /// The clients whose wait has ended in the table, and whose threads have not noticed that yet.
+    /// Clients with a wait that has ended in the table, if their threads have not noticed that yet.
     woken: HashSet<ClientId>,
 }
 

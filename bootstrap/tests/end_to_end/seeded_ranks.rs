@@ -55,7 +55,7 @@ fn turn() -> MutexGuard<'static, ()> {
     ONE_WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`run_on`], on a new runtime.
+/// Calls [`run_on`] with a new runtime.
 fn try_run<T: Send + 'static>(
     seed: u64,
     ranks: u32,

@@ -1,5 +1,5 @@
 //! Fragmented and invalid bytes. Fragments change no reply. If bytes are invalid, neither the server nor the client
-//! panics, and the server closes only the connection that they came on. Lists and lengths above the limits are refused.
+//! panics, and the server closes only their connection. Lists and lengths above the limits are refused.
 
 use std::{collections::VecDeque, time::Duration};
 

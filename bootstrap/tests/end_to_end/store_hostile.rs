@@ -332,8 +332,8 @@ fn a_lack_of_descriptors_is_reported_again() {
     first.set("key", b"value").unwrap();
 }
 
-/// Opens more connections than the host admits. Checks that the last of them gets no answer, and that the last
-/// rejection that the host reports contains `why` and `ulimit -n`.
+/// Opens more connections than the host admits. Checks that the last one gets no answer. Also checks that the last
+/// rejection in the host's report contains `why` and `ulimit -n`.
 fn too_many(address: &str, host: &mut Other, why: &str) {
     let is_answered = |mut stream: &TcpStream| {
         let mut greeting = GREETING.to_vec();

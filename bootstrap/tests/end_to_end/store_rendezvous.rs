@@ -29,8 +29,8 @@ fn wait_for(store: &dyn Store, name: &str, ranks: &[usize]) {
     store.wait(&cards.iter().map(String::as_str).collect::<Vec<_>>(), soon()).unwrap();
 }
 
-/// Tests that the first deadline that passes decides the outcome, for the ranks that wait and for a rank that arrives
-/// later. Each call of `store_of` returns a handle to the same store.
+/// Tests that the first deadline to pass decides the outcome for all ranks: for those that wait, and for one that
+/// arrives later. Each call of `store_of` returns a handle to the same store.
 fn absentees(store_of: impl Fn() -> Arc<dyn Store> + Sync) {
     let absent = [2, 5, 6];
     let meet = |rank: usize, deadline: Deadline| {

@@ -148,7 +148,8 @@ const PIECE: usize = 64 << 10;
 /// normally reads it before newer connections can replace this client.
 const ACCEPTED: usize = 16;
 
-/// How long no connections are accepted after the system has failed to accept one, or to open the reserve descriptor.
+/// The time for which no connections are accepted after the system has failed to accept one, or to open the reserve
+/// descriptor.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the server's thread.
