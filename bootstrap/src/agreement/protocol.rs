@@ -89,7 +89,7 @@ impl<P: PlainProtocol> Protocol for P {
     }
 }
 
-/// The state of one member's outcome when another member, or this one, judges the action.
+/// The state of a member's outcome at the time of the verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report<O> {
     /// The member's outcome.

@@ -18,8 +18,8 @@ use crate::store::{Result, Store};
 
 /// The agreements in which threads of this process take part now. Each entry is the key of a rank's list of places, and
 /// the name of an agreement. An entry does not say which store the agreement uses. So if agreements with the same rank
-/// and name use two stores, the entry of one protects the place of the other from [`enter`]. A later [`enter`] removes
-/// that place.
+/// and name use two stores, [`enter`] keeps the place of the decided one while the other one runs. A later [`enter`]
+/// removes that place.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// An entry of [`RUNNING`], which is removed on drop.

@@ -94,8 +94,8 @@ pub enum Failure {
     /// - The last answer to a call that waits must arrive within 5 s of the call's deadline or start, whichever is
     ///   later. If this client has sent `CancelWait`, the 5 s count from then instead.
     Unresponsive,
-    /// The two sides do not have the same secret, only one side has a secret, or the server has not answered a greeting
-    /// with a secret.
+    /// The greeting has failed: the two sides do not have the same secret, only one side has a secret, or the server
+    /// has not answered a greeting with a secret.
     Distrust(Distrust),
     /// The server has sent bytes that are not a valid answer, or an answer that exceeds the client's limits. Contains a
     /// description of them.

@@ -45,8 +45,8 @@ pub enum Rejection {
         clients: usize,
     },
     /// The server's memory is used up. If a connection needs more memory than is free, the server closes the other
-    /// connection that holds the most. But if that one holds less than the needing connection would hold with the new
-    /// memory, the server closes the needing connection.
+    /// connection that holds the most. But if that one does not hold more than the needing connection would hold with
+    /// the new memory, the server closes the needing connection.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
@@ -76,8 +76,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the bytes to send before the connection is closed. They tell a client of this crate that the secret is
-    /// the reason. For every other reason they are empty.
+    /// Returns the bytes to send before the connection is closed. If the reason concerns the secret, they tell that to
+    /// a client of this crate. For all other reasons they are empty.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {
