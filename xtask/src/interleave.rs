@@ -31,7 +31,7 @@ const CHECKERS: [Checker; 2] = [
     Checker {
         name: "loom",
         variable: "LOOM_MAX_PREEMPTIONS",
-        quick: Some(["4", "3"]),
+        quick: Some(["3", "3"]),
         // One preemption more takes hours for caching-alloc.
         full: ["5", "6"],
         unit: "interruptions of threads that could go on, at most: every order of each model",
@@ -74,7 +74,5 @@ fn check(root: &Path, crate_name: &str, checker: &Checker, bound: &str) -> Resul
     test.env("RUSTFLAGS", format!("--cfg {name} -D warnings"));
     test.env("CARGO_TARGET_DIR", root.join("target/interleave").join(name));
     test.env(variable, bound).env("SHUTTLE_SILENCE_WARNINGS", "1");
-    // A failure is told with the schedule that leads to it. Line numbers of backtraces would only add to the build.
-    test.env("CARGO_PROFILE_DEV_DEBUG", "none");
     shell::run(&mut test)
 }

@@ -295,8 +295,6 @@ impl Tree {
     fn build(&self, build: &[&str], flags: &str) -> Result<Vec<PathBuf>> {
         let mut build = shell::cargo(&self.root, build);
         build.arg("--quiet").arg("--message-format=json-render-diagnostics");
-        // Nobody debugs these programs, and linking them is most of the time.
-        build.env("CARGO_PROFILE_DEV_DEBUG", "0");
         // The flags apply to every dependency, so a separate folder keeps the builds without them.
         match flags {
             "" => build.env("CARGO_TARGET_DIR", &self.built),
