@@ -56,7 +56,7 @@ impl Memory {
         place::from_value(self.0.get(key).map(|value| &**value))
     }
 
-    /// Removes the places whose agreements are decided from the list under `key`. [`run`](super::run) does this when a
+    /// Removes from the list under `key` the places whose agreements are decided. [`run`](super::run) does this when a
     /// rank arrives at its next agreement, except for agreements in which other threads of the rank take part.
     pub fn leave_decided(&mut self, key: &str) {
         let mut places = self.places(key);

@@ -1,4 +1,4 @@
-//! Tests of exchanges, with connections of strangers, missing members, and processes of another user. Tests of the
+//! Tests of exchanges, with connections that are not part of them, missing members, and processes of another user. Tests of the
 //! folders of listeners. The members of an exchange are threads of one process, but their descriptors pass through the
 //! kernel as between processes.
 
@@ -59,7 +59,7 @@ fn file(text: &str) -> File {
 
 /// Returns the contents of a file.
 fn read(descriptor: &OwnedFd) -> String {
-    // All processes with the descriptor share its file position. This neither uses nor moves the position.
+    // All duplicates of a descriptor share one file position. `read_exact_at` neither uses nor moves it.
     let file = File::from(descriptor.try_clone().unwrap());
     let mut text = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut text, 0).unwrap();
@@ -197,8 +197,8 @@ fn another_kind_of_descriptor_is_refused() {
 #[test]
 fn a_member_that_does_not_connect_is_named() {
     let mut listeners = listeners(3);
-    // The member with the highest place waits for both others, in vain. Then the listeners of the others are dropped,
-    // and the member with the lowest place finds no listener.
+    // Member 2 waits for members 0 and 1, in vain. Then the listeners of members 1 and 2 are dropped, and member 0 finds
+    // no listener of member 1.
     let absent = member(&listeners, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LinkError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let endpoints: Vec<_> = listeners.iter().map(Listener::endpoint).collect();
@@ -215,7 +215,8 @@ fn an_exchange_without_free_descriptors() {
     let listeners = listeners(2);
     let _waiting = knock(&listeners[1]);
     let own = file("");
-    // All smaller numbers are in use, so no descriptor can be opened from now on.
+    // The number of a file that is closed again at once is the lowest free one. With this number as the limit, no
+    // descriptor can be opened.
     let free = file("").as_fd().as_raw_fd() as u64;
     let limit = Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -223,7 +224,8 @@ fn an_exchange_without_free_descriptors() {
     assert!(matches!(result, Err(LinkError::Absent { .. })));
 }
 
-/// The listener cannot accept the connection, so it stays readable.
+/// The exchange cannot accept the waiting connection, so the listening socket stays readable, even after the deadline.
+/// The exchange must end nevertheless.
 #[test]
 fn a_connection_that_cannot_be_accepted_does_not_prolong_an_exchange() {
     let name = concat!(module_path!(), "::an_exchange_without_free_descriptors");
@@ -274,11 +276,11 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
 /// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The variable that is set for a process that runs as another user. For `another_users_listener`, it contains the path
+/// The environment variable that is set for a process that runs as another user. For `another_users_listener`, it contains the path
 /// of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// The outputs of `another_user`: it could not enter the folder, or it has entered it and has connected.
+/// The outputs of `another_user`: it could not enter the listener's folder, or it could, and has connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, and tries to connect. If it can,

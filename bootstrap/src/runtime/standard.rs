@@ -9,7 +9,7 @@ use std::{
 
 use super::interface::{Event, Runtime};
 
-/// Threads and the monotonic clock of the operating system.
+/// The threads, the monotonic clock and the sockets of the operating system: the default runtime.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Standard;
 

@@ -1,5 +1,6 @@
 //! Executes small agreements in all orders of their steps, with crashes, early timeouts, failed actions, lost stores
-//! and repeated requests. With four members, most tests visit only the orders that the reduction below selects.
+//! and repeated requests. The test with four members visits only the orders that the reduction below selects, unless
+//! `TEST_EFFORT` is above 1.
 //!
 //! # Reduction
 //! A *world* is the state of all members and of the store. The next step of a member is *local* if it is independent of

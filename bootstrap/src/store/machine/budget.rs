@@ -4,7 +4,7 @@
 //! Work is counted in *units*. Receiving a string, looking up a key, or copying a KiB is one unit, and takes 0.1 to
 //! 0.2 µs.
 
-/// The units for ending a wait, or for handling a part of the greeting. Most of that work is the system call that sends
+/// The units for ending a wait, or for handling a part of the greeting (see `server`). Most of that work is the system call that sends
 /// the reply, if there is one.
 pub(super) const WAKE: usize = 16;
 
@@ -50,7 +50,8 @@ impl Budget {
         self.spent.saturating_add(units) <= self.limit || (self.first_is_free && self.spent == 0)
     }
 
-    /// Counts work that is done or about to be done. The sum may exceed the limit.
+    /// Counts work that is done or about to be done, whether or not [`allows`](Self::allows) was asked. So the sum may
+    /// exceed the limit.
     pub(super) fn spend(&mut self, units: usize) {
         self.spent = self.spent.saturating_add(units);
     }

@@ -152,8 +152,8 @@ impl Table {
         }
     }
 
-    /// Executes a request. Unlike [`serve`](Self::serve), does not check the growth, and does not end the
-    /// client's claim to an element of a queue.
+    /// Executes a request. Unlike [`serve`](Self::serve), does not check the growth, and does not
+    /// [end the claim](Self::release) of a client that was woken for an element of a queue.
     fn perform(
         &mut self,
         client: ClientId,

@@ -10,14 +10,15 @@ use super::super::request::ClientId;
 /// server gives one turn after another, each to the client in the queue with the smallest count. Exception: if a client
 /// is woken while the server handles the bytes of another client, it may have a turn at once, regardless of its count.
 ///
-/// If the count of a client that joins the queue is smaller than the count of the current turn (`now`), it is raised to
-/// `now`. So the client gets no extra turns for the time before it joined. Each client in the queue delays the others
+/// If the count of a client that joins the queue is smaller than `now`, the largest count with which a turn has begun, it
+/// is raised to `now`. So the client gets no extra turns for the time before it joined. Each client in the queue delays the others
 /// by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
     queue: BTreeSet<(u64, ClientId)>,
-    /// The count of the current turn: the largest work count with which a client has begun a turn so far.
+    /// The largest work count with which a client has begun a turn so far. After a turn out of order, it may exceed the
+    /// counts of the next turns.
     now: u64,
 }
 
@@ -83,7 +84,8 @@ impl Turns {
         is_left: bool,
         since: Option<u64>,
     ) {
-        // The client may have been added again during its own turn, because it was woken.
+        // The client may have been added again during its own turn: its connection was closed, and its next turn frees
+        // its memory; or it was woken because another connection was closed.
         let again = self.remove(client, place);
         place.work = place.work.saturating_add(work as u64);
         if is_left || again.is_some() {
