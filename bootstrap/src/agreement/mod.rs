@@ -24,8 +24,9 @@
 //! - **Action**: work that every member does because the decision or a verdict asks for it. The **plan** is the data
 //!   for it. The **outcome** is the data that a member posts after it. The vote on the outcomes of one action gives the
 //!   **verdict**.
-//! - **Result**: what a vote keeps. The result of the agreement is the decision or verdict that ends it. It contains the **agreed** value, a **refusal** (the
-//!   [`Protocol`] has found a reason not to agree) or a [`Failure`] (any other reason).
+//! - **Result**: what a vote keeps. The result of the agreement is the decision or verdict that ends it. It
+//!   contains the **agreed** value, a **refusal** (the [`Protocol`] has found a reason not to agree) or a [`Failure`]
+//!   (any other reason).
 //! - **Decided**: an agreement is decided once its decision key has a value: a decision, or a failure in its place.
 //! - **Place** of a rank: an agreement in which a thread of the rank waits. **List of places**: all places of a rank,
 //!   in one key of the store.

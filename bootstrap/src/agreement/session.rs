@@ -27,7 +27,7 @@ const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The shortest time, counted from the first error of a request, for which a member in doubt repeats the request.
 const RETRY_FLOOR: Duration = Duration::from_secs(5);
 /// The longest time that a member waits, after a failure or refusal, until the other members have read the result.
-const FAREWELL: Duration = Duration::from_secs(3);
+const STAY_LIMIT: Duration = Duration::from_secs(3);
 
 /// The agreement has ended on this member without an agreed value.
 #[derive(Debug)]
@@ -247,13 +247,13 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that posted a record have read the result, because this process may host the
-    /// store. Waits for at most [`FAREWELL`], and not at all if the store has failed. Stops if `goes_on` or a request
+    /// store. Waits for at most [`STAY_LIMIT`], and not at all if the store has failed. Stops if `goes_on` or a request
     /// fails.
     fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
         }
-        let deadline = Deadline::after(FAREWELL);
+        let deadline = Deadline::after(STAY_LIMIT);
         let exists = |key: &str| self.store.check(&[key]).unwrap_or(false);
         let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
         let Some(first) = came.first() else { return };

@@ -73,7 +73,7 @@ pub fn barrier(store: &dyn Store, name: &str, rank: usize, world: usize, deadlin
 
 /// The longest time that a rank waits, after a failed meeting, until the others have read the outcome. Its process may
 /// host the store, and the others could not read the outcome after the end of the process.
-const FAREWELL: Duration = Duration::from_secs(3);
+const STAY_LIMIT: Duration = Duration::from_secs(3);
 
 /// The outcome of a meeting at which all ranks arrived.
 const COMPLETE: &[u8] = b"complete";
@@ -132,7 +132,7 @@ impl Meeting<'_> {
     }
 
     /// Waits for the outcome until the deadline, and then proposes one. Returns `Ok` if all ranks arrived. If the
-    /// meeting failed, waits until the others have read the outcome, for at most [`FAREWELL`], and returns the error.
+    /// meeting failed, waits until the others have read the outcome, for at most [`STAY_LIMIT`], and returns the error.
     fn outcome(&self) -> Result<()> {
         let outcome = match self.store.get(&self.key("outcome"), self.deadline) {
             Err(StoreError::Timeout { .. }) => self.decide(&self.opinion()?)?,
@@ -188,7 +188,7 @@ impl Meeting<'_> {
             })
     }
 
-    /// Counts this rank as one that has read the outcome. Then waits, for at most [`FAREWELL`], until `present` ranks
+    /// Counts this rank as one that has read the outcome. Then waits, for at most [`STAY_LIMIT`], until `present` ranks
     /// have read it. Errors are ignored, because the outcome is decided.
     fn part(&self, present: usize) {
         let all = self.key("told/all");
@@ -196,7 +196,7 @@ impl Meeting<'_> {
         if told.is_ok_and(|told| usize::try_from(told).is_ok_and(|told| told >= present)) {
             let _ = self.store.set(&all, b"");
         } else {
-            let _ = self.store.wait(&[&all], Deadline::after(FAREWELL));
+            let _ = self.store.wait(&[&all], Deadline::after(STAY_LIMIT));
         }
     }
 }
