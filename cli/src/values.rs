@@ -1,7 +1,10 @@
 //! Values of options: parsers whose errors say the values that are expected.
 
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use clap::builder::{PathBufValueParser, TypedValueParser};
 
 /// Returns a parser of whole numbers in `range`. `what` names the value in errors: `a number of ranks`.
 pub(crate) fn whole<T: TryFrom<u64>>(
@@ -16,6 +19,11 @@ pub(crate) fn whole<T: TryFrom<u64>>(
             (start, end) => format!("expected {what} from {start} to {end}"),
         })
     }
+}
+
+/// Returns a parser of an input's path. `-` is standard input.
+pub(crate) fn input() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })
 }
 
 /// Parses a number of ranks that form pairs.

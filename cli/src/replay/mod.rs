@@ -43,8 +43,8 @@ use shortage::Shortage;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Recorded allocations: traces in text form, PyTorch memory snapshots (pickle or JSON), minimalloc CSV; may be gzipped
-    #[arg(required = true, value_name = "TRACE")]
+    /// Recorded allocations: traces in text form, PyTorch memory snapshots (pickle or JSON), minimalloc CSV; may be gzipped; `-` is standard input
+    #[arg(required = true, value_name = "TRACE", value_parser = values::input())]
     traces: Vec<PathBuf>,
     /// Reuse of free memory that fits no request
     #[arg(long, value_enum, default_value_t = Policy::Fixed)]
@@ -82,11 +82,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         output::check_differs("--curves", path, options.traces.iter().map(PathBuf::as_path))?;
         output::check_writable(path).with_context(|| unwritten(path))?;
     }
-    // All traces are read before the first replay, so that a broken one fails early.
-    let mut traces = Vec::new();
+    // All traces are read before the first replay, so that a broken one is named early.
+    let (mut traces, mut failed) = (Vec::new(), Vec::new());
     for path in &options.traces {
-        traces.extend(Trace::load_all(path, options.limit)?);
+        match Trace::load_all(path, options.limit) {
+            Ok(of_file) => traces.extend(of_file),
+            Err(error) if options.traces.len() == 1 => return Err(error.into()),
+            Err(error) => {
+                eprintln!("error: {}", plain::lines(&explain(&error.into())));
+                failed.push(path.display().to_string());
+            }
+        }
     }
+    let count = traces.len() + failed.len();
     if cfg!(debug_assertions) {
         eprintln!("note: this is a debug build; for meaningful times use a release build");
     }
@@ -95,7 +103,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         backend => Some(Gpu::open(backend)?),
     };
     let mut curves = Vec::new();
-    let mut failed = Vec::new();
     for trace in &traces {
         let program = Program::of(trace);
         let replayed = replay(options, gpu.as_ref(), &program)
@@ -109,7 +116,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
                     println!("{figures}");
                 }
             }
-            Err(error) if traces.len() == 1 => return Err(error),
+            Err(error) if count == 1 => return Err(error),
             Err(error) => {
                 eprintln!("error: {}", plain::lines(&explain(&error)));
                 failed.push(program.name);
@@ -121,7 +128,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         fs::write(path, text + "\n").with_context(|| unwritten(path))?;
     }
     if !failed.is_empty() {
-        bail!("{} of {} replays failed: {}", failed.len(), traces.len(), failed.join(", "));
+        bail!("{} of {} replays failed: {}", failed.len(), count, failed.join(", "));
     }
     Ok(())
 }

@@ -11,20 +11,22 @@ mod replay;
 mod torch;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
+use crate::exit::UsageError;
 use crate::output;
 use crate::replay::Policy;
 use crate::trace::Recording;
 use crate::trace::budget::ReadLimit;
+use crate::values;
 use history::History;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace (text form, or minimalloc CSV); may be gzipped
-    #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch")]
+    /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace (text form, or minimalloc CSV); may be gzipped; `-` is standard input
+    #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch", value_parser = values::input())]
     file: Option<PathBuf>,
     /// The page to write [default: the input's name with `.html` appended, in its folder]
     #[arg(short, long, value_name = "PAGE.html")]
@@ -39,14 +41,24 @@ pub(crate) struct Options {
     limit: ReadLimit,
 }
 
+/// Returns the page's path for an input without `-o`.
+fn default_output(file: &Path) -> Result<PathBuf, UsageError> {
+    // Standard input, and pipes of the shell such as /dev/fd/63.
+    if ["/dev", "/proc"].iter().any(|folder| file.starts_with(folder)) {
+        let text = format!("no page can be written next to {}; give -o PAGE.html", file.display());
+        return Err(UsageError(text));
+    }
+    let mut name = file.to_owned().into_os_string();
+    name.push(".html");
+    Ok(name.into())
+}
+
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let output = options.file.as_ref().map(|file| {
-        options.output.clone().unwrap_or_else(|| {
-            let mut name = file.clone().into_os_string();
-            name.push(".html");
-            name.into()
-        })
-    });
+    let output = match (&options.file, &options.output) {
+        (None, _) => None,
+        (Some(_), Some(output)) => Some(output.clone()),
+        (Some(file), None) => Some(default_output(file)?),
+    };
     if let Some(output) = &output {
         let inputs = options.file.iter().chain(&options.check_torch);
         output::check_differs("-o", output, inputs.map(PathBuf::as_path))?;

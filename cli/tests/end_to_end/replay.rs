@@ -1,7 +1,7 @@
 //! Replays of several traces, of which some fail.
 
-use std::fs;
-use std::process::{Command, Output};
+use std::fs::{self, File};
+use std::process::{Command, Output, Stdio};
 
 use crate::lockstep;
 
@@ -28,6 +28,58 @@ fn a_trace_that_fails_does_not_keep_the_others_from_being_replayed() {
     assert_eq!((said.lines().count(), said.contains(small.as_str())), (1, true), "{said}");
     assert_eq!(error.matches("out of memory in operation 1").count(), 2, "{error}");
     assert!(error.contains(&format!("error: 2 of 3 replays failed: {large}, {large}")), "{error}");
+}
+
+#[test]
+fn a_file_that_is_no_trace_does_not_keep_the_others_from_being_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    let [large, small] = &traces(&folder);
+    let broken = folder.path().join("broken");
+    fs::write(&broken, "not a trace\n").unwrap();
+    let broken = broken.to_str().unwrap();
+    let output = replay(&["--json", large, broken, small]);
+    let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert!(said.contains(large.as_str()) && said.contains(small.as_str()), "{said}");
+    assert!(error.contains(&format!("error: trace file {broken}, line 1: ")), "{error}");
+    assert!(error.contains(&format!("error: 1 of 3 replays failed: {broken}")), "{error}");
+}
+
+/// Both commands read standard input, by its path or as `-`.
+#[test]
+fn a_trace_may_come_from_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let [_, small] = &traces(&folder);
+    let page = folder.path().join("page.html");
+    let piped = |arguments: &[&str]| {
+        let mut cat = Command::new("cat").arg(small).stdout(Stdio::piped()).spawn().unwrap();
+        let mut command = Command::new(lockstep());
+        let output = command.args(arguments).stdin(cat.stdout.take().unwrap()).output().unwrap();
+        cat.wait().unwrap();
+        output
+    };
+    for input in ["-", "/dev/stdin"] {
+        let output = piped(&["replay", "--json", input]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{input}: {error}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("\"trace\":\"/dev/stdin\"") && said.contains("\"peak_active\":512"), "{said}");
+
+        let output = piped(&["viz", input]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{input}: {error}");
+        assert_eq!(error, "error: no page can be written next to /dev/stdin; give -o PAGE.html\n");
+
+        let output = piped(&["viz", input, "-o", page.to_str().unwrap()]);
+        assert!(output.status.success(), "{input}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(fs::read_to_string(&page).unwrap().contains("stdin, replayed over"));
+        fs::remove_file(&page).unwrap();
+    }
+    // A file as standard input.
+    let output =
+        Command::new(lockstep()).args(["replay", "-"]).stdin(File::open(small).unwrap()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
