@@ -4,7 +4,8 @@
 //! gets its position in environment variables, and each line that it prints is prefixed with its number. Each rank
 //! leads a process group of its own; processes of that group that remain at the end of the job are killed. The first
 //! rank that fails decides the job's result, unless another one is killed or crashes a moment later: such a rank takes the
-//! others with it. The ranks that remain are asked to end, and are killed if they do not. A signal that ends the launcher
+//! others with it. The ranks that remain are asked to end, and are killed if they do not, or go on if the user wants that
+//! (`--on-failure continue`). A signal that ends the launcher
 //! interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
 //!
 //! - [`rank`]: a rank's process, its lines, its end
@@ -47,6 +48,9 @@ pub(crate) struct Options {
     /// Time between SIGTERM and SIGKILL for the remaining ranks when one has failed, in seconds from 0 to 3600
     #[arg(long, default_value = "10", value_parser = values::grace, allow_negative_numbers = true)]
     grace: Duration,
+    /// Action when a rank fails
+    #[arg(long, value_enum, default_value_t = OnFailure::Stop)]
+    on_failure: OnFailure,
     // Options of other launchers, and of other commands, for the number of ranks. They are errors that name `-n`.
     #[arg(long = "ranks", aliases = ["rank", "nproc"], value_name = "N", hide = true, value_parser = UnknownArgumentValueParser::suggest_arg("-n <N>"))]
     _ranks: Option<String>,
@@ -56,6 +60,15 @@ pub(crate) struct Options {
     // Without `allow_hyphen_values`, which would take unknown options, and `-n2`, for the program.
     #[arg(required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
+}
+
+/// Action when a rank fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnFailure {
+    /// End the other ranks
+    Stop,
+    /// Let the other ranks go on, such as those of a program that shrinks its group
+    Continue,
 }
 
 /// Time in which the other ranks may end by themselves after one has failed. A rank that fails takes the others with
@@ -90,7 +103,7 @@ fn launch(options: &Options) -> Result<ExitCode> {
     let (sender, events) = mpsc::channel();
     let signals = watch_signals(sender.clone())?;
     let mut job = Job::start(options, &sender)?;
-    let stop = job.watch(&events, options.grace);
+    let stop = job.watch(&events, options.grace, options.on_failure);
     signals.close();
     job.end();
     let Some(stop) = stop else { return Ok(ExitCode::SUCCESS) };
@@ -143,6 +156,11 @@ impl Stop {
             Stop::Failure(failure) => failure.end,
             Stop::Interrupt(interrupt) => interrupt.end(),
         }
+    }
+
+    /// Returns true after a failure of a rank, until the others are asked to end.
+    fn is_unanswered(&self) -> bool {
+        matches!(self, Stop::Failure(failure) if failure.others.is_empty())
     }
 }
 
@@ -231,7 +249,7 @@ impl Job {
     }
 
     /// Waits until all ranks have ended; returns the reason if the job ended early.
-    fn watch(&mut self, events: &Receiver<Event>, grace: Duration) -> Option<Stop> {
+    fn watch(&mut self, events: &Receiver<Event>, grace: Duration, on_failure: OnFailure) -> Option<Stop> {
         let mut stop: Option<Stop> = None;
         // Time at which the ranks that still run are asked to end, and time at which they are killed.
         let (mut settled, mut due): (Option<Instant>, Option<Instant>) = (None, None);
@@ -252,11 +270,18 @@ impl Job {
                             }
                         }
                         Some(Stop::Failure(failure)) if settled.is_some() => failure.add(rank, end, after),
+                        Some(Stop::Failure(failure)) if failure.others.is_empty() => {
+                            failure.also.push((rank, end));
+                            note_failure(rank, end);
+                        }
                         Some(Stop::Failure(_)) => {}
                         None => {
                             let (also, others) = (Vec::new(), BTreeSet::new());
                             stop = Some(Stop::Failure(Failure { rank, end, after, also, others }));
-                            settled = Some(Instant::now() + SETTLE);
+                            match on_failure {
+                                OnFailure::Stop => settled = Some(Instant::now() + SETTLE),
+                                OnFailure::Continue => note_failure(rank, end),
+                            }
                         }
                     }
                 }
@@ -266,7 +291,7 @@ impl Job {
                     (settled, due) = (None, Some(Instant::now() + grace));
                 }
                 // The ranks were not asked to end yet.
-                Ok(Event::Signal(_)) | Err(_) if settled.is_some() => {
+                Ok(Event::Signal(_)) | Err(_) if stop.as_ref().is_some_and(Stop::is_unanswered) => {
                     settled = None;
                     due = Some(self.ask_to_end(&mut stop, grace));
                 }
@@ -371,6 +396,12 @@ fn is_interrupt(stop: Option<&Stop>, signal: Signal) -> bool {
         }
         Some(Stop::Interrupt(_)) => false,
     }
+}
+
+/// Says at once that a rank has failed while the others go on.
+fn note_failure(rank: usize, end: End) {
+    // The reader of standard error may be gone.
+    let _ = writeln!(std::io::stderr(), "note: rank {rank} failed: {end}; the others go on");
 }
 
 /// Describes an interrupt, and the ranks that ended neither successfully, nor by its signal, nor by SIGKILL of the

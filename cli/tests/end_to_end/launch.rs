@@ -90,6 +90,52 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     assert!(said.contains("sent SIGTERM after that: rank(s) 0, 2"), "{said}");
 }
 
+/// The others wait for the end of rank 1's process, and for longer than `--on-failure stop` would let them run.
+const WAIT_FOR_RANK_1: &str = "
+    trap 'echo asked; exit 0' TERM
+    if [ $RANK = 1 ]; then echo $$ > $DIR/early; echo it broke >&2; exit 7; fi
+    while ! grep -qs ') Z ' /proc/$(cat $DIR/early 2>/dev/null)/stat; do sleep 0.02; done";
+
+#[test]
+fn the_others_go_on_after_a_failure_if_asked_to() {
+    let body = format!(
+        "{WAIT_FOR_RANK_1}
+        sleep 1
+        if [ $RANK = 2 ]; then kill -KILL $$; fi
+        echo went on"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--on-failure", "continue"];
+    let output = script(4, &options, &body).env("DIR", folder.path()).output().unwrap();
+    let said = error(&output);
+    assert_eq!(output.status.code(), Some(7), "{said}");
+    assert_eq!(lines(&output.stdout), ["[0] went on", "[3] went on"], "{said}");
+    assert!(said.contains("note: rank 1 failed: exit status 7; the others go on\n"), "{said}");
+    assert!(said.contains("error: rank 1 failed first: exit status 7"), "{said}");
+    assert!(said.contains("rank 2 failed too: ended by signal 9"), "{said}");
+    assert!(said.contains("also ended, with exit status 0: rank(s) 0, 3\n"), "{said}");
+    assert!(!said.contains("SIGTERM"), "{said}");
+}
+
+#[test]
+fn a_signal_ends_the_ranks_that_go_on_after_a_failure() {
+    let body = format!("{WAIT_FOR_RANK_1}; sleep 1000 & wait");
+    let folder = tempfile::tempdir().unwrap();
+    let options = ["--on-failure", "continue", "--grace", "3600"];
+    let mut launcher = script(2, &options, &body).env("DIR", folder.path()).spawn().unwrap();
+    let mut said = BufReader::new(launcher.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line == "note: rank 1 failed: exit status 7; the others go on"));
+    kill_process(Pid::from_child(&launcher), Signal::INT).unwrap();
+    let said: Vec<_> = said.collect();
+    assert!(said.contains(&"sent SIGTERM after that: rank(s) 0".to_owned()), "{said:?}");
+    let output = launcher.wait_with_output().unwrap();
+    assert_eq!(
+        (output.status.code(), lines(&output.stdout)),
+        (Some(7), vec!["[0] asked".to_owned()]),
+        "{said:?}"
+    );
+}
+
 /// A rank that returns early leaves the others waiting, until they fail or the user interrupts the job.
 #[test]
 fn a_rank_that_ends_early_without_an_error_is_named() {
