@@ -17,9 +17,19 @@ use super::{
 pub(super) struct Report {
     /// Ranks that have a dump.
     pub(super) ranks: Vec<usize>,
+    /// Those dumps, in the order of the ranks.
+    pub(super) dumps: Vec<DumpReport>,
     /// Members of groups that have no dump.
     pub(super) without_dump: Vec<usize>,
     pub(super) groups: Vec<GroupReport>,
+}
+
+/// A dump of one rank.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct DumpReport {
+    pub(super) rank: usize,
+    /// The time at which the dump was made, in ns since 1970. `None` if it is not in the dump.
+    pub(super) written_ns: Option<u64>,
 }
 
 /// The result for one group.
@@ -100,6 +110,7 @@ pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>) -> Report {
     let members: BTreeSet<_> = groups.keys().flat_map(|(_, ranks)| ranks.iter().copied()).collect();
     Report {
         ranks: dumps.keys().copied().collect(),
+        dumps: dumps.iter().map(|(&rank, dump)| DumpReport { rank, written_ns: dump.written_ns }).collect(),
         without_dump: members.into_iter().filter(|rank| !dumps.contains_key(rank)).collect(),
         groups: groups
             .into_iter()

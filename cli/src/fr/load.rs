@@ -23,6 +23,9 @@ pub(super) struct Dump {
     /// The rank; PyTorch stores it only in the file's name.
     #[serde(default)]
     rank: Option<usize>,
+    /// The time at which the dump was made, in ns since 1970. PyTorch does not store it.
+    #[serde(default, rename = "time_created_ns")]
+    pub(super) written_ns: Option<u64>,
     pub(super) pg_config: BTreeMap<String, GroupConfig>,
     #[serde(default)]
     pub(super) pg_status: BTreeMap<String, GroupStatus>,

@@ -13,8 +13,56 @@ impl fmt::Display for Report {
             writeln!(f, "rank {rank}: no dump; it died, or ended before it could write one")?;
         }
         writeln!(f, "dumps of {}", Ranks(&self.ranks))?;
+        self.write_times(f)?;
         self.groups.iter().try_for_each(|group| group.write(&self.without_dump, f))
     }
+}
+
+impl Report {
+    /// The number of dumps whose times are shown.
+    const SHOWN: usize = 16;
+
+    /// Writes when the dumps were made, the oldest first. If there are many, the newest stands for those left out.
+    fn write_times(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = self.dumps.iter().filter_map(|dump| Some((dump.written_ns?, dump.rank)));
+        let mut times: Vec<_> = known.collect();
+        times.sort_unstable();
+        let Some(&(first, oldest)) = times.first() else { return Ok(()) };
+        writeln!(f, "  rank {oldest}: written at {} UTC, the first", time_of_day(first))?;
+        let left_out = times.len().saturating_sub(Self::SHOWN);
+        for (place, (time, rank)) in times.iter().enumerate().skip(1) {
+            let later = (time - first) as f64 / 1e9;
+            if place + 1 < Self::SHOWN || place + 1 == times.len() {
+                writeln!(f, "  rank {rank}: {later:.3} s later")?;
+            } else if place + 1 == Self::SHOWN {
+                writeln!(f, "  {left_out} more in between")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Formats a time in ns since 1970 as date and time in UTC, to a millisecond.
+fn time_of_day(ns: u64) -> String {
+    let (seconds, ms) = (ns / 1_000_000_000, ns / 1_000_000 % 1000);
+    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let (mut year, mut month) = (1970, 1);
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02}.{ms:03}", days + 1)
 }
 
 impl GroupReport {

@@ -218,3 +218,35 @@ fn folders_are_read_whole_or_not_at_all() {
     let error = load::folder(&folder.path().join("trace_0"), ReadLimit::default()).unwrap_err().to_string();
     assert!(error.contains("trace_0 is not a folder"), "{error}");
 }
+
+#[test]
+fn dumps_are_listed_by_their_times() {
+    let at = |ns: u64| {
+        let mut dump = dump(2, &[]);
+        dump["time_created_ns"] = json!(ns);
+        dump
+    };
+    // 2024 is a leap year.
+    let report = through_files(&[at(1_709_210_096_789_000_000), at(1_709_210_096_000_000_000)], true);
+    assert!(
+        report.to_string().starts_with(
+            "dumps of ranks 0, 1\n  rank 1: written at 2024-02-29 12:34:56.000 UTC, the first\n  rank 0: 0.789 s later\n"
+        ),
+        "{report}"
+    );
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["dumps"][0], json!({"rank": 0, "written_ns": 1_709_210_096_789_000_000_u64}));
+
+    let many: Vec<_> = (0..20).map(|rank| at(1_735_689_599_999_999_999 + rank * 1_000_000_000)).collect();
+    let text = through_files(&many, false).to_string();
+    assert!(text.contains("  rank 0: written at 2024-12-31 23:59:59.999 UTC, the first\n"), "{text}");
+    assert!(
+        text.contains("  rank 14: 14.000 s later\n  4 more in between\n  rank 19: 19.000 s later\n"),
+        "{text}"
+    );
+
+    // PyTorch's dumps have no time.
+    let report = through_files(&[dump(2, &[]), dump(2, &[])], false);
+    assert!(report.to_string().starts_with("dumps of ranks 0, 1\n\ngroup "), "{report}");
+    assert_eq!(serde_json::to_value(&report).unwrap()["dumps"][0], json!({"rank": 0, "written_ns": null}));
+}

@@ -147,9 +147,13 @@ rusty_fork_test! {
         assert_eq!(missing(&report), (2, vec![2]));
         assert!(report["groups"][0]["mismatch"].is_null(), "{report:#}");
         assert_eq!(report["without_dump"], serde_json::json!([]), "{report:#}");
+        let dumps = report["dumps"].as_array().unwrap_or_else(|| panic!("{report:#}"));
+        assert_eq!(dumps.len(), RANKS, "{report:#}");
+        assert!(dumps.iter().all(|dump| dump["written_ns"].as_u64().is_some()), "{report:#}");
         let output = Command::new(lockstep()).args(["fr", "analyze"]).arg(folder.path()).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("missing: rank 2 in collective 2 (all_reduce)"), "{text}");
+        assert!(text.contains(" UTC, the first\n") && text.contains(" s later\n"), "{text}");
     }
 
     #[test]

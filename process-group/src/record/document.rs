@@ -143,6 +143,7 @@ impl Dump {
             ("version", Self::VERSION.into()),
             ("comm_lib_version", self.library.as_str().into()),
             ("rank", (self.rank as u64).into()),
+            ("time_created_ns", self.created_ns.into()),
             ("pg_config", config),
             ("pg_status", status),
             ("entries", Value::List(entries.map(|entry| self.entry(entry)).collect())),

@@ -23,6 +23,8 @@ pub struct Dump {
     pub name: String,
     /// Release of the loaded NCCL library.
     pub library: String,
+    /// The time at which this dump was made, in ns since 1970.
+    pub created_ns: u64,
     /// The groups known to the recorder, including the group of every entry.
     pub groups: Vec<DumpedGroup>,
     /// The calls and the ends of batches, oldest first.

@@ -155,11 +155,13 @@ impl Recorder {
                 messages: counts.messages.load(Ordering::Relaxed),
             })
             .collect();
+        let scale = self.clock.scale();
         Dump {
             rank: self.rank,
             name: self.name.to_string(),
             library: self.library.clone(),
-            entries: entries(&records, &places, self.clock.scale()),
+            created_ns: scale.now(),
+            entries: entries(&records, &places, scale),
             groups,
         }
     }
