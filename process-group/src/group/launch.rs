@@ -261,8 +261,9 @@ impl ProcessGroup {
     /// Records an event on `stream` after a launch of a graph that captured operations of the group. The group cannot
     /// detect graph launches. With the returned work the caller can wait for the launch with a deadline, and the
     /// watchdog applies the [work timeout](super::Builder::work_timeout) to the launch. `track_graph_launch` counts as
-    /// a call that all members make, so all members must call it for the same number of launches. The cost is one event
-    /// per graph launch, and none per captured call.
+    /// a call that all members make, so all members must call it for the same number of launches. A member that has
+    /// marked fewer launches is named when the work of the others is late. The cost is one event per graph launch, and
+    /// none per captured call.
     ///
     /// ```no_run
     /// # use process_group::comm::ReduceOp;
@@ -294,6 +295,7 @@ impl ProcessGroup {
             .map_err(|error| *self.refused_by_check(*error))?;
         let blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
         let entry = LogEntry::new(Location::caller(), None);
+        self.counter.log.count_graph_launch();
         let marked = self.commit(blank, entry, "graph", true, &[], stream);
         marked.map_err(|error| health.reason(*error))
     }

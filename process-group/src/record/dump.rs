@@ -47,6 +47,8 @@ pub struct DumpedGroup {
     pub collectives: u64,
     /// Number of messages that this rank has sent or received in the group. All messages of a batch count as one.
     pub messages: u64,
+    /// Number of calls of [`track_graph_launch`](crate::ProcessGroup::track_graph_launch) for the group.
+    pub graph_launches: u64,
 }
 
 /// A call in a [`Dump`], or the end of a batch.

@@ -52,6 +52,8 @@ pub(crate) struct Log {
 pub(super) struct Counts {
     pub(super) collectives: AtomicU64,
     pub(super) messages: AtomicU64,
+    /// Number of graph launches. Changed without the ring's lock.
+    pub(super) graph_launches: AtomicU64,
 }
 
 /// Numbers of launched calls that not all members make.
@@ -266,6 +268,11 @@ impl Log {
 
     fn others(&self) -> MutexGuard<'_, Others> {
         self.others.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a launch of a graph that captured calls.
+    pub(crate) fn count_graph_launch(&self) {
+        self.counts.graph_launches.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of launched calls.

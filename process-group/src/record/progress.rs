@@ -38,6 +38,9 @@ pub struct LastCall {
     pub collectives: u64,
     /// Number of messages that the member has sent or received in the group.
     pub messages: u64,
+    /// Number of launches of captured graphs that the member has marked with
+    /// [`track_graph_launch`](crate::ProcessGroup::track_graph_launch).
+    pub graph_launches: u64,
     /// The operation of the last call, with the peer's rank if the operation is a message. `None` if the
     /// member has made no call in the group, or if the recorder no longer holds the call.
     pub operation: Option<String>,
@@ -58,15 +61,32 @@ impl Progress {
         called.map(|last| last.collectives).max().unwrap_or(0)
     }
 
-    /// Returns the members for which the others wait: those that have called the fewest collectives, if other
-    /// members have called more, and the members that did not answer. A member that is behind the
-    /// [`front`](Self::front), but not last, may itself wait for the last ones, and is not returned.
-    pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
-        let front = self.front();
+    /// Returns the largest number of graph launches that any member has marked.
+    fn graph_launches(&self) -> u64 {
         let called = self.members.iter().filter_map(|member| member.last.as_ref());
-        let fewest = called.map(|last| last.collectives).min().unwrap_or(front);
-        let is_last = move |last: &LastCall| last.collectives < front && last.collectives == fewest;
+        called.map(|last| last.graph_launches).max().unwrap_or(0)
+    }
+
+    /// Returns the members for which the others wait: those that have called the fewest collectives and graph launches,
+    /// if other members have called more, and the members that did not answer. A member that is behind others, but not
+    /// last, may itself wait for the last ones, and is not returned.
+    pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
+        let steps = |last: &LastCall| last.collectives + last.graph_launches;
+        let called = self.members.iter().filter_map(|member| member.last.as_ref()).map(steps);
+        let (fewest, most) = (called.clone().min(), called.max());
+        let is_last = move |last: &LastCall| Some(steps(last)) < most && Some(steps(last)) == fewest;
         self.members.iter().filter(move |member| member.last.as_ref().is_none_or(is_last))
+    }
+
+    /// Describes the first calls of other members that a member has not joined.
+    fn next(&self, last: &LastCall) -> String {
+        let collective = format!("collective {}", last.collectives + 1);
+        let launch = format!("graph launch {}", last.graph_launches + 1);
+        match (last.collectives < self.front(), last.graph_launches < self.graph_launches()) {
+            (true, true) => format!("{collective} and {launch}"),
+            (false, true) => launch,
+            (_, false) => collective,
+        }
     }
 }
 
@@ -107,14 +127,7 @@ impl fmt::Display for Progress {
             write!(f, "{separator}rank {} ", member.rank)?;
             match &member.last {
                 None => write!(f, "does not answer")?,
-                Some(last) => {
-                    write!(
-                        f,
-                        "has not joined collective {} of {}: {last}",
-                        last.collectives + 1,
-                        self.group
-                    )?;
-                }
+                Some(last) => write!(f, "has not joined {} of {}: {last}", self.next(last), self.group)?,
             }
         }
         Ok(())
@@ -205,7 +218,7 @@ pub(super) struct Answers {
     pub(super) all: Vec<Answer>,
 }
 
-wire_struct!(LastCall { collectives, messages, operation, is_completed, age, site });
+wire_struct!(LastCall { collectives, messages, graph_launches, operation, is_completed, age, site });
 wire_struct!(MemberProgress { rank, last });
 wire_struct!(Progress { group, members });
 wire_struct!(Answer { id, name, ranks, last });
@@ -220,10 +233,11 @@ mod tests {
 
     fn answer() -> impl Strategy<Value = Answer> {
         let last =
-            (any::<[u64; 2]>(), prop::option::of("[a-z_]{1,9}"), any::<bool>(), any::<u32>(), "[ -~]{0,9}");
-        let last = last.prop_map(|([collectives, messages], operation, is_completed, age, site)| LastCall {
-            collectives,
-            messages,
+            (any::<[u64; 3]>(), prop::option::of("[a-z_]{1,9}"), any::<bool>(), any::<u32>(), "[ -~]{0,9}");
+        let last = last.prop_map(|(counts, operation, is_completed, age, site)| LastCall {
+            collectives: counts[0],
+            messages: counts[1],
+            graph_launches: counts[2],
             operation,
             is_completed,
             age: Duration::from_micros(age.into()),
@@ -245,6 +259,7 @@ mod tests {
             last: Some(LastCall {
                 collectives: 3,
                 messages: 1,
+                graph_launches: 0,
                 operation: Some("recv from 1".into()),
                 is_completed: rank == 1,
                 age: Duration::from_secs(2),
@@ -266,6 +281,7 @@ mod tests {
             last: (collectives > 0).then(|| LastCall {
                 collectives,
                 messages: 0,
+                graph_launches: 0,
                 operation: None,
                 is_completed: false,
                 age: Duration::ZERO,

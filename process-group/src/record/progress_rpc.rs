@@ -153,6 +153,7 @@ fn own_answers(recorder: &Recorder) -> Vec<Answer> {
             last: LastCall {
                 collectives: group.collectives,
                 messages: group.messages,
+                graph_launches: group.graph_launches,
                 operation: last.map(Entry::words),
                 is_completed: last.is_some_and(|entry| entry.completed_ns.is_some()),
                 age: Duration::from_nanos(age),

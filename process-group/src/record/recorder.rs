@@ -153,6 +153,7 @@ impl Recorder {
                 timeout: group.timeout,
                 collectives: counts.collectives.load(Ordering::Relaxed),
                 messages: counts.messages.load(Ordering::Relaxed),
+                graph_launches: counts.graph_launches.load(Ordering::Relaxed),
             })
             .collect();
         let scale = self.clock.scale();

@@ -127,10 +127,11 @@ mod tests {
     fn trouble() -> impl Strategy<Value = Trouble> {
         let word = || "[ -~é]{0,12}";
         let time = || any::<u32>().prop_map(|us| Duration::from_micros(us.into()));
-        let last = (any::<[u64; 2]>(), prop::option::of("[a-z]{1,9}"), any::<bool>(), time(), word());
-        let last = last.prop_map(|([collectives, messages], operation, is_completed, age, site)| LastCall {
-            collectives,
-            messages,
+        let last = (any::<[u64; 3]>(), prop::option::of("[a-z]{1,9}"), any::<bool>(), time(), word());
+        let last = last.prop_map(|(counts, operation, is_completed, age, site)| LastCall {
+            collectives: counts[0],
+            messages: counts[1],
+            graph_launches: counts[2],
             operation,
             is_completed,
             age,
