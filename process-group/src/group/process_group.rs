@@ -376,6 +376,9 @@ impl ProcessGroup {
     /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent,
     /// because its end may close the store that they use.
     ///
+    /// A member that has called fewer collectives than the others usually returns `Ok`, because its own calls are done.
+    /// The others get [`GroupError::Left`], which names it.
+    ///
     /// An [adopted](Communicator::adopt) communicator is not destroyed. It is
     /// [released](Communicator::release) to its owner, once the work of all members is done.
     ///
