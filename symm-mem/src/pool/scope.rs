@@ -48,12 +48,17 @@ impl<'a> PoolScope<'a> {
     /// over each group: all members call it at the same point of the program. Returns one result for each group, in the
     /// order given.
     ///
-    /// Without new segments for a group, this rank does not take part in a commit: it neither uses the store nor waits.
+    /// All members take part in the first commit of a group, also those without new segments. If they have different
+    /// numbers of segments, all get [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch), which says
+    /// what to allocate or to drop. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not
+    /// called `finish` or `commit` by the deadline: look at its first error.
+    ///
+    /// Later, without new segments for a group, this rank does not take part in a commit: it neither uses the store nor waits.
     /// This is right if the members made the same requests, as a pool demands. Then they have the same new segments,
     /// because segments are a function of the requests, and all skip the commit or none. A refused request counts as
     /// new until it is granted or a commit finds that the requests of all members are equal, so a lack of memory on one
     /// rank is reported to all at once. If a member made other requests, so that it has nothing new and the others have,
-    /// they wait for their deadlines and get [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout), which names it.
+    /// they wait for their deadlines and get `SyncTimeout`, which names it.
     /// Nothing is registered then. A skipped commit counts, so the next commit of that member meets the next one of the
     /// others, which compares all their requests and reports the first difference. Until then, the hash of each
     /// collective has the places of its buffers in committed segments, so no collective pairs a window with other memory

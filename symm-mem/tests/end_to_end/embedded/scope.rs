@@ -95,6 +95,19 @@ fn a_scope_commits_what_is_new_and_asks_no_store_otherwise() {
     });
 }
 
+/// All members take part in the first commit of a group, also one without a segment.
+#[test]
+fn members_with_different_numbers_of_segments_learn_it_at_the_first_scope() {
+    on_pools(|rank, pool, _| {
+        let sizes = if rank.rank == 0 { &[MIB][..] } else { &[] };
+        let (_blocks, results) = scoped(rank, pool, sizes);
+        for result in results {
+            let Err(CommitError::Refused { refusal, .. }) = &result else { panic!("{result:?}") };
+            assert_eq!(refusal.name(), "SegmentCountMismatch", "{refusal}");
+        }
+    });
+}
+
 #[test]
 fn a_member_without_anything_new_is_named_and_then_compared() {
     on_pools(|rank, pool, _| {
