@@ -37,6 +37,9 @@ shows the last lines of up to four. The first shown, whose code is the exit code
 that failed. The code of a rank that a signal ended is 128 plus the number of the signal. Also names ranks that had ended with \
 exit status 0, for which the others may have waited.
 
+With `--on-failure continue` the other ranks go on, as those of a program that shrinks its group do. Each failure is noted \
+when it happens. The exit code is that of the first rank that failed, also if the others end with exit status 0.
+
 Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
 do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
 has PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE, ranks inherit it instead.
@@ -53,10 +56,10 @@ How to read the result: a rank without a dump comes first. It died, or ended bef
 collective fails. Ranks that are `missing` or `also missing` have a dump, but have not called the collective. Beside a rank \
 without a dump, they are often survivors that waited for it elsewhere. `odd` are the ranks whose call differs from that of \
 the majority. The dumps are of different moments, because each rank writes its own when it learns of the failure: a rank may have called \
-more, or have more work done, only because its dump is later. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
+more, or have more work done, only because its dump is later. The list of the dumps, the oldest first, says how much later, by the clocks of the ranks' hosts. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
 --json for findings. The folder should hold nothing but dumps; names that begin with a dot are skipped.
 
-Keys of --json: `ranks` (those with a dump); `without_dump` (members of groups that have none); `groups`, each with `id`, \
+Keys of --json: `ranks` (those with a dump); `dumps` (`rank`, and `written_ns`, the time of the dump in ns since 1970, null for a dump of PyTorch); `without_dump` (members of groups that have none); `groups`, each with `id`, \
 `name`, `ranks`, and null or an empty list for what was not found: `mismatch` (the first collective in which members differ: \
 `collective`, `what`, `ranks`, and `values` with `value`, `ranks`, `site`), `missing` (the first collective that not all \
 members called: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message), `unfinished` (`collective`, \
@@ -91,6 +94,8 @@ A trace in text form has one event in a line, in program order: CODE ADDRESS(hex
 says that the owner has freed the block, `f` that its last use on any stream has ended. The codes `S`, `D`, `M` and `U` \
 (calls of the recorded allocator into the driver) are skipped. A snapshot holds one trace for each device. Recorded traces to try \
 lie in the folder cli/data of the repository: gpt2_train.trace.gz, resnet_train.trace.gz and two_stream.trace.gz.
+
+A file that is no trace is named, and the others are replayed. The exit code is then 1.
 
 Keys of --json, one object in a line for each trace: `trace`, `policy`; `operations` (allocations and frees); `ns_per_op` \
 (the fastest of seven replays); `peak_active` (the most bytes in use, each request rounded up to 512 bytes; a block counts until its `f`, so also while it is freed but \
