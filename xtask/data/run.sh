@@ -34,7 +34,8 @@ peer() {
     [ -z "$why" ] || echo "skipped: $why"
 }
 
-# Every trace through ours and through PyTorch's allocator as it comes and with expandable segments: replays PROGRAM.
+# Replays every trace through our allocator, and through PyTorch's with and without expandable segments:
+# replays PROGRAM.
 replays() {
     local trace policy
     for trace in traces/*.trace.gz; do
@@ -62,7 +63,7 @@ peers() {
         -lc10_cuda -lc10 -lcudart "-Wl,-rpath,$torch/lib:$cuda/lib64" \
         -- replays "$out/replay_torch"
 
-    # With the NCCL that ours takes.
+    # With the same NCCL as our programs.
     why=
     nccl=${NCCL_SYS_LIBRARY:+$(dirname "$NCCL_SYS_LIBRARY")}
     command -v nvcc >/dev/null || why="no nvcc"
@@ -72,7 +73,7 @@ peers() {
     rm -r "$out"
 }
 
-# Ranks of Rust under torchrun, alone and beside one of Python, which is the first rank or the last.
+# Runs ranks in Rust under torchrun: alone, and with a rank in Python, which is the first or the last one.
 under_torchrun() {
     local python=${PYTHON:-python3} nccl lead examples=examples/process-group
     echo "== torchrun"
@@ -93,16 +94,18 @@ print(next(path for path in open("/proc/self/maps").read().split() if "/libnccl.
 
 complaint='symmetric registration check failed'
 
-# What uses NCCL, with a library that compares where the ranks' buffers lie in their windows and says where they differ.
+# Runs the tests that use NCCL with a library that compares the places of the ranks' buffers in their windows, and
+# reports buffers at different places.
 newer() {
     local test output
     for test in tests/symm-mem-end_to_end tests/process-group-end_to_end; do
-        # One test has them differ on purpose, one takes torch's library, and the kernels need none. Who compares waits
-        # for every rank inside the call, also for one that does not come: those tests are without it, below.
+        # Skipped: a test with different places on purpose, one that uses torch's library, and the kernels, which use no
+        # NCCL. To compare, a rank waits for all others inside the call, so tests in which a rank does not join a call
+        # run without the comparison, below.
         with_newer NCCL_CHECK_MODE=DEBUG_GLOBAL "$test" hardware --skip disagree --skip torch --skip kernels:: --skip absent::
     done
     with_newer NCCL_CHECK_MODE= tests/process-group-end_to_end hardware::absent::
-    # And silence says something: where they do differ, it speaks.
+    # The library must report the buffers of this test, whose places differ.
     output=$(on_newer tests/symm-mem-end_to_end hardware_disagreement)
     if ! grep -E "^skipped: |$complaint" <<<"$output"; then
         failed=1
@@ -111,7 +114,7 @@ newer() {
     fi
 }
 
-# Tests that are to pass without a complaint: with_newer CHECK-MODE TEST ARGUMENT...
+# Runs tests that must pass without a report of the library: with_newer CHECK-MODE TEST ARGUMENT...
 with_newer() {
     local output
     echo "== $2 $3 with $library, $1"
@@ -123,15 +126,15 @@ with_newer() {
     fi
 }
 
-# What hangs is shown with the rest, and not waited for.
+# Runs a test with the library, for at most 300 s, and prints its output even if it hangs.
 on_newer() {
     timeout 300 env CUDA_DEVICE_MAX_CONNECTIONS=32 "NCCL_SYS_LIBRARY=$library" NCCL_DEBUG=WARN "$@" --show-output 2>&1
 }
 
-# cuda-driver on the host's own driver, symm-mem's commits and its kernels, under compute-sanitizer. Calls that fail are
-# not reported: the tests make some fail on purpose (a handle opened by its own process, fabric handles without a fabric)
-# and look at every code themselves. Looked for is what no code tells: accesses out of bounds, after a free, of what nobody
-# wrote.
+# Runs cuda-driver's tests on the host's driver, and symm-mem's commits and kernels, under compute-sanitizer. It looks for
+# accesses that no status code reports: out of bounds, after a free, to memory that was never written. Failing calls are
+# not reported, because the tests make some calls fail on purpose (a handle opened by its own process, fabric handles
+# without a fabric) and check every status code.
 sanitize() {
     local tool cuda=${CUDA_HOME:-/usr/local/cuda}
     tool=$(PATH=$PATH:$cuda/bin:$cuda/compute-sanitizer command -v compute-sanitizer)
@@ -141,16 +144,16 @@ sanitize() {
         return
     fi
     sanitized memcheck tests/cuda-driver-end_to_end hardware
-    # What another process has written is unwritten to initcheck.
+    # initcheck does not see the writes of another process.
     sanitized initcheck tests/cuda-driver-end_to_end hardware --skip shares_with_another_process
-    # A process a rank, as below.
+    # One process for each rank, as below.
     sanitized memcheck tests/symm-mem-end_to_end hardware_processes_commit
     sanitized_ranks memcheck
     sanitized_ranks racecheck
 }
 
-# symm-mem's kernels under a tool, a process a rank: within a process it lets one kernel run at a time, and these wait for
-# each other. On one GPU the two processes run in turns: sanitized_ranks CHECK
+# Runs symm-mem's kernels under a tool, each rank in a process of its own: the tool lets one kernel of a process run at a
+# time, and these kernels wait for each other. On one GPU, the two processes run in turns: sanitized_ranks CHECK
 sanitized_ranks() {
     local output shared=()
     [ "$(nvidia-smi -L | wc -l)" -ge 2 ] || shared=(--one-gpu)
@@ -187,8 +190,8 @@ fi
 if [ "$what" = all ] || [ "$what" = tests ]; then
     for test in tests/*; do
         echo "== $test"
-        # All of it where something failed, else what was skipped and the count. Ranks that share a GPU each need a
-        # queue of their own, or one's kernel waits behind another's that waits for it.
+        # Prints all output if a test failed; otherwise the skipped tests and the counts. Each rank on a shared GPU needs
+        # a hardware queue of its own. Otherwise its kernel is queued behind a kernel that waits for it.
         if output=$(CUDA_DEVICE_MAX_CONNECTIONS=32 "$test" --show-output 2>&1); then
             grep -E '^(skipped: |test result: .* 0 filtered out)' <<<"$output"
         else
