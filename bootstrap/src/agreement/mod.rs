@@ -60,7 +60,7 @@
 //!   record afterwards.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
-//!   and the result stay in the store.
+//!   and the decision stay in the store.
 //! - **The store's host** should outlive the agreement: if the process that hosts the store exits first, the members in
 //!   doubt end with [`Ending::InDoubt`]. The caller of [`run`] may be in that process. So if an agreement fails or is
 //!   refused before an action, [`run`] waits, for up to 3 s, until the other members that posted a record have read the

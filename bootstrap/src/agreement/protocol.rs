@@ -12,7 +12,8 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The shortest time limit of an action. The limit is half of the longest patience among the members and at most
     /// 10 min, but at least this value.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
-    /// See [`PlainProtocol::KEEPS_RESULT`].
+    /// True if the member list and the decision stay in the store after the agreement. Verdicts are removed. See
+    /// [`PlainProtocol::KEEPS_RESULT`].
     const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.

@@ -18,8 +18,8 @@ use crate::{
     store::{Deadline, Store, StoreError, publish},
 };
 
-/// A wait for a result calls `goes_on` at intervals. This is the first interval. It is also the pause before a retry,
-/// and the interval of the checks in [`Session::stay`].
+/// While a member waits for a result, [`run`] calls its argument `goes_on` at intervals. This is the first interval. It
+/// is also the pause before a retry, and the interval of the checks in [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest interval between two calls of `goes_on` in a wait. The intervals double up to this one, because each
 /// interval costs requests to the store.
@@ -135,8 +135,8 @@ pub fn run<P: Protocol>(
 }
 
 /// Fails the agreement `name` with [`Failure::Left`], because `rank` will not take part in it, or will not complete its
-/// action. `cause` is the reason for the others. The other members stop waiting for `rank`. This function waits for no
-/// other member.
+/// action. `cause` is the reason that the other members see in the failure. The other members stop waiting for `rank`.
+/// This function waits for no other member.
 ///
 /// If the agreement already has its result, the members keep that result. If the keys of the agreement were already
 /// removed, the key with this failure stays in the store.

@@ -30,17 +30,18 @@ pub trait ServerSockets: fmt::Debug + Send {
     /// Returns the address at which the socket listens, with the port that was chosen.
     fn address(&self) -> SocketAddr;
 
-    /// Returns the most connections that the process can have open at a time, less those that it needs for other
-    /// purposes.
+    /// Returns the most connections that can be open at a time: as many as the process may have descriptors, less some
+    /// for other purposes, but at least one.
     fn capacity(&self) -> usize;
 
-    /// Returns the waker of [`wait`](ServerSockets::wait). Once it was called, every wait returns [`Ready::Woken`].
+    /// Returns the waker of [`wait`](ServerSockets::wait). Once the waker was called, [`Ready::Woken`] stays ready. If
+    /// very many sockets are ready, a wait may return only some of them.
     fn waker(&self) -> Waker;
 
     /// Replaces the contents of `ready` with the sockets that are ready. Blocks until there is one, for at most `limit`.
     /// `None` means no limit. After the limit, and after a signal of the operating system, `ready` is empty.
     ///
-    /// Connections that are [watched](ServerSockets::watch) as late come after all others, and at most [`LATE`] of them.
+    /// Connections whose [`Interest::late`] is set come after all others, and at most [`LATE`] of them.
     ///
     /// # Errors
     /// The operating system cannot wait for the sockets.
@@ -90,7 +91,7 @@ pub trait ServerSockets: fmt::Debug + Send {
     fn connections(&self) -> usize;
 }
 
-/// The most late connections for which one [`ServerSockets::wait`] returns events.
+/// The maximum number of [late](Interest::late) connections for which one [`ServerSockets::wait`] returns events.
 pub const LATE: usize = 64;
 
 /// A socket of [`ServerSockets`] that is ready.
@@ -108,7 +109,8 @@ pub enum Ready {
         readable: bool,
         /// The connection accepts bytes.
         writable: bool,
-        /// The connection has failed, or both sides have closed it. Reported for every watched connection.
+        /// The connection has failed, or is shut down in both directions. Reported even if [`Interest`] asks for neither
+        /// reading nor writing.
         has_ended: bool,
     },
 }
@@ -120,7 +122,8 @@ pub struct Interest {
     pub read: bool,
     /// Watch for space for bytes to send.
     pub write: bool,
-    /// Report this connection after those that are not late.
+    /// Report this connection after those that are not late: it may be served last, such as the connection of a client
+    /// that waits.
     pub late: bool,
 }
 

@@ -49,8 +49,8 @@ pub enum StoreError {
         /// The time since the deadline was created. For an operation without a deadline, the time since its start.
         waited: Duration,
     },
-    /// No connection to the store was possible before the deadline: no process listens at the address, or a system call
-    /// failed. This describes the last attempt that did not time out (see `source`).
+    /// No connection to the store was possible before the deadline. At the attempt that `source` describes, no process
+    /// listened at the address, the address did not answer, or a system call failed.
     #[error(
         "no store at {address} after {waited:.1?} and {attempts} attempts; check that its host (rank 0) runs and that the address is right"
     )]
@@ -61,13 +61,13 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt that ended before the deadline. An attempt that the deadline has interrupted
-        /// is ignored, because the attempt before it says more about the cause.
+        /// The error of the last attempt. But if the deadline has interrupted that attempt during the greeting, the
+        /// error of the attempt before it, which says more about the cause.
         source: Arc<io::Error>,
     },
-    /// No connection to the store was possible before the deadline: a process accepted the connection, but closed it, or
-    /// the connection broke, before the greeting was complete. This describes the last attempt that did not time out
-    /// (see `source`).
+    /// No connection to the store was possible before the deadline. At the attempt that `source` describes, a process
+    /// accepted the connection, but closed it, or the connection broke, before the greeting was complete. The greeting is
+    /// the first messages, which show that both sides speak the store's protocol and know the secret.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:.1?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"
@@ -79,8 +79,8 @@ pub enum StoreError {
         attempts: u32,
         /// The time since the deadline was created.
         waited: Duration,
-        /// The error of the last attempt that ended before the deadline. An attempt that the deadline has interrupted
-        /// is ignored, because the attempt before it says more about the cause.
+        /// The error of the last attempt. But if the deadline has interrupted that attempt during the greeting, the
+        /// error of the attempt before it, which says more about the cause.
         source: Arc<io::Error>,
     },
     /// The greeting failed because of the secret. Usually this process and the host do not have the same one.

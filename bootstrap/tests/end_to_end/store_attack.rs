@@ -243,6 +243,25 @@ fn waking_thousands() {
     }
 }
 
+/// A client was woken for the only element of a queue, and its next request is refused. The next client that waits for
+/// the queue is woken.
+#[test]
+fn a_refused_request_of_a_woken_client_wakes_the_next() {
+    let mut siege = Siege::new(ServerLimits::default());
+    for client in siege.several(2) {
+        siege.send(client, &[Request::Wait { keys: vec![key("queue")] }]);
+    }
+    siege.connect(3);
+    siege.settle();
+    siege.send(3, &[Request::QueuePush { key: key("queue"), value: Vec::new() }]);
+    siege.settle();
+    assert_eq!((siege.taken(1), siege.taken(2)), (vec![0], vec![]));
+    siege.send(1, &[Request::Add { key: key("probe"), delta: 1 }]);
+    siege.settle();
+    assert!(matches!(siege.closed[..], [(1, _)]), "{:?}", siege.closed);
+    assert_eq!(siege.taken(2), [0]);
+}
+
 #[test]
 fn thousands_that_cancel_and_leave() {
     const WAITING: u64 = 20_000;

@@ -99,9 +99,9 @@ impl Table {
     ) -> Result<(), Refusal> {
         self.limits.check(&request)?;
         let mut woken = Vec::new();
-        let reply = self.serve(client, request, &mut woken)?;
+        let reply = self.serve(client, request, &mut woken);
         self.resume_all(woken, replies);
-        replies.extend(reply.map(|reply| (client, reply)));
+        replies.extend(reply?.map(|reply| (client, reply)));
         Ok(())
     }
 
@@ -125,7 +125,8 @@ impl Table {
     }
 
     /// Serves one request, whose sizes the caller has checked. Appends to `woken` the clients that the caller must
-    /// [resume](Self::resume), which may include `client`. Returns the reply; `None` if the request has none, or waits.
+    /// [resume](Self::resume), which may include `client`, even if the request is refused. Returns the reply; `None` if
+    /// the request has none, or waits.
     ///
     /// # Errors
     /// As for [`apply`](Self::apply).
@@ -135,9 +136,9 @@ impl Table {
         request: Request,
         woken: &mut Vec<ClientId>,
     ) -> Result<Option<Reply>, Refusal> {
-        self.check_growth(self.growth(&request))?;
         let is_ping = matches!(request, Request::Ping { .. });
-        let outcome = self.perform(client, request, woken);
+        let outcome = self.check_growth(self.growth(&request));
+        let outcome = outcome.and_then(|()| self.perform(client, request, woken));
         if !is_ping {
             self.release(client, woken);
         }
@@ -221,8 +222,8 @@ impl Table {
     }
 
     /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer the
-    /// client. If the client does not take an element for which it was woken, appends the client that is woken instead
-    /// to `woken`.
+    /// client. If the client does not take an element for which it was woken, wakes the next client that waits for the
+    /// queue, and appends it to `woken`.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -245,8 +246,8 @@ impl Table {
         self.waits.is_woken(client)
     }
 
-    /// Removes a client. If it was woken for an element of a queue, appends the client that is woken instead to
-    /// `woken`.
+    /// Removes a client. If it was woken for an element of a queue, wakes the next client that waits for the queue, and
+    /// appends it to `woken`.
     pub(super) fn remove(&mut self, client: ClientId, woken: &mut Vec<ClientId>) {
         self.waits.stop(client);
         self.release(client, woken);
@@ -266,7 +267,7 @@ impl Table {
         self.memory
     }
 
-    /// Returns the memory of `client`'s wait, in bytes. It is not part of [`memory`](Self::memory).
+    /// Returns the memory of `client`'s wait, and of its claim to an element of a queue, in bytes. It is not part of [`memory`](Self::memory).
     pub(super) fn wait_memory(&self, client: ClientId) -> usize {
         self.waits.memory(client)
     }

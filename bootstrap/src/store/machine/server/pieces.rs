@@ -60,8 +60,8 @@ impl Server {
         }
     }
 
-    /// Returns the most keys of a piece: half of the units of a tick, because a key may take two units, but at least
-    /// one.
+    /// Returns the maximum number of keys in a piece: half of [`ServerLimits::tick`], because a key may take two units of
+    /// work, but at least one.
     fn most_keys(&self) -> usize {
         (self.limits.tick / 2).max(1)
     }
@@ -79,15 +79,16 @@ impl Server {
             return Ok(Progress::Unfinished(Work::One(request)));
         }
         budget.spend(work);
-        // The bytes of a reply are in memory twice: as a string, and in the buffer, which may have to grow.
+        // The bytes of a reply are in memory twice: as a string, and in the client's buffer of unsent
+        // bytes, which may have to grow.
         let bytes = self.table.reply_size(&request);
         let string = if bytes > 0 { PART + bytes } else { 0 };
         let reply = string + self.unsent_growth(id, bytes.max(SMALL));
         self.make_room(id, self.table.growth(&request) + reply, outputs)?;
         let mut woken = Vec::new();
-        let reply = self.table.serve(id, request, &mut woken)?;
+        let reply = self.table.serve(id, request, &mut woken);
         self.spend_and_wake(id, &woken, budget);
-        if let Some(reply) = reply {
+        if let Some(reply) = reply? {
             self.reply(id, &reply, outputs);
         }
         Ok(Progress::Done)
@@ -218,14 +219,15 @@ impl Server {
         Ok(Progress::Piece(Work::Listing(listing)))
     }
 
-    /// Adds woken clients to the queue of turns, except `id`, the client that is being served. Spends the work of that
-    /// on `budget`: a quarter of a unit for each woken client, rounded down.
+    /// Adds woken clients to the queue of turns, except `id`, the client that is being served. Counts this work in
+    /// `budget`: a quarter of a unit for each client in `woken`, rounded down.
     fn spend_and_wake(&mut self, id: ClientId, woken: &[ClientId], budget: &mut Budget) {
         budget.spend(woken.len() / 4);
         self.wake(id, woken);
     }
 
-    /// Returns the most memory that `bytes` more unsent bytes of a client may take in addition to the present buffer.
+    /// Returns an upper bound of the additional memory, in bytes, that a client's buffer needs for `bytes` more unsent
+    /// bytes; 0 if they fit.
     fn unsent_growth(&self, id: ClientId, bytes: usize) -> usize {
         self.clients.get(&id).map_or(0, |client| client.unsent.growth(bytes))
     }

@@ -41,10 +41,13 @@ fn request() -> impl Strategy<Value = Request> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
     /// After each request, the memory equals the recount, has grown by no more than predicted, and is within the limit.
     /// A refused request does not change the memory. A reply to the client, except for `MultiGet` and `ListKeys`, has
     /// at most the predicted size, or at most 8 bytes if the prediction is smaller. A client that waits has wait
-    /// memory. After all clients have left, the table contains no wait.
+    /// memory. No wait that can be resumed is left, even if the request was refused. After all clients have left, the
+    /// table contains no wait.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
@@ -67,9 +70,34 @@ proptest! {
             if table.is_waiting(client) {
                 prop_assert!(table.wait_memory(client) > 0);
             }
+            prop_assert!((0..5).all(|client| !table.is_woken(client)), "{:?}", request);
         }
         (0..5).for_each(|client| table.leave(client, &mut Vec::new()));
         prop_assert!(table.waits.is_empty());
+    }
+}
+
+/// A client was woken for the only element of a queue. If its next request is refused, the next client is woken.
+#[test]
+fn a_refused_request_ends_the_claim_to_an_element() {
+    let mut table = Table::new(Limits { store_bytes: 10_000, ..Limits::default() });
+    let mut replies = Vec::new();
+    let (queue, word) = (b"queue".to_vec(), b"word".to_vec());
+    table.apply(0, Request::Set { key: word.clone(), value: word.clone() }, &mut replies).unwrap();
+    for refused in [
+        Request::Add { key: word.clone(), delta: 1 },
+        Request::Append { key: word.clone(), value: vec![0; 10_000] },
+    ] {
+        for client in [1, 2] {
+            table.apply(client, Request::Wait { keys: vec![queue.clone()] }, &mut replies).unwrap();
+        }
+        replies.clear();
+        table.apply(0, Request::QueuePush { key: queue.clone(), value: Vec::new() }, &mut replies).unwrap();
+        assert!(matches!(replies[..], [(1, Reply::Status(0))]), "{replies:?}");
+        replies.clear();
+        table.apply(1, refused, &mut replies).unwrap_err();
+        assert!(matches!(replies[..], [(2, Reply::Status(0))]), "{replies:?}");
+        table.apply(2, Request::QueuePop { key: queue.clone() }, &mut replies).unwrap();
     }
 }
 
