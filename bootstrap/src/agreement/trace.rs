@@ -9,20 +9,20 @@
 //! An agreement does not wait for a rank that has arrived, because the rank posts its record without waiting for
 //! others.
 //!
-//! The search starts with the set of all ranks that wait. It removes a rank from the set if one of the rank's places
+//! When nothing is left to read, the search takes the set of all ranks that it found waiting. It removes a rank from the set if one of the rank's places
 //! can complete: that agreement is decided, or every member that is still in the set has arrived at it. The thread that
 //! waits there may then arrive at other agreements. The search repeats this until no rank can be removed. The ranks
 //! that remain are *blocked*: they wait only for each other. An agreement is *blocked* if it is undecided, and a
 //! blocked member has not arrived at it.
 //!
-//! A step leads from a blocked agreement, through a blocked rank that has not arrived at it, to a place of that rank.
-//! An agreement is in the circle if steps lead from this rank's own agreement to it, and from it back to this rank's
+//! A *link* leads from a blocked agreement, through a blocked rank that has not arrived at it, to a place of that rank.
+//! An agreement is in the circle if links lead from this rank's own agreement to it, and from it back to this rank's
 //! own agreement.
 //!
 //! The search reads the places and decision keys twice. If both reads return the same, the blocked ranks waited in the
 //! same agreements from the first read to the second, because the name of an agreement is used once. So all of them
 //! waited at the same moment. A circular wait ends only when one of its agreements fails: the patience of a rank ends,
-//! a rank [leaves](super::leave) the agreement, or the object has ended on a rank.
+//! a rank [leaves](super::leave) the agreement, or a rank has ended the object, for example aborted the process group.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -61,8 +61,8 @@ enum Asked {
         ranks: Vec<u32>,
         keys: Vec<String>,
     },
-    /// The second read, which decides whether `circle` is reported. It reads the places of `ranks`, which are blocked
-    /// ranks, and then `keys` decision keys.
+    /// The second read, which decides whether `circle` is reported. It reads the places of the blocked ranks `ranks`, and
+    /// then the decision keys of the agreements that [`Trace::reached`] returned. `keys` is their number.
     Second {
         circle: Vec<Waiting>,
         ranks: Vec<u32>,
@@ -70,7 +70,7 @@ enum Asked {
     },
 }
 
-/// The next step of a trace.
+/// The result of [`Trace::step`]: a request, or the end of the search.
 pub(super) enum Traced {
     /// Send this request, and pass the values to [`Trace::step`].
     Ask(Request),
@@ -122,7 +122,7 @@ impl Trace {
         }
     }
 
-    /// Continues the search: requests all places and decision keys that were reached and not yet read. If there are
+    /// Continues the search: requests all lists of places and decision keys that were reached and not yet read. If there are
     /// none, looks for a circle. If there is one, requests its second read, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
@@ -209,7 +209,7 @@ impl Trace {
         }
     }
 
-    /// Returns the agreements that one step leads to from `place`: the places of the blocked ranks that have not
+    /// Returns the agreements that one link leads to from `place`: the places of the blocked ranks that have not
     /// arrived at `place`.
     fn next<'a>(
         &'a self,
@@ -221,7 +221,7 @@ impl Trace {
         ranks.flat_map(|rank| self.places(*rank))
     }
 
-    /// Returns this rank's own agreement, and the blocked agreements that steps lead to from it.
+    /// Returns this rank's own agreement, and the blocked agreements that links lead to from it.
     fn reached<'a>(&'a self, missing: &'a Missing<'_>, blocked: &BTreeSet<u32>) -> BTreeSet<&'a Place> {
         let (mut reached, mut front) = (BTreeSet::from([&self.own]), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -231,7 +231,7 @@ impl Trace {
     }
 
     /// Returns the waits of the circle. Its agreements are this rank's own agreement, and the agreements in `reached`
-    /// from which steps lead to it. Returns no waits if the own agreement is the only one.
+    /// from which links lead to it. Returns no waits if the own agreement is the only one.
     fn circle(
         &self,
         missing: &Missing<'_>,

@@ -97,7 +97,7 @@ pub enum LinkError {
     Gone {
         /// The place of that process.
         place: u64,
-        /// A description of the failed operation or the event that has shown this.
+        /// How this process noticed that: the error of an operation, or an event such as the end of the connection.
         problem: String,
     },
     /// Processes did not connect, send or receive before the deadline.

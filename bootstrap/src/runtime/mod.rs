@@ -12,7 +12,8 @@
 //! ready. So the server needs one thread, and the operating system's implementation is one epoll. Unix sockets, which
 //! pass descriptors between processes, are not part of the interface.
 //!
-//! Invariant: no lock is held during a call of [`sleep`], [`wait`], [`yield_point`] or [`JoinHandle::join`].
+//! Invariant: no lock is held during a call that may let another rank run: [`sleep`], [`wait`], [`yield_point`],
+//! [`JoinHandle::join`], [`connect`], [`listen`], and the methods of sockets that wait or transfer bytes.
 //! All ranks of a seeded world share one thread. A rank that tried to take a lock which another rank holds would block
 //! this thread for ever.
 //!

@@ -26,8 +26,8 @@ fn part(most: usize) -> usize {
 pub(super) enum End {
     /// The sender has closed its socket.
     Closed,
-    /// The connection was cut, the receiver has closed its socket, or the sender has closed its socket before it had
-    /// read everything.
+    /// The connection was cut, or the receiver has closed its socket. Or the sender is a server that closed its socket
+    /// before it had read all bytes of the other direction (in half of these cases).
     Reset,
 }
 

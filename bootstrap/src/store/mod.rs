@@ -87,8 +87,9 @@ macro_rules! expect {
 /// - A [`wait`](Store::wait) for more than 1,024 keys ends when each key has existed at some time during the wait.
 pub trait Store: Send + Sync {
     /// Serves a request, and returns after it has taken effect. Returns its reply, or `None` if this kind of request
-    /// has no reply. The other methods call this method and [`call_when_there`](Self::call_when_there). A store that
-    /// passes its requests on to another store implements only these two.
+    /// has no reply. All other methods except [`unexpected`](Self::unexpected) call this method or
+    /// [`call_when_there`](Self::call_when_there). A store that passes its requests on to another store implements these
+    /// two, and passes `unexpected` on.
     ///
     /// # Errors
     /// [`StoreError::Argument`] if the request is a `Wait`, `Barrier`, `CancelWait` or `Ping`. Other errors of the store.
@@ -196,7 +197,7 @@ pub trait Store: Send + Sync {
         Ok(keys)
     }
 
-    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for it. With a [`FileStore`],
+    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for the queue. With a [`FileStore`],
     /// or if `key` also has a value, any of the waiting clients may take the element. Queues have their own namespace:
     /// the same name may also be a key.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {

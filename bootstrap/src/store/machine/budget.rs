@@ -1,10 +1,10 @@
 //! Limits the work of the server in one `Input::Received` or `Input::Tick`, so that no client delays the others for
-//! long. Each of these inputs has its own [`Budget`].
+//! long. Each of these inputs has its own [`Budget`]. The module docs of `server` define *turn* and *greeting*.
 //!
 //! Work is counted in *units*. Receiving a string, looking up a key, or copying a KiB is one unit, and takes 0.1 to
 //! 0.2 µs.
 
-/// The units for ending a wait, or for handling a part of the greeting (see `server`). Most of that work is the system call that sends
+/// The units for ending a wait, or for handling a part of the greeting. Most of that work is the system call that sends
 /// the reply, if there is one.
 pub(super) const WAKE: usize = 16;
 

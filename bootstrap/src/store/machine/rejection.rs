@@ -44,9 +44,9 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up. If a connection needs more memory than is free, the server closes the other
-    /// connection that holds the most. But if that one does not hold more than the needing connection would hold with
-    /// the new memory, the server closes the needing connection.
+    /// The server's memory is used up, and this connection needs more than is free. The server compares what each other
+    /// connection holds with what this one would hold. It closes the connection with the most; if none has more than
+    /// this one, it closes this one. It repeats this until the memory suffices or this connection is closed.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"

@@ -51,8 +51,8 @@ impl Task {
         }
     }
 
-    /// Returns the number of strings to free if this task is dropped. Ignores the strings of requests without a list,
-    /// which are at most three.
+    /// Returns the number of strings to free if this task is dropped. Ignores requests without a list, which have at
+    /// most three strings.
     pub(super) fn strings(&self) -> usize {
         match &self.work {
             Work::One(Request::Wait { keys }) => keys.len(),
@@ -96,7 +96,7 @@ pub(super) struct Keys {
     count: usize,
     /// Their size in wire format, in bytes.
     bytes: usize,
-    /// True if there are fewer keys than were requested, so the table has no keys after these.
+    /// True if [`Listing::next`] found fewer keys than its argument `most`, so the table has no keys after these.
     are_last: bool,
 }
 
