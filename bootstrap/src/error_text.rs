@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// Returns the error's text, followed by those of its causes ([`Error::source`]), separated by `": "`. Leaves out a cause
-/// that the text before it contains.
+/// Returns the error's text, followed by those of its causes ([`Error::source`]), separated by `": "`. Leaves out a
+/// cause that the text before it contains.
 ///
 /// The text of an error often lacks the cause, so reports should print all of them:
 ///

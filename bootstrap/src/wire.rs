@@ -70,8 +70,8 @@ pub enum Malformed {
     /// The input ends inside the header or a value.
     #[error("ends at byte {at}, inside a value")]
     Short {
-        /// The position of the incomplete integer. If the length of a text or list exceeds the number of bytes left, the
-        /// position after that length.
+        /// The position of the incomplete integer. If the length of a text or list exceeds the number of bytes left,
+        /// the position after that length.
         at: usize,
     },
     /// A tag byte has an unknown value. Enums, `bool` and `Option` have tags.

@@ -11,8 +11,8 @@ use crate::wire::{self, Malformed, Message, Reader, Wire, wire_struct};
 /// A posted record with its header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Posted<R> {
-    /// The version of the messages that all kinds of agreements share ([`COMMON`](super::place::COMMON)). It is the first
-    /// field, so that [`spoken`] can read it in records of every protocol and version.
+    /// The version of the messages that all kinds of agreements share ([`COMMON`](super::place::COMMON)). It is the
+    /// first field, so that [`spoken`] can read it in records of every protocol and version.
     pub(super) agreement: u16,
     /// A random number that differs in each call of [`run`](super::run). It makes the records of two processes with the
     /// same rank differ, so that the second post is answered with [`Answer::Taken`](super::Answer::Taken).

@@ -9,11 +9,11 @@
 //! An agreement does not wait for a rank that has arrived, because the rank posts its record without waiting for
 //! others.
 //!
-//! When nothing is left to read, the search takes the set of all ranks that it found waiting. It removes a rank from the set if one of the rank's places
-//! can complete: that agreement is decided, or every member that is still in the set has arrived at it. The thread that
-//! waits there may then arrive at other agreements. The search repeats this until no rank can be removed. The ranks
-//! that remain are *blocked*: they wait only for each other. An agreement is *blocked* if it is undecided, and a
-//! blocked member has not arrived at it.
+//! When nothing is left to read, the search takes the set of all ranks that it found waiting. It removes a rank from
+//! the set if one of the rank's places can complete: that agreement is decided, or every member that is still in the
+//! set has arrived at it. The thread that waits there may then arrive at other agreements. The search repeats this
+//! until no rank can be removed. The ranks that remain are *blocked*: they wait only for each other. An agreement is
+//! *blocked* if it is undecided, and a blocked member has not arrived at it.
 //!
 //! A *link* leads from a blocked agreement, through a blocked rank that has not arrived at it, to a place of that rank.
 //! An agreement is in the circle if links lead from this rank's own agreement to it, and from it back to this rank's
@@ -61,8 +61,8 @@ enum Asked {
         ranks: Vec<u32>,
         keys: Vec<String>,
     },
-    /// The second read, which decides whether `circle` is reported. It reads the places of the blocked ranks `ranks`, and
-    /// then the decision keys of the agreements that [`Trace::reached`] returned. `keys` is their number.
+    /// The second read, which decides whether `circle` is reported. It reads the places of the blocked ranks `ranks`,
+    /// and then the decision keys of the agreements that [`Trace::reached`] returned. `keys` is their number.
     Second {
         circle: Vec<Waiting>,
         ranks: Vec<u32>,
@@ -122,8 +122,8 @@ impl Trace {
         }
     }
 
-    /// Continues the search: requests all lists of places and decision keys that were reached and not yet read. If there are
-    /// none, looks for a circle. If there is one, requests its second read, otherwise ends the search.
+    /// Continues the search: requests all lists of places and decision keys that were reached and not yet read. If
+    /// there are none, looks for a circle. If there is one, requests its second read, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
         let ranks: BTreeSet<u32> =

@@ -21,8 +21,8 @@ pub struct Peer {
 /// has published it. Use a listener for one exchange only.
 ///
 /// Blocks until the descriptors of all others have arrived, at most until `deadline`. The deadline does not apply to
-/// the calls of `endpoint`. Returns the other processes in no particular order. If `own` is empty, connects to no process
-/// and returns none.
+/// the calls of `endpoint`. Returns the other processes in no particular order. If `own` is empty, connects to no
+/// process and returns none.
 ///
 /// # Errors
 /// - [`LinkError::Absent`], [`LinkError::Gone`] and [`LinkError::Unexpected`] contain the places of the processes that

@@ -1,6 +1,6 @@
-//! Tests of exchanges, with connections that are not part of them, missing members, and processes of another user. Tests of the
-//! folders of listeners. The members of an exchange are threads of one process, but their descriptors pass through the
-//! kernel as between processes.
+//! Tests of exchanges, with connections that are not part of them, missing members, and processes of another user.
+//! Tests of the folders of listeners. The members of an exchange are threads of one process, but their descriptors pass
+//! through the kernel as between processes.
 
 use std::{
     env,
@@ -197,8 +197,8 @@ fn another_kind_of_descriptor_is_refused() {
 #[test]
 fn a_member_that_does_not_connect_is_named() {
     let mut listeners = listeners(3);
-    // Member 2 waits for members 0 and 1, in vain. Then the listeners of members 1 and 2 are dropped, and member 0 finds
-    // no listener of member 1.
+    // Member 2 waits for members 0 and 1, in vain. Then the listeners of members 1 and 2 are dropped, and member 0
+    // finds no listener of member 1.
     let absent = member(&listeners, 2, &TAGS, soon()).unwrap_err();
     assert!(matches!(&absent, LinkError::Absent { places, .. } if *places == [0, 1]), "{absent}");
     let endpoints: Vec<_> = listeners.iter().map(Listener::endpoint).collect();
@@ -276,8 +276,8 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
 /// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The environment variable that is set for a process that runs as another user. For `another_users_listener`, it contains the path
-/// of the socket.
+/// The environment variable that is set for a process that runs as another user. For `another_users_listener`, it
+/// contains the path of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
 /// The outputs of `another_user`: it could not enter the listener's folder, or it could, and has connected.

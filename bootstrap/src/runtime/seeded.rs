@@ -60,10 +60,10 @@ use super::{
 /// [`run_actors`](gpu_sim::World::run_actors) reports), a wait unwinds like a panic, but without a call of the panic
 /// hook.
 ///
-/// The scheduler cannot suspend a rank that unwinds from a panic. So if a destructor calls [`sleep`](super::sleep) during
-/// that time, or [`wait`](super::wait) for an [`Event`](super::Event) whose count has not changed, no other rank runs.
-/// The call returns at once, and the clock advances by the time of the sleep or the limit of the wait. A wait without a
-/// limit returns false.
+/// The scheduler cannot suspend a rank that unwinds from a panic. So if a destructor calls [`sleep`](super::sleep)
+/// during that time, or [`wait`](super::wait) for an [`Event`](super::Event) whose count has not changed, no other rank
+/// runs. The call returns at once, and the clock advances by the time of the sleep or the limit of the wait. A wait
+/// without a limit returns false.
 #[derive(Debug, Default)]
 pub struct Seeded {
     /// The sum of the times by which waits and sleeps of unwinding ranks have advanced the clock, in nanoseconds. The
@@ -85,17 +85,17 @@ impl Seeded {
         Self { network: Arc::new(Network::new(faults)), ..Self::default() }
     }
 
-    /// Lets the calling rank crash at the start of its `calls`-th socket call from now: the rank unwinds, without a call
-    /// of the panic hook. Attempts to connect or listen, waits of a server, accepts, reads and writes are socket calls.
-    /// Its connections close as it drops them. Calls of other threads of the rank are not counted.
+    /// Lets the calling rank crash at the start of its `calls`-th socket call from now: the rank unwinds, without a
+    /// call of the panic hook. Attempts to connect or listen, waits of a server, accepts, reads and writes are socket
+    /// calls. Its connections close as it drops them. Calls of other threads of the rank are not counted.
     pub fn crash_after(&self, calls: u64) {
         self.network.crash_after(calls);
     }
 
     /// Converts the error of a wait or sleep to the result of [`Runtime::wait`]. If the limit has passed, returns true.
-    /// For any other error (the world has ended or is in a deadlock, or the rank unwinds already), makes the rank unwind
-    /// if it does not yet. Otherwise advances the clock by the limit and returns true, or returns false if there is no
-    /// limit.
+    /// For any other error (the world has ended or is in a deadlock, or the rank unwinds already), makes the rank
+    /// unwind if it does not yet. Otherwise advances the clock by the limit and returns true, or returns false if there
+    /// is no limit.
     fn end(&self, error: &WaitError, limit: Duration) -> bool {
         if matches!(error, WaitError::TimedOut { .. }) {
             return true;

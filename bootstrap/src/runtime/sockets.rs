@@ -4,8 +4,8 @@ use std::{fmt, io, net::SocketAddr, task::Waker, time::Duration};
 
 /// The client's end of a TCP connection. Dropping it closes the connection.
 pub trait ClientSocket: fmt::Debug + Send {
-    /// Reads the bytes that have arrived. Blocks until there is one, for at most `limit`. `None` means no limit. Returns
-    /// the number of bytes, or 0 if the server has closed the connection.
+    /// Reads the bytes that have arrived. Blocks until there is one, for at most `limit`. `None` means no limit.
+    /// Returns the number of bytes, or 0 if the server has closed the connection.
     ///
     /// # Errors
     /// - [`TimedOut`](io::ErrorKind::TimedOut), [`WouldBlock`](io::ErrorKind::WouldBlock) or
@@ -38,8 +38,8 @@ pub trait ServerSockets: fmt::Debug + Send {
     /// very many sockets are ready, a wait may return only some of them.
     fn waker(&self) -> Waker;
 
-    /// Replaces the contents of `ready` with the sockets that are ready. Blocks until there is one, for at most `limit`.
-    /// `None` means no limit. After the limit, and after a signal of the operating system, `ready` is empty.
+    /// Replaces the contents of `ready` with the sockets that are ready. Blocks until there is one, for at most
+    /// `limit`. `None` means no limit. After the limit, and after a signal of the operating system, `ready` is empty.
     ///
     /// Connections whose [`Interest::late`] is set come after all others, and at most [`LATE`] of them.
     ///
@@ -109,8 +109,8 @@ pub enum Ready {
         readable: bool,
         /// The connection accepts bytes.
         writable: bool,
-        /// The connection has failed, or is shut down in both directions. Reported even if [`Interest`] asks for neither
-        /// reading nor writing.
+        /// The connection has failed, or is shut down in both directions. Reported even if [`Interest`] asks for
+        /// neither reading nor writing.
         has_ended: bool,
     },
 }

@@ -21,9 +21,9 @@ pub enum StoreError {
         /// The time since the deadline was created.
         waited: Duration,
     },
-    /// The store's host answered earlier. Then its connection broke, or a new connection failed, and one more attempt to
-    /// connect failed too. Usually the host's process has ended, and the contents of the store are lost with it, or the
-    /// host's machine cannot be reached.
+    /// The store's host answered earlier. Then its connection broke, or a new connection failed, and one more attempt
+    /// to connect failed too. Usually the host's process has ended, and the contents of the store are lost with it, or
+    /// the host's machine cannot be reached.
     #[error(
         "the store's host at {address} died during {operation}: its process ended or its machine is cut off"
     )]
@@ -66,8 +66,8 @@ pub enum StoreError {
         source: Arc<io::Error>,
     },
     /// No connection to the store was possible before the deadline. At the attempt that `source` describes, a process
-    /// accepted the connection, but closed it, or the connection broke, before the greeting was complete. The greeting is
-    /// the first messages, which show that both sides speak the store's protocol and know the secret.
+    /// accepted the connection, but closed it, or the connection broke, before the greeting was complete. The greeting
+    /// is the first messages, which show that both sides speak the store's protocol and know the secret.
     #[error(
         "the store at {address} has turned this process away {attempts} times within {waited:.1?}; it has as many clients \
          as it may have (its limit, or `ulimit -n`), or it is no store"

@@ -88,8 +88,8 @@ macro_rules! expect {
 pub trait Store: Send + Sync {
     /// Serves a request, and returns after it has taken effect. Returns its reply, or `None` if this kind of request
     /// has no reply. All other methods except [`unexpected`](Self::unexpected) call this method or
-    /// [`call_when_there`](Self::call_when_there). A store that passes its requests on to another store implements these
-    /// two, and passes `unexpected` on.
+    /// [`call_when_there`](Self::call_when_there). A store that passes its requests on to another store implements
+    /// these two, and passes `unexpected` on.
     ///
     /// # Errors
     /// [`StoreError::Argument`] if the request is a `Wait`, `Barrier`, `CancelWait` or `Ping`. Other errors of the store.
@@ -197,9 +197,9 @@ pub trait Store: Send + Sync {
         Ok(keys)
     }
 
-    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for the queue. With a [`FileStore`],
-    /// or if `key` also has a value, any of the waiting clients may take the element. Queues have their own namespace:
-    /// the same name may also be a key.
+    /// Appends `value` to the queue `key`, and wakes the client that has waited longest for the queue. With a
+    /// [`FileStore`], or if `key` also has a value, any of the waiting clients may take the element. Queues have their
+    /// own namespace: the same name may also be a key.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
         let request = Request::QueuePush { key: key.into(), value: value.into() };
         expect!(self, "queue_push", self.call(request), None => ())

@@ -21,7 +21,8 @@ mod store_secret;
 mod store_tcp;
 mod store_torch;
 
-/// Returns the factor by which seeded tests multiply their number of seeds: the environment variable `TEST_EFFORT`, or 1.
+/// Returns the factor by which seeded tests multiply their number of seeds: the environment variable `TEST_EFFORT`, or
+/// 1.
 #[cfg(feature = "simulation")]
 fn test_effort() -> u64 {
     std::env::var("TEST_EFFORT").map_or(1, |times| times.parse().expect("TEST_EFFORT is a whole number"))

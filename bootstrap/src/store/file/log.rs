@@ -288,8 +288,8 @@ impl Log {
     }
 
     /// Serves a request, and appends records of its changes to the file. Call this under the lock that [`access`]
-    /// requires. Returns `None` if the request has no reply, and an error for a request that [`Store::call`](crate::store::Store::call)
-    /// does not serve.
+    /// requires. Returns `None` if the request has no reply, and an error for a request that
+    /// [`Store::call`](crate::store::Store::call) does not serve.
     pub(super) fn serve(&mut self, request: Request) -> Result<Option<Reply>> {
         check_kind(&request)?;
         let mut keys = Vec::new();

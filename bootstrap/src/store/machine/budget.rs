@@ -28,8 +28,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Makes the budget of one `Input::Tick`, which the turns of all clients in that tick share. The first piece of work
-    /// may exceed the limit, so that every tick makes progress.
+    /// Makes the budget of one `Input::Tick`, which the turns of all clients in that tick share. The first piece of
+    /// work may exceed the limit, so that every tick makes progress.
     pub(super) fn tick(limit: usize) -> Self {
         Self { limit, spent: 0, first_is_free: true }
     }

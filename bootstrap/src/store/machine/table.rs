@@ -267,7 +267,8 @@ impl Table {
         self.memory
     }
 
-    /// Returns the memory of `client`'s wait, and of its claim to an element of a queue, in bytes. It is not part of [`memory`](Self::memory).
+    /// Returns the memory of `client`'s wait, and of its claim to an element of a queue, in bytes. It is not part of
+    /// [`memory`](Self::memory).
     pub(super) fn wait_memory(&self, client: ClientId) -> usize {
         self.waits.memory(client)
     }

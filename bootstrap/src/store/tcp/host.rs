@@ -215,8 +215,8 @@ impl Serving {
         Ok(())
     }
 
-    /// Waits until a socket is ready or a timer is due, and serves the ready sockets. `ready` is a buffer. Returns false
-    /// after the stop signal, otherwise true.
+    /// Waits until a socket is ready or a timer is due, and serves the ready sockets. `ready` is a buffer. Returns
+    /// false after the stop signal, otherwise true.
     fn serve_ready(&mut self, ready: &mut Vec<Ready>) -> io::Result<bool> {
         let timeout = self.timeout();
         self.sockets.wait(ready, timeout)?;

@@ -1,6 +1,6 @@
-//! Programs of several ranks over a [`TcpStore`] in a seeded world: the real client and the real host over the sockets of
-//! the world. Bytes arrive late and in parts, attempts to connect are refused, connections break, a rank crashes in the
-//! middle of a call, and strangers connect and send random bytes.
+//! Programs of several ranks over a [`TcpStore`] in a seeded world: the real client and the real host over the sockets
+//! of the world. Bytes arrive late and in parts, attempts to connect are refused, connections break, a rank crashes in
+//! the middle of a call, and strangers connect and send random bytes.
 //!
 //! The results that ranks see are consistent with one order of operations. No operation takes effect twice, and none
 //! that was acknowledged is lost. An operation whose connection broke takes effect at most once.

@@ -113,7 +113,8 @@ impl Run {
             pops.keys().all(|token| pushes.contains_key(*token)),
             "seed {seed}: popped, but never pushed"
         );
-        // First in, first out: if one push ended before another began, the second element is not popped before the first.
+        // First in, first out: if one push ended before another began, the second element is not popped before the
+        // first.
         for (first, (push, _)) in &pushes {
             let Some(first_pop) = pops.get(*first) else { continue };
             for (second, pop) in &pops {

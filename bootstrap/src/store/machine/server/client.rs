@@ -1,9 +1,9 @@
 //! The server's state for one connection, and its side of the greeting.
 //!
 //! Without a secret, the client's greeting is the type byte `VALIDATE` and a fixed `u32`, and the server does not
-//! answer it. With a secret, the client sends `VALIDATE`, a different fixed `u32`, and its challenge. The server answers
-//! with the byte 1 and its own challenge, the client sends its proof, and the server answers with the byte 1 and its
-//! own proof.
+//! answer it. With a secret, the client sends `VALIDATE`, a different fixed `u32`, and its challenge. The server
+//! answers with the byte 1 and its own challenge, the client sends its proof, and the server answers with the byte 1
+//! and its own proof.
 
 use super::{
     super::{

@@ -10,9 +10,9 @@ use super::super::request::ClientId;
 /// server gives one turn after another, each to the client in the queue with the smallest count. Exception: if a client
 /// is woken while the server handles the bytes of another client, it may have a turn at once, regardless of its count.
 ///
-/// If the count of a client that joins the queue is smaller than `now`, the largest count with which a turn has begun, it
-/// is raised to `now`. So the client gets no extra turns for the time before it joined. Each client in the queue delays the others
-/// by about one turn, however much work it has.
+/// If the count of a client that joins the queue is smaller than `now`, the largest count with which a turn has begun,
+/// it is raised to `now`. So the client gets no extra turns for the time before it joined. Each client in the queue
+/// delays the others by about one turn, however much work it has.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// The work count and the id of each client in the queue.
