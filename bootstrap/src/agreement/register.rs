@@ -17,9 +17,9 @@ use super::place::{self, Place};
 use crate::store::{Result, Store};
 
 /// The agreements in which threads of this process take part now. Each entry is the key of a rank's list of places, and
-/// the name of an agreement. An entry does not say which store the agreement uses. So if agreements with the same rank
-/// and name use two stores, [`enter`] keeps the place of the decided one while the other one runs. A later [`enter`]
-/// removes that place.
+/// the name of an agreement. An entry does not say which store the agreement uses. If a rank takes part in two
+/// agreements of the same name in two stores, and one is decided while the other still runs, [`enter`] keeps the place
+/// of the decided one. The first [`enter`] in that store after the other one has ended removes it.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// An entry of [`RUNNING`], which is removed on drop.
@@ -50,8 +50,8 @@ impl Drop for Running {
     }
 }
 
-/// Returns true if a thread of this process takes part in the agreement `name`, as the rank with this key of a list of
-/// places.
+/// Returns true if a thread of this process takes part in the agreement `name`, as the rank whose list of places is
+/// under `key`.
 fn runs(key: &str, name: &str) -> bool {
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     running.iter().any(|other| (&*other.0, &*other.1) == (key, name))
@@ -86,9 +86,9 @@ pub(super) fn leave(store: &dyn Store, key: &str, place: &Place) -> Result<()> {
     })
 }
 
-/// Replaces the list of places under `key` by the result of `to`, which it calls with the present list. `found` is the
-/// value that the caller expects under `key`, so that usually no read is necessary. If the key has another value, calls
-/// `to` again with that list. If `to` returns the list unchanged, writes nothing.
+/// Replaces the list of places under `key` by the list that `to` makes from it. First calls `to` with the list in
+/// `found`, the value that the caller expects under `key`, so that usually no read is necessary. If the key has another
+/// value, calls `to` again with the list in that value. If `to` returns the list that it was given, writes nothing.
 ///
 /// # Errors
 /// Those of the store and of `to`.

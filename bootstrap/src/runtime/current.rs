@@ -82,8 +82,8 @@ pub fn listen(address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
     with(|runtime| runtime.listen(address))
 }
 
-/// Returns the number of the process of the calling thread. In a seeded world, each rank counts as a process, and so
-/// does each thread that a rank starts. To get the number of a rank, call this function on the thread of the rank.
+/// Returns the process id of the calling thread. In a seeded world, each rank has an id of its own, as if it were a
+/// process, and so does each thread that a rank starts. So a thread that a rank has started does not get the rank's id.
 #[must_use]
 pub fn process() -> u32 {
     with(|runtime| runtime.process())

@@ -9,9 +9,9 @@
 //!
 //! [`enter`] sets the current runtime of a thread.
 //!
-//! A client's socket blocks. A server has all of its sockets in one [`ServerSockets`], which waits until any of them is
-//! ready. So the server needs one thread, and the operating system's implementation is one epoll. Unix sockets, which
-//! pass descriptors between processes, are not part of the interface.
+//! Calls on a client's socket block. A server has all of its sockets in one [`ServerSockets`], which waits until any of
+//! them is ready, so the server needs only one thread. [`Standard`] uses epoll for this. Unix sockets, which pass
+//! descriptors between processes, are not part of the interface.
 //!
 //! Invariant: no lock is held during a call that may let another rank run: [`sleep`], [`wait`], [`yield_point`],
 //! [`JoinHandle::join`], [`connect`], [`listen`], and the methods of sockets that wait or transfer bytes.

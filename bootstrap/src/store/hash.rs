@@ -170,8 +170,8 @@ impl Store for HashStore {
             }
             match reply? {
                 None => {}
-                // The queue is empty, but a key with its name exists. So the wait ended at once, and a second wait
-                // would too. Wait for `PAUSE` instead.
+                // The queue is empty, but a key with its name exists. A new wait would end at once. So wait for
+                // at most `PAUSE`, and then look again.
                 Some(Some(Reply::Popped(None))) => {
                     let left = deadline.remaining();
                     if left.is_zero() {

@@ -110,8 +110,8 @@ impl Threads {
         }
     }
 
-    /// Returns the circle of each member of agreement `name` that has ended; empty if no circle was found. Panics if a
-    /// result is not [`Failure::Absent`].
+    /// Returns the circle in the result of each member of `name` that has ended; empty if no circle was found. Panics
+    /// if a result is not [`Failure::Absent`].
     fn circles(&self, name: &str) -> Vec<Vec<Waiting>> {
         let circle = |result: &Result<u64, Ending<Sum>>| match result {
             Err(Ending::Failed(Failure::Absent { circle, .. })) => circle.clone(),
@@ -203,8 +203,9 @@ fn a_circle_leads_through_all_agreements_of_a_rank() {
     }
 }
 
-/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Between the two reads of the search, a second thread
-/// of rank 1 begins to wait in `d`. This thread might arrive at `a` later.
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. A search reads the places and decisions twice, and
+/// reports a circle only if both reads agree (see `agreement::trace`). Between the reads, a second thread of rank 1
+/// begins to wait in `d`. This thread might arrive at `a` later, so no circle is reported.
 #[test]
 fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut threads = Threads::default();
@@ -213,7 +214,7 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut reads = 0;
     threads.expire(0, |threads, read| {
         reads = read;
-        // Request 0 reads the records and places, request 1 the decision keys. Request 2 is the second read.
+        // Requests 0 (records and places) and 1 (decision keys) are the first read. Request 2 is the second.
         if read == 2 {
             threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
             threads.run(Some(0));

@@ -32,9 +32,9 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS does
 /// so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path for one job
 /// only, because a job cannot distinguish the data of an earlier job from its own. If the file of an earlier job is
-/// still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
-/// [`RankTaken`](StoreError::RankTaken) on every rank that arrived at the earlier meeting. A rank that did not arrive
-/// at it follows the outcome in the file, and may get cards of the earlier job.
+/// still there, and that job used the same name for a [`rendezvous`](super::rendezvous()), the call fails with
+/// [`RankTaken`](StoreError::RankTaken) on every rank that took part in the earlier one. A rank that did not take part
+/// gets the earlier result from the file, and may get values that ranks of the earlier job published.
 ///
 /// Differences from PyTorch's store:
 /// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer

@@ -48,7 +48,7 @@ fn clients_that_cancel_waits_do_not_delay_others() {
     }
 }
 
-/// Sockets that cannot wait.
+/// Sockets whose `wait` always fails.
 #[derive(Debug)]
 struct Failing(Box<dyn ServerSockets>);
 
