@@ -228,7 +228,7 @@ pub enum StoreError {
     /// A rank arrived at a meeting twice: two processes use this rank, or the meeting's name was used before.
     #[error(
         "rank {rank} has come to {at:?} twice; do two processes run with this rank, is the name used twice, or has an earlier \
-         job left its keys in this store? Give each job a store of its own, or the next epoch"
+         job left its keys in this store? Give each job a store of its own, or new names (a process group: the next epoch)"
     )]
     RankTaken {
         /// The rank.
