@@ -1,4 +1,4 @@
-//! A stream-ordered caching allocator for GPU memory, with pools and trace hooks.
+//! A stream-ordered caching allocator for GPU memory, with pools and trackers.
 //!
 //! - [`core`]: the allocator itself. It is safe code that gets memory from a [`SegmentSource`](core::SegmentSource) and
 //!   orders streams by [`StreamEvents`](core::StreamEvents). [`core::symmetric`] computes placements that are the same

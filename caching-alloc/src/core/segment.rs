@@ -14,6 +14,12 @@ use crate::sync::{Mutex, MutexGuard};
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SegmentId(pub u64);
 
+impl fmt::Display for SegmentId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// The number of a pool in its allocator. The default pool has the number 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
