@@ -2,10 +2,10 @@
 
 use std::error::Error;
 
-/// Returns the error's text, followed by those of its causes ([`Error::source`]), separated by `": "`. Leaves out a
-/// cause that the text before it contains.
+/// Returns the error's text, followed by the texts of its causes ([`Error::source`]), separated by `": "`. Leaves out a
+/// cause whose text is a part of the text before it.
 ///
-/// The text of an error often lacks the cause, so reports should print all of them:
+/// The text of an error often does not contain the causes, so use this function to report an error:
 ///
 /// ```
 /// # use std::error::Error;

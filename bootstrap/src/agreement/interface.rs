@@ -71,16 +71,16 @@ pub struct Conclusion<P: Protocol> {
     /// removes them.
     pub read: Vec<String>,
     /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] and no action was begun;
-    /// otherwise empty. If this process hosts the store and exits at once, the other members cannot read the result. So
-    /// wait for a few seconds, until every member whose record exists has acknowledged the result. Also empty if the
-    /// others had decided before this member found that its member list differs.
+    /// otherwise empty. Also empty if the others had decided before this member found that its member list differs. If
+    /// this process hosts the store and exits at once, the other members cannot read the result. So wait for a few
+    /// seconds, until every member whose record exists has acknowledged the result.
     pub awaited: Vec<Awaited>,
-    /// True if this member was asked to act. If there is no agreed value, this member has to undo its part of the
-    /// action.
+    /// True if this member was asked to act. If it was, and there is no agreed value, this member has to undo its part
+    /// of the action.
     pub has_acted: bool,
     /// The other members and their result, if this member's member list differs from theirs, and their agreement had
-    /// already ended. `None` if the lists are equal, if the difference has failed the others' agreement, or if the
-    /// others are still acting.
+    /// already ended. `None` if the lists are equal, if the others' agreement has failed because of the difference, or
+    /// if the others are still acting.
     pub others: Option<OtherMembers<P::Agreed>>,
 }
 
@@ -104,7 +104,7 @@ pub struct Awaited {
     pub read: String,
 }
 
-/// The reason why an agreement has no result on this member.
+/// The reason why an agreement has ended without an agreed value on this member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Ending<P: Protocol> {
@@ -119,8 +119,8 @@ pub enum Ending<P: Protocol> {
     /// on the record. [`run`](super::run) also returns this if the agreement cannot begin, for example because of an
     /// invalid [`Member`].
     StoreFailed,
-    /// The store failed after this member had begun to post its record, and before it had read the result. Or the store
-    /// rejected its outcome. The others may have acted, so the object must be treated as failed.
+    /// The store failed after this member had begun to post its record, and before the member had read the result. Or
+    /// the store rejected the member's outcome. The others may have acted, so the object must be treated as failed.
     InDoubt,
     /// The member list, decision or verdict in the store cannot be read: another program, or another release of this
     /// one, has written it. The object must be treated as failed.

@@ -138,8 +138,8 @@ impl Link {
     }
 
     /// Opens a descriptor of the process at the other end (a pidfd). It becomes readable when that process ends.
-    /// Returns `None` if the kernel refuses it: Linux before 5.3 has no pidfds, the process may no longer exist, or
-    /// this process may open no more descriptors.
+    /// Returns `None` if the kernel does not open it: Linux before 5.3 has no pidfds, the process no longer exists, or
+    /// this process has reached its limit on open descriptors.
     ///
     /// # Errors
     /// [`LinkError::System`] if the kernel does not return the process id of the other end.

@@ -44,8 +44,8 @@ impl SharedMemory {
     }
 
     /// Makes `bytes` bytes of memory that other processes [map](Self::open_read_only) read-only. With Linux 5.1 and
-    /// later, only the returned mapping can write it. Older kernels do not prevent writes of other processes. Also
-    /// returns the descriptor for the other processes.
+    /// later, the memory can be written only through the returned mapping. Older kernels do not prevent writes by other
+    /// processes. Also returns the descriptor for the other processes.
     ///
     /// # Errors
     /// As for [`create`](Self::create).
@@ -163,7 +163,7 @@ mod tests {
         }
         assert!(SharedMemory::open(descriptor.as_fd(), 64).unwrap_err().starts_with("mapping"));
         assert!(rustix::io::write(&descriptor, &[1]).is_err());
-        // If the descriptor is opened again, that also allows no writable mapping.
+        // A new descriptor, opened for writing through `/proc`, allows no writable mapping either.
         let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
         let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
         assert!(SharedMemory::open(again.as_fd(), 64).is_err());

@@ -31,8 +31,8 @@ const RESERVED: u64 = 64;
 const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Sets the options of a connection. Small messages are sent at once. If the other machine cannot be reached, the
-/// connection breaks after about half a minute. (If only the other process ends, the connection ends at once, without
-/// these options too.)
+/// connection breaks after about half a minute. (If only the other process ends, the connection ends at once, even
+/// without these options.)
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -106,8 +106,8 @@ fn at_most(left: Duration) -> Duration {
     Duration::from_millis(1 << ms.ilog2())
 }
 
-/// The epoll data of the listener, of the wake-up, and of the epoll of late connections. The epoll data of a connection
-/// is its id.
+/// The epoll data of the listener, of the wake-up, and of the epoll of the [late](Interest::late) connections. The
+/// epoll data of a connection is its id.
 const LISTENER: u64 = u64::MAX;
 const WOKEN: u64 = u64::MAX - 1;
 const LATER: u64 = u64::MAX - 2;
@@ -116,13 +116,13 @@ const LATER: u64 = u64::MAX - 2;
 #[derive(Debug)]
 struct SystemServer {
     epoll: OwnedFd,
-    /// The epoll of the late connections. It is itself in `epoll`.
+    /// The epoll of the [late](Interest::late) connections. It is itself in `epoll`.
     later: OwnedFd,
     wake_up: Arc<WakeUp>,
     listener: TcpListener,
     address: SocketAddr,
-    /// A descriptor in reserve. If the process may open no other, this one is closed briefly, to accept a client and
-    /// close its connection.
+    /// A descriptor in reserve. If the process cannot open another one, it closes this one, accepts a client, closes
+    /// the client's connection, and opens the reserve again.
     spare: Option<OwnedFd>,
     connections: BTreeMap<u64, WatchedStream>,
 }
@@ -132,7 +132,7 @@ struct SystemServer {
 struct WatchedStream {
     stream: TcpStream,
     interest: Interest,
-    /// True once the options of the socket are set. This is done when the client sends its first bytes, so that silent
+    /// True once the options of the socket are set. They are set when the client's first bytes are read, so that silent
     /// connections cost less.
     is_tuned: bool,
 }
@@ -333,10 +333,10 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// If at least 1 ms is left, the timeout does not exceed the time left. The timeout is also more than half of
-        /// that time less 1 ms, or more than an hour, so a wait rarely wakes up.
+        /// If at least 1 ms is left, the timeout does not exceed the time left. So that a wait rarely wakes up, the
+        /// timeout is also more than `left / 2 - 1 ms`, or more than an hour.
         #[test]
-        fn a_read_takes_no_longer_than_the_limit_and_half_of_that_at_least(micros in 1000..u64::MAX) {
+        fn a_read_timeout_is_at_most_the_limit_and_at_least_about_half_of_it(micros in 1000..u64::MAX) {
             let left = Duration::from_micros(micros);
             let most = at_most(left);
             prop_assert!(most <= left);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_is_over_is_none_that_means_forever() {
+    fn a_limit_of_zero_gives_the_shortest_timeout() {
         assert_eq!(at_most(Duration::ZERO), SHORTEST);
     }
 }

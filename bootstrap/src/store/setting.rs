@@ -22,7 +22,7 @@ pub enum SecretSetting {
     Unset,
     /// The user has chosen a store without a secret: `PROCESS_GROUP_STORE_SECRET=none`.
     None,
-    /// The secret that a variable contains, or the file that it names.
+    /// The secret, from [`Secret::VARIABLE`], or from the file that [`Secret::FILE_VARIABLE`] names.
     Secret(Secret),
 }
 

@@ -108,8 +108,10 @@ impl Drop for Locked {
 ///
 /// # Errors
 /// - [`StoreError::FileLocked`] if another holder still has the lock at `deadline`.
-/// - [`StoreError::FileGone`] if the file was removed, [`StoreError::FileCorrupt`], [`StoreError::File`].
-/// - [`StoreError::TooLarge`] if a record is above the limits, and the errors of `body`.
+/// - [`StoreError::FileGone`] if the file was removed, [`StoreError::File`] if a system call fails.
+/// - [`StoreError::FileCorrupt`] if the file has become shorter, or a record is invalid.
+/// - [`StoreError::FileCorrupt`] or [`StoreError::TooLarge`] if a record is above the limits.
+/// - The errors of `body`.
 pub(super) fn locked<T>(
     log: &Mutex<Log>,
     access: Access,
@@ -375,7 +377,8 @@ impl Log {
         match written {
             Ok(()) => self.end += records.len() as u64,
             Err(_) => {
-                // If this fails too, a part of the records stays in the file, as if this writer had been killed.
+                // If `set_len` fails too, a part of the records may stay in the file, as if this writer had been
+                // killed.
                 let _ = self.file.set_len(self.end);
                 (self.end, self.table, self.opened, self.left) = (0, table(self.limits), 0, 0);
             }

@@ -52,7 +52,7 @@ impl Secret {
         Self(Hash::hash(bytes))
     }
 
-    /// Returns the HMAC that gives a proof. `who` is the word for the side that sends the proof: `b"client"` or
+    /// Returns an HMAC that has all its input. Its tag is the proof of the side `who`, which is `b"client"` or
     /// `b"server"`. The parameters `client` and `server` are the challenges of the two sides.
     fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
         let mut code = HMAC::new(self.0);
@@ -102,7 +102,8 @@ pub enum Distrust {
     /// The host has sent a wrong proof, so it does not know the secret.
     #[error("it has not proved that it knows the secret")]
     Unproven,
-    /// The host has not answered the first part of a greeting with a secret in time. PyTorch's hosts never answer it.
+    /// This client has a secret, and the host has not answered the first part of the greeting in time. PyTorch's hosts
+    /// never answer a greeting with a secret.
     #[error("it does not answer a greeting with a secret; PyTorch's stores know none")]
     Unanswered,
 }

@@ -1,6 +1,6 @@
 //! The wire format of PyTorch's store protocol. Numbers are little endian. Messages have no frames and no sequence
-//! numbers: the server answers a client's requests in order. Only a `Wait` or `Barrier` may be answered after later
-//! requests.
+//! numbers: the server answers a client's requests in order. Only the reply to a `Wait` or a `Barrier` may come after
+//! the replies to later requests.
 //!
 //! A key or a value is a *string*: a `u64` length and the bytes. A list is a `u64` count and its strings. The count of
 //! a `MultiSet` is the number of pairs. The reply to a `MultiGet` has no count, because the client knows the number of
@@ -250,7 +250,7 @@ impl RequestDecoder {
             return Ok(Decoded::Entries(strings, memory));
         }
         let request = build(whole.kind, strings, number);
-        // `build` returns a request for every kind that has a shape, except `MULTI_SET`, so this never loses one.
+        // `build` returns `None` only for `MULTI_SET`, which was handled above. So no request is lost here.
         Ok(request.map_or(Decoded::Incomplete, |request| Decoded::Request(request, memory)))
     }
 
@@ -412,7 +412,7 @@ impl ReplyDecoder {
     /// Returns the reply to a pop; `None` if more bytes must arrive. Fails if the queue's length is negative, or if the
     /// value exceeds a limit.
     fn popped(&mut self, limits: &Limits) -> Result<Option<Reply>, String> {
-        // A value follows only if the queue's length before the pop was greater than 0.
+        // The number is the queue's length before the pop. A value follows only if that is greater than 0.
         let Some(before) = self.number() else { return Ok(None) };
         if i64::try_from(before).is_err() {
             return Err(format!("a queue of {} elements", before as i64));

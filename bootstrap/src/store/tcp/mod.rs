@@ -145,7 +145,7 @@ impl TcpStore {
 
 impl Inner {
     /// Opens the first connection. Repeats the attempt until the deadline, because the host may not listen yet, or may
-    /// have its largest number of clients. Then counts this process, if the number of workers is set.
+    /// already have the maximum number of clients. Then counts this process, if the number of workers is set.
     fn join(self, deadline: Deadline) -> Result<TcpStore> {
         let opened = self.open_repeatedly(deadline, |broken| !matches!(broken, Broken::Failed(_)));
         let mut connection = match opened {
@@ -175,9 +175,9 @@ impl Inner {
         Ok(TcpStore { inner: Arc::new(self) })
     }
 
-    /// Opens a connection. While `repeats` is true for the failure, repeats the attempt until the deadline. Returns the
-    /// last failure, and the number of attempts. But if the deadline interrupts an attempt after the first one, returns
-    /// the failure of the attempt before, which says more about the cause.
+    /// Opens a connection. While `repeats` is true for the failure, repeats the attempt until the deadline. If all
+    /// attempts fail, returns the last failure, and the number of attempts. But if the deadline interrupts an attempt
+    /// after the first one, returns the failure of the attempt before, which says more about the cause.
     fn open_repeatedly(
         &self,
         deadline: Deadline,
@@ -245,9 +245,9 @@ impl Inner {
         Err(last)
     }
 
-    /// Opens a connection after the first one. Repeats the attempt until the deadline while the host rejects this
-    /// process: the host may have its largest number of clients, or may have received the greeting too late. Any other
-    /// failure ends the attempts.
+    /// Opens a further connection, for `operation`. Repeats the attempt until the deadline while the host rejects this
+    /// process: the host may already have the maximum number of clients, or may have received the greeting too late.
+    /// Any other failure ends the attempts.
     fn open_again(&self, operation: &Operation, deadline: Deadline) -> Result<Connection> {
         let opened = self.open_repeatedly(deadline, |broken| matches!(broken, Broken::TurnedAway(_)));
         opened.map_err(|(broken, attempts)| match broken {
@@ -302,7 +302,7 @@ impl Inner {
     }
 
     /// Returns the error for a failed call, or a failed attempt to connect, to a host that has answered before. If the
-    /// connection was lost, opens another one, for at most 2 s, to find out whether the host still serves.
+    /// connection was lost, tries for at most 2 s to open another one, to find out whether the host still serves.
     fn failed(&self, operation: &Operation, broken: Broken, deadline: Deadline) -> StoreError {
         let (address, operation) = (self.address.clone(), operation.to_string());
         let source = match broken {

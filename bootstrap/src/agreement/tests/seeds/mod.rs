@@ -95,7 +95,7 @@ struct Run {
     ranks: Vec<Rank>,
     store: Memory,
     now: Duration,
-    /// The ranks that have ended, with their results, by the name of the agreement.
+    /// For each agreement, by its name: the ranks on which it has ended, with their results.
     results: BTreeMap<String, Vec<(usize, Outcome)>>,
     /// The members of each agreement.
     members: BTreeMap<String, Vec<u32>>,
@@ -228,8 +228,8 @@ impl Run {
         }
     }
 
-    /// Executes one step of the thread `at`, which is a rank and the number of its thread. Or injects a fault, which
-    /// affects all threads of the rank.
+    /// Executes one step of a thread. `at` is the index of its rank, and the index of the thread in the rank. If the
+    /// rank is the culprit, may inject [`Fault::Crash`] or [`Fault::StoreLost`] instead, which affects all its threads.
     fn step(&mut self, at: (usize, usize)) {
         let (now, (index, thread)) = (self.now, at);
         if index == self.culprit && self.random.one_in(12) {
@@ -335,7 +335,7 @@ impl Run {
     }
 }
 
-/// Executes and checks the runs of these seeds. Returns the number of runs in which every member that has ended agreed.
+/// Executes and checks the runs of these seeds. Returns the number of runs in which all results are agreed values.
 fn explore(seeds: impl Iterator<Item = u64>) -> usize {
     let mut agreed = 0;
     for seed in seeds {
@@ -349,7 +349,8 @@ fn explore(seeds: impl Iterator<Item = u64>) -> usize {
     agreed
 }
 
-/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000), which all processors share.
+/// The environment variable `AGREEMENT_SEEDS` sets the number of seeds (default 4000). One thread for each processor
+/// executes an equal part of them.
 #[test]
 fn members_of_random_programs_have_equal_results() {
     let seeds = std::env::var("AGREEMENT_SEEDS").ok().and_then(|number| number.parse().ok()).unwrap_or(4000);
@@ -371,8 +372,8 @@ fn crossing_agreements_fail_with_the_circle() {
 /// Two ranks with two threads each wait for each other in four agreements. All four fail with the circular wait.
 #[test]
 fn crossing_agreements_of_several_threads_fail_with_the_circle() {
-    // Each thread calls only one agreement. With two, a thread whose first agreement has failed would go on to its
-    // second one, which could then succeed before the search makes it fail.
+    // Each thread calls only one agreement. If a thread called two, it would go on to the second one when the first has
+    // failed. The second one could then succeed before the member that searches for the circle makes it fail.
     fail_with_the_circle([&[&["a"], &["b"]], &[&["c"], &["d"]]], &["a", "b", "c", "d"], 4);
 }
 

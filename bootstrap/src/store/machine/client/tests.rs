@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A call that peeks reads an existing value with one message in each direction.
+/// A call with `peeks` reads an existing value with one message in each direction.
 #[test]
 fn a_present_key_is_read_in_one_round_trip() {
     const NOW: Duration = Duration::ZERO;
@@ -23,7 +23,8 @@ fn a_present_key_is_read_in_one_round_trip() {
     assert_eq!(done, [Output::Done(Ok(Some(Reply::Bytes(b"v".to_vec()))))]);
 }
 
-/// The server answers the cancellation just before the limit. Its next answers are due by the same limit.
+/// The wait times out, so the client sends `CancelWait`. The server answers just before `GRACE` has passed. That does
+/// not extend the limit: the answers to the client's next requests are also due `GRACE` after `CancelWait` was sent.
 #[test]
 fn a_call_fails_at_the_same_time_with_a_slow_and_with_a_silent_host() {
     const DEADLINE: Duration = Duration::from_secs(3);
