@@ -11,8 +11,8 @@
 //! | [`hash`] | a hash function for digests that ranks compare |
 //!
 //! Invariants: every wait for another rank has a time limit. If a wait for keys of a store or for processes of a link
-//! times out, the error names them. A process of another user receives no descriptor. A store with a secret serves only
-//! processes that know the secret.
+//! times out, the error names the missing keys or processes. A process of another user receives no descriptor. A store
+//! with a secret serves only processes that know the secret.
 
 pub mod agreement;
 mod error_text;

@@ -39,7 +39,7 @@ pub struct Waiting {
 }
 wire_struct!(Waiting { rank, place });
 
-/// Members also propose their member list as this message. The store keeps that of the first member.
+/// The message in which a member proposes its rank and its member list. The store keeps the first proposal.
 impl Message for Waiting {
     const PROTOCOL: Protocol = COMMON;
     const KIND: u8 = 2;
@@ -50,8 +50,8 @@ pub(super) fn to_value(places: &[Place]) -> Vec<u8> {
     if places.is_empty() { Vec::new() } else { wire::to_message(COMMON, PLACES, &places.to_vec()) }
 }
 
-/// Decodes a list of places. Returns an empty list if the key has no value, if the value is empty, or if it cannot be
-/// read because another program or release has written it.
+/// Decodes a list of places. Returns an empty list if the key has no value, if the value is empty, or if the value
+/// cannot be decoded because another program or release has written it.
 pub(super) fn from_value(value: Option<&[u8]>) -> Vec<Place> {
     value.and_then(|value| wire::from_message(COMMON, PLACES, value).ok()).unwrap_or_default()
 }

@@ -98,7 +98,7 @@ pub enum Answer {
     StoreFailed,
 }
 
-/// The reason why the object has ended on this rank: for example, a process group was aborted.
+/// The rank that ended the object, for example by aborting a process group, and the reason that the rank gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     /// The rank that ended the object: this rank, or another one.

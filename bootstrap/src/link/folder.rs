@@ -92,7 +92,8 @@ pub(super) struct PeerFolder {
 }
 
 impl PeerFolder {
-    /// Opens and checks the folder that contains the socket with the path `socket`, of the process at `place`.
+    /// Opens and checks the folder that contains the socket with the path `socket`. `place` is the number of the
+    /// process that listens there, for the errors.
     ///
     /// # Errors
     /// [`LinkError::Gone`] if the folder does not exist. [`LinkError::Unexpected`] if the path is invalid, the folder

@@ -48,13 +48,13 @@ pub(super) struct Network {
 struct State {
     /// The listening sockets by their ports. All addresses are of one host.
     listeners: BTreeMap<u16, Arc<SeededListener>>,
-    /// The number of ports that were chosen for sockets without a given port.
+    /// The next port that [`Network::choose_port`] tries, as an offset from [`FIRST_PORT`].
     chosen: u16,
-    /// For each process that will crash, the number of socket calls until then.
+    /// For each process that will crash, the number of socket calls until the crash.
     crashes: BTreeMap<u32, u64>,
 }
 
-/// The first port that is chosen.
+/// The lowest port that is chosen for a socket without a given port.
 const FIRST_PORT: u16 = 10_000;
 
 struct SeededListener {
@@ -318,8 +318,9 @@ impl SeededServer {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Adds the sockets that are ready to `ready`, in an order that the seed decides, with late connections last. If
-    /// none is ready, returns the time at which one may become ready without a notification.
+    /// Adds the sockets that are ready to `ready`, in an order that the seed decides. [Late](Interest::late)
+    /// connections come last, and at most [`LATE`] of them are added. Returns the earliest time at which another socket
+    /// may become ready without a notification, if there is one.
     fn look(&self, ready: &mut Vec<Ready>, now: Instant) -> Option<Instant> {
         if self.listener.is_woken.load(Relaxed) {
             ready.push(Ready::Woken);
@@ -460,7 +461,7 @@ impl ServerSockets for SeededServer {
 impl Drop for SeededServer {
     fn drop(&mut self) {
         lock(&self.network.state).listeners.remove(&self.address.port());
-        // Taken out first, because the links own the listener.
+        // The queue owns links, and each link owns the listener with the queue. Emptying the queue breaks this cycle.
         let waiting = mem::take(&mut *lock(&self.listener.queue));
         let links = waiting.iter().map(|(_, link)| link).chain(self.connections.values().map(|it| &it.0));
         links.for_each(|link| link.close_by_server());

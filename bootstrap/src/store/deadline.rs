@@ -31,8 +31,8 @@ impl Deadline {
         Self { set: Instant::now(), timeout: timeout.min(Self::FURTHEST) }
     }
 
-    /// Returns a deadline that has passed. An operation with it checks its keys, but does not wait for them. It may
-    /// still block until the store answers.
+    /// Returns a deadline that has passed. An operation with this deadline checks its keys, but does not wait for them.
+    /// The operation may still block until the store answers.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)
     }

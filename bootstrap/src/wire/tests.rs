@@ -1,4 +1,4 @@
-//! Tests of the forms of all types.
+//! Tests of the binary forms of all types that a message can contain, and of malformed messages.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -77,7 +77,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_takes_no_memory(garbage in vec(any::<u8>(), 0..60)) {
+    fn garbage_is_read_without_a_panic(garbage in vec(any::<u8>(), 0..60)) {
         let header = [b'T', b'E', 7, 0, 3];
         let _ = Everything::from_bytes(&garbage);
         let _ = Everything::from_bytes(&[&header[..], &garbage].concat());
@@ -85,7 +85,7 @@ proptest! {
 }
 
 #[test]
-fn another_message_is_named() {
+fn each_malformation_is_named() {
     let read = |bytes: &[u8]| Everything::from_bytes(bytes).unwrap_err();
     assert_eq!(read(b"XX"), Malformed::NotAMessage { found: b"XX".to_vec() });
     assert_eq!(read(b"TE\x08\0"), Malformed::Version { found: 8, spoken: 7 });

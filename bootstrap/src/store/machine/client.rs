@@ -10,9 +10,9 @@ use super::{
 
 /// The time that a server has, after the deadline of a wait, to answer the cancellation and to report the missing keys.
 ///
-/// It is also used before an operation that waits: a `TcpStore` opens a connection, and a `FileStore` locks the file.
-/// That may take the time left until the operation's deadline, or `GRACE` if that is more, but not more than the
-/// store's patience.
+/// `GRACE` also applies before an operation that waits, while a `TcpStore` opens a connection or a `FileStore` locks
+/// the file. The time limit of this step is the time left until the operation's deadline, but at least `GRACE`, and
+/// never more than the store's patience.
 pub(in super::super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The interval at which an empty queue is polled if a key of the same name has a value. The protocol's `Wait` cannot
@@ -98,7 +98,7 @@ pub enum Failure {
     /// has not answered a greeting with a secret.
     Distrust(Distrust),
     /// The server has sent bytes that are not a valid answer, or an answer that exceeds the client's limits. Contains a
-    /// description of them.
+    /// description of the bytes or of the answer.
     Protocol(String),
     /// The input was refused, because the greeting is not complete, another call is in progress, or the connection is
     /// unusable. A call in progress continues.

@@ -233,8 +233,8 @@ pub enum Refusal {
     TooLarge {
         /// The quantity that is too large.
         part: Part,
-        /// For a value, its key. For a key, its first 64 bytes; empty if a [`Server`](super::Server) has refused the
-        /// key, because it has read only the length. Otherwise empty.
+        /// If a value is too large, its key. If a key is too large, the key's first 64 bytes. Empty if another quantity
+        /// is too large, or if a [`Server`](super::Server) has refused a key by its length, before it read the key.
         key: Vec<u8>,
         /// The size found, in the unit of `part`.
         size: usize,

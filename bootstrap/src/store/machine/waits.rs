@@ -51,8 +51,8 @@ struct Wait {
 
 /// The condition for the end of a wait.
 enum Condition {
-    /// All keys must exist. If the client is in a line, it is that of `keys[next]`. Otherwise the next check begins at
-    /// `next`.
+    /// All keys must exist. If the client is in a line, this is the line of `keys[next]`. Otherwise the next check
+    /// begins at `keys[next]`.
     Keys { keys: Vec<Key>, next: usize },
     /// The number under `key` must be at least `least`.
     Count { key: Key, least: i64 },
@@ -76,7 +76,7 @@ pub(super) enum Resumed {
     Idle,
     /// The budget does not allow the rest of the work. The client stays woken.
     Unfinished,
-    /// A key is absent. The client is in its line.
+    /// A key is absent. The client has joined the line of that key.
     Waits,
     /// The wait has ended and is removed. The caller must answer the client.
     Over,
@@ -219,8 +219,8 @@ impl Waits {
         self.clear(queue);
     }
 
-    /// Ends the claim of `client` to an element of a queue that it was woken for. Returns the queue's key; `None` if
-    /// it had no such claim. The caller must then [call](Self::call) the next client.
+    /// Ends the claim of `client` to an element of a queue. Returns `None` if it had no claim. Otherwise returns the
+    /// queue's key, and the caller must then [call](Self::call) the next client.
     pub(super) fn release(&mut self, client: ClientId) -> Option<Key> {
         let queue = self.called.remove(&client)?;
         if let Some(calls) = self.calls.get_mut(&queue) {
@@ -289,9 +289,9 @@ fn end_of(keys: &[Key]) -> usize {
 /// The error of [`absent`] if the budget does not allow the rest of the work.
 struct Unfinished;
 
-/// Returns an absent key, and stores its index in `next`. Returns `None` if no key is absent, and the budget allows
-/// ending the wait. Checks the keys from `next` on. If there are at most [`EXACT`] keys, it also checks the earlier
-/// ones, except the one whose change woke the client.
+/// Looks for an absent key, from `keys[next]` on. If there are at most [`EXACT`] keys, also looks among the earlier
+/// keys, except the one whose change woke the client. Returns the first absent key found, and stores its index in
+/// `next`. Returns `None` if no key is absent. The budget then allows ending the wait.
 fn absent(
     keys: &[Key],
     next: &mut usize,

@@ -148,8 +148,8 @@ const PIECE: usize = 64 << 10;
 /// normally reads it before newer connections can replace this client.
 const ACCEPTED: usize = 16;
 
-/// The time for which no connections are accepted after the system has failed to accept one, or to open the reserve
-/// descriptor.
+/// The time for which no connections are accepted after the system has failed to accept one, or after the runtime has
+/// failed to reopen the descriptor that it needs to reject clients.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the server's thread.
@@ -268,7 +268,7 @@ impl Serving {
         }
     }
 
-    /// Accepts up to [`ACCEPTED`] connections. Records a client for which the process has no descriptor as rejected. If
+    /// Accepts up to [`ACCEPTED`] connections. If the process has no descriptor for a client, records a rejection. If
     /// accepting fails, [pauses](Self::pause).
     fn accept(&mut self) {
         for _ in 0..ACCEPTED {

@@ -8,7 +8,8 @@ use super::{
 };
 
 impl Run {
-    /// Returns the agreements at which a rank waits now. For a rank that is gone: its list of places.
+    /// Returns the agreements in which a rank waits now. If the rank [is gone](Rank::is_gone), returns its list of
+    /// places in the store.
     fn places(&self, index: usize) -> Vec<Place> {
         let rank = &self.ranks[index];
         let listed = self.store.places(&place::places_key(index as u32));
@@ -16,7 +17,7 @@ impl Run {
             return listed;
         }
         let waits = |output: &Output<Sum>| match output {
-            // The request may have taken effect while its reply is outstanding. The list of places shows that.
+            // The reply is outstanding. Only the list of places shows whether the request has taken effect.
             Output::Store(Request::Enter { place, .. } | Request::Leave { place, .. }) => {
                 place::is_at(&listed, place)
             }
@@ -29,8 +30,11 @@ impl Run {
         names.map(|name| Place { name: name.into(), members: self.members[name].clone() }).collect()
     }
 
-    /// Returns true if `circle` is a circular wait now: each of its ranks waits at its place, that agreement is
-    /// undecided, and a rank of the circle that is not free (see below) has not arrived at it.
+    /// Returns true if `circle` is a circular wait now. For each entry of `circle`, the rank must wait at the place,
+    /// and the agreement of the place must be undecided. At least one member that has not arrived there must be in
+    /// the circle and not be free.
+    ///
+    /// A rank is *free* if it waits in no agreement, or if one of its agreements is decided or lacks only free ranks.
     pub(super) fn is_circle(&self, circle: &[Waiting]) -> bool {
         let places: Vec<Vec<Place>> = (0..self.ranks.len()).map(|rank| self.places(rank)).collect();
         let is_open = |place: &Place| !self.store.0.contains_key(&place.decision_key());
@@ -38,7 +42,7 @@ impl Run {
             let members = self.members[&place.name].iter().map(|rank| *rank as usize);
             members.filter(|rank| !place::is_at(&places[*rank], place)).collect::<Vec<_>>()
         };
-        // A rank is free if it waits in no agreement, or if one of its agreements is decided or lacks only free ranks.
+        // Start without free ranks, and repeat the rule until it adds none.
         let mut free = BTreeSet::new();
         loop {
             let ends =
@@ -97,7 +101,7 @@ impl Run {
     }
 
     /// Checks four rules:
-    /// - The culprit has not agreed with another version, generation or member list.
+    /// - If the culprit has another version, generation or member list, it has not agreed.
     /// - If the culprit has another version or generation, at least one other member has not agreed either.
     /// - No agreement of several ranks has failed with [`Failure::Unreadable`].
     /// - If there was no fault and all members agreed, only lists of places are left in the store.
@@ -174,8 +178,8 @@ impl Run {
             Err(Ending::Failed(Failure::Absent { circle, .. })) if !circle.is_empty() => {
                 let names: BTreeSet<&str> =
                     circle.iter().map(|waiting| waiting.place.name.as_str()).collect();
-                // A circular wait spans several agreements. It can arise if a rank has another order, or if the threads
-                // of ranks take part in agreements in different orders.
+                // A circular wait spans several agreements. It can arise if the culprit takes part in two agreements in
+                // reverse order, or if ranks have several threads, which run their agreements in different orders.
                 let may_arise =
                     self.fault == Fault::OtherOrder || self.ranks.iter().any(|rank| rank.threads.len() > 1);
                 if names.len() < 2 || !may_arise || !self.circles.contains(circle) { wrong() } else { Ok(()) }
