@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// The shortest limit of the wait for the outcomes of the other members.
 const OUTCOME_FLOOR: Duration = Duration::from_secs(5);
-/// The upper bound of both time limits below, so that a member with a very long patience does not make the others wait
-/// as long as that. Only the floor of an action may exceed it.
+/// The upper bound of the limits that [`action`] and [`outcomes`] return, except for the floor of an action. With this
+/// bound, a member with a very long patience does not make the others wait for very long.
 const CAP: Duration = Duration::from_secs(600);
 
 /// Returns the time limit of an action: half of `patience`, at most [`CAP`], and at least `floor`. `patience` is the

@@ -67,9 +67,9 @@ enum Phase<P: Protocol> {
 /// The steps of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Acknowledging {
-    /// Removing the agreement from the rank's list of places. This precedes the removal of keys: without its decision
-    /// key, the agreement would look undecided, and the rank would seem to wait in it. If `acknowledges` is false, the
-    /// other members may have another result, and this step is the last.
+    /// Removing the agreement from the rank's list of places. This step comes before the keys of the agreement are
+    /// removed: once the decision key is removed, the agreement looks undecided, and a rank that still lists it would
+    /// seem to wait in it. If `acknowledges` is false, the other members may have another result, and no step follows.
     Leaving { acknowledges: bool },
     /// Posting the acknowledgement.
     Posting,
@@ -92,8 +92,8 @@ pub struct Agreement<P: Protocol> {
     /// The number of actions whose verdicts were read.
     actions: u32,
     has_acted: bool,
-    /// True if this member's member list differs from that of the others, and the others had decided before this member
-    /// proposed a failure.
+    /// True if this member's member list differs from that of the others, and the store already had a decision, not a
+    /// failure, when this member proposed its failure.
     is_outside: bool,
     /// See [`Conclusion::others`].
     others: Option<OtherMembers<P::Agreed>>,
@@ -324,7 +324,8 @@ impl<P: Protocol> Agreement<P> {
     }
 
     /// Proposes the decision if all records are posted. Otherwise searches for a circular wait through the missing
-    /// members. `places` are the lists of places of all members, as values of their keys.
+    /// members. `posted` and `places` are the stored values of the records and of the lists of places, one per member,
+    /// in the order of the member list.
     fn take_records(
         &mut self,
         vote: Vote,
@@ -377,7 +378,8 @@ impl<P: Protocol> Agreement<P> {
         message::<P>(DECISION, &Decided { patience, decision: P::decide(&records) })
     }
 
-    /// Continues the search for a circular wait. When it ends, fails the agreements of the circle, or only this one.
+    /// Begins the search for a circular wait, or continues it with `values`, the answer to its last request. When the
+    /// search ends, fails all agreements of the circle, or only this one if there is no circle.
     fn trace(
         &mut self,
         vote: Vote,
@@ -466,8 +468,8 @@ impl<P: Protocol> Agreement<P> {
         Output::Store(Request::Propose { key, value })
     }
 
-    /// Sets [`Conclusion::others`] after this member's member list was found to differ. `stands` is the value of the
-    /// decision key. If it is a failure, `told` is that failure.
+    /// Completes [`Conclusion::others`] after this member's member list was found to differ. `stands` is the value of
+    /// the decision key. If that value is a failure, `told` is the failure, otherwise `None`.
     fn see_others(&mut self, told: Option<&Failure>, stands: &[u8]) {
         match (told, &mut self.others) {
             // The others fail with the same failure as this member.
@@ -475,7 +477,8 @@ impl<P: Protocol> Agreement<P> {
             (None, Some(others)) => match read_decided::<P>(stands, true) {
                 Ok((_, Decision::Agreed { agreed })) => others.agreed = Some(agreed),
                 Ok((_, Decision::Refused { .. })) => {}
-                // The others are still acting, or another program has written the decision.
+                // The result of the others is unknown: the verdict on their action is not read here, or another program
+                // has written the decision.
                 Ok((_, Decision::Act { .. })) | Err(_) => self.others = None,
             },
             _ => {}
@@ -483,7 +486,7 @@ impl<P: Protocol> Agreement<P> {
     }
 
     /// Removes the agreement from this rank's list of places. After that, acknowledges `result` if `acknowledges` is
-    /// true: all members get this result. Otherwise ends the agreement on this member.
+    /// true, otherwise ends the agreement on this member. `acknowledges` must be false unless all members get `result`.
     fn leave(&mut self, result: Result<P::Agreed, Ending<P>>, acknowledges: bool) -> Output<P> {
         self.phase = Phase::Acknowledging(Acknowledging::Leaving { acknowledges }, result);
         Output::Store(Request::Leave { key: places_key(self.member.rank), place: self.place() })

@@ -56,13 +56,13 @@ impl Event {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Releases `guard` and blocks until a notification, for at most `limit`. Then locks `mutex` again, to which
-    /// `guard` belongs. [`Duration::MAX`] means no limit. The wait may also end early, so check the condition again.
-    /// This is [`Condvar::wait_timeout`] on the current runtime.
+    /// Drops `guard`, which must be a guard of `mutex`, and blocks until a notification, for at most `limit`. Then
+    /// locks `mutex` again. [`Duration::MAX`] means no limit. The wait may also end early, so check the condition
+    /// again. This function replaces [`Condvar::wait_timeout`] on the current runtime.
     ///
     /// No notification is missed if the data of the condition is changed under the lock, and
     /// [`notify_all`](Event::notify_all) is called afterwards. A rank of a seeded world that unwinds from a panic
-    /// cannot block, so for such a rank this returns at once.
+    /// cannot block, so for such a rank this function returns at once.
     pub fn wait_unlocked<'a, T>(
         &self,
         mutex: &'a Mutex<T>,
@@ -82,9 +82,9 @@ impl Event {
 
 /// A clock, waits, threads and TCP sockets. Every thread has a current runtime; see [`enter`](super::enter).
 pub trait Runtime: fmt::Debug + Send + Sync {
-    /// Returns the time since an arbitrary origin. It never decreases. `Seeded` has one exception: its time is virtual
-    /// while its thread runs a seeded world, and that of the operating system before and afterwards. Times before,
-    /// during and after a world cannot be compared.
+    /// Returns the time since an arbitrary origin. It never decreases. Exception: while the calling thread runs a
+    /// seeded world, `Seeded` returns the virtual time of that world, and before and afterwards the time of the
+    /// operating system. Do not compare times before, during and after a world.
     fn now(&self) -> Duration;
 
     /// Blocks the current thread, or the current rank of a seeded world, for this time.
@@ -99,28 +99,30 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     fn wait(&self, event: &Event, seen: u64, limit: Duration) -> bool;
 
     /// Starts a thread with this name that runs `body`, and detaches it. This runtime is the current one in `body`.
-    ///
-    /// In a seeded world, `Seeded` starts a coroutine of the world. Anywhere else, it starts a thread of the operating
-    /// system, whose current runtime is [`Standard`](super::Standard).
+    /// Exception: outside of a seeded world, `Seeded` starts a thread of the operating system, whose current runtime is
+    /// [`Standard`](super::Standard). In a seeded world, `Seeded` starts a coroutine of the world.
     ///
     /// # Errors
     /// For a thread of the operating system: the operating system refuses another thread, or `name` contains a zero
     /// byte. For a coroutine: none.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<()>;
 
-    /// Opens a TCP connection to `address`, within `limit`. The default opens one of the operating system.
+    /// Opens a TCP connection to `address`, within `limit`. The default implementation opens a socket of the operating
+    /// system.
     ///
     /// # Errors
-    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if nothing listens there. Those of the operating system.
+    /// [`ConnectionRefused`](io::ErrorKind::ConnectionRefused) if nothing listens there, and the other errors of the
+    /// operating system.
     fn connect(&self, address: SocketAddr, limit: Duration) -> io::Result<Box<dyn ClientSocket>> {
         system_sockets::connect(address, limit)
     }
 
-    /// Listens for TCP connections at `address`. Port 0 means a free port. The default opens a socket of the operating
-    /// system.
+    /// Listens for TCP connections at `address`. Port 0 means a free port. The default implementation opens a socket of
+    /// the operating system.
     ///
     /// # Errors
-    /// [`AddrInUse`](io::ErrorKind::AddrInUse) if another socket listens there. Those of the operating system.
+    /// [`AddrInUse`](io::ErrorKind::AddrInUse) if another socket listens there, and the other errors of the operating
+    /// system.
     fn listen(&self, address: SocketAddr) -> io::Result<Box<dyn ServerSockets>> {
         system_sockets::listen(address)
     }
@@ -130,8 +132,9 @@ pub trait Runtime: fmt::Debug + Send + Sync {
         std::process::id()
     }
 
-    /// Lets a simulated runtime run another thread first. Its scheduler records `label` in the history of the run. The
-    /// default does nothing, because the operating system can switch between real threads at any point.
+    /// Lets a simulated runtime run another thread before the calling thread continues. The scheduler of that runtime
+    /// records `label` in the history of the run. The default implementation does nothing, because the operating system
+    /// can switch between real threads at any point.
     fn yield_point(&self, label: &'static str) {
         let _ = label;
     }

@@ -58,12 +58,12 @@ impl<T> JoinHandle<T> {
         self.ended.lock().is_some()
     }
 
-    /// Waits until the body of the thread has ended, and returns its result. Destructors of the thread's
-    /// thread-local variables may still run.
+    /// Waits until the body of the thread has ended, and returns its result. The destructors of the thread's
+    /// thread-local variables may run after that.
     ///
     /// # Errors
     /// The payload of the panic that ended the body. A rank of a seeded world that unwinds from a panic cannot wait: if
-    /// the body has not ended yet, its error is a `&'static str` that says so.
+    /// such a rank calls this function before the body has ended, the error is a `&'static str` with that reason.
     pub fn join(self) -> thread::Result<T> {
         loop {
             let seen = self.ended.event.count();

@@ -73,7 +73,7 @@ impl Store for PrefixStore {
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
         keys.iter_mut().for_each(|key| self.add_prefix(key));
-        // The other store would answer these two with all of its keys.
+        // The other store would list or count all of its keys, including those without the prefix.
         if let Some(request @ (Request::ListKeys | Request::NumKeys)) = request {
             self.store.call_when_there(keys, None, deadline)?;
             return self.call(request);

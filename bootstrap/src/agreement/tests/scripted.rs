@@ -29,7 +29,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, member_of(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns the error that `goes_on` returns after `rank` has ended the object.
+/// Returns the error for the argument `goes_on` of [`run`] after `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -65,7 +65,7 @@ fn a_member_whose_object_has_ended_is_the_only_culprit() {
     }
 }
 
-/// While rank 1 waits for rank 0, its `goes_on` reports that rank 0 has ended the object.
+/// Rank 1 waits for rank 0. The `goes_on` of rank 1 reports that rank 0 has ended the object.
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();
@@ -133,7 +133,7 @@ fn the_reason_of_a_failed_action_comes_before_slow_members() {
 }
 
 #[test]
-fn a_rank_that_takes_part_twice_is_refused() {
+fn an_agreement_fails_if_a_rank_takes_part_twice() {
     let store = HashStore::new();
     thread::scope(|scope| {
         let first = scope.spawn(|| agree(&store, 0, LONG));
@@ -328,7 +328,8 @@ impl Store for Flaky {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
         let mut key = Vec::new();
         request.clone().for_each_key(|it| key = std::mem::take(it));
-        // A member sends these requests before or after the time in which it is in doubt. It would not repeat them.
+        // A member sends the requests below before or after the time in which it is in doubt. So it would not repeat
+        // them after an error.
         let is_outside = matches!(request, Request::CompareSet { .. })
             && (key.starts_with(b"places/") || key.ends_with(b"/members"));
         if is_outside || matches!(request, Request::Delete { .. }) {

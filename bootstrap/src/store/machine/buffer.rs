@@ -33,7 +33,7 @@ impl Buffer {
         string(self.end(), bytes);
     }
 
-    /// Returns the vector to append bytes to. The caller must not change the bytes in it.
+    /// Returns the vector to append bytes to. The caller must not change the bytes that are already in the vector.
     pub(super) fn end(&mut self) -> &mut Vec<u8> {
         // Bytes are moved only if at least as many were removed since the last move, so the average cost of a byte is
         // constant.
@@ -58,8 +58,9 @@ impl Buffer {
         self.bytes.capacity()
     }
 
-    /// Returns the largest size of the new allocation that appending `bytes` more bytes may need; 0 if they fit. The
-    /// old allocation is freed only after its bytes were copied, so the whole new one counts as additional memory.
+    /// Returns an upper bound on the additional memory, in bytes, while `bytes` more bytes are appended; 0 if they fit.
+    /// If they do not fit, this is the size of the whole new allocation, because the old allocation is freed only after
+    /// its bytes were copied.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
         if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }

@@ -320,8 +320,8 @@ impl Server {
         self.count(id);
     }
 
-    /// Serves a client as far as the budget allows. If that fails, closes its connection. Returns true if the budget
-    /// did not allow all work.
+    /// Serves a client as far as the budget allows. Closes the client's connection if [`serve`](Self::serve) or
+    /// [`make_room`](Self::make_room) returns an error. Returns true if the budget did not allow all work.
     fn turn_of(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let outcome = self.serve(id, budget, outputs);
         self.count(id);
@@ -408,9 +408,9 @@ impl Server {
         resumed != Resumed::Unfinished
     }
 
-    /// Adds clients whose waits may have ended to the queue of turns and to the list `woken`. `current` is the client
-    /// that is being served or removed, and is skipped: while it is served, [`serve`](Self::serve) itself continues its
-    /// wait.
+    /// Adds the clients `woken`, whose waits may have ended, to the queue of turns and to the field `woken`. `current`
+    /// is the client that is being served or removed, and is skipped: while it is served, [`serve`](Self::serve) itself
+    /// continues its wait.
     fn wake(&mut self, current: ClientId, woken: &[ClientId]) {
         for id in woken.iter().filter(|id| **id != current) {
             self.add_turn(*id);
@@ -466,8 +466,8 @@ impl Server {
     }
 
     /// Removes a client whose connection has ended. If the client holds more than [`MANY`] strings, only marks it as
-    /// gone and adds it to the queue of turns. Its next turn removes it, or [`make_room`](Self::make_room) if the
-    /// memory is needed before that.
+    /// gone and adds it to the queue of turns. The client's next turn then removes it. If its memory is needed earlier,
+    /// [`make_room`](Self::make_room) removes it.
     fn part_with(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if client.strings() + self.table.wait_strings(id) > MANY {

@@ -16,7 +16,7 @@ use crate::store::{
 pub(super) struct Connection {
     socket: Box<dyn ClientSocket>,
     machine: Client,
-    /// The longest time for the host to accept bytes.
+    /// The longest time for which the host may accept no bytes.
     patience: Duration,
     /// The origin of the state machine's clock.
     opened: Instant,
@@ -47,7 +47,7 @@ pub(super) enum Broken {
 
 impl Connection {
     /// Connects and completes the greeting before `deadline`. `limits` are the largest sizes of replies. `patience` is
-    /// how long the host may take to answer a request that does not wait, and to accept bytes.
+    /// how long the host may take to answer a request that does not wait, and how long it may accept no bytes.
     pub(super) fn open(
         address: SocketAddr,
         limits: Limits,
@@ -104,8 +104,8 @@ impl Connection {
     }
 
     /// Reads from the socket into `received`, and returns the number of bytes; 0 if the host has closed the connection.
-    /// If nothing arrives, returns an error that [`is_timeout`] accepts, when the state machine's timer is due or
-    /// earlier.
+    /// If nothing arrives until the state machine's timer is due, returns an error that [`is_timeout`] accepts. This
+    /// error may also come before the timer is due.
     fn read(&mut self) -> io::Result<usize> {
         let timer = self.machine.wake_at().map(|due| due.saturating_sub(self.opened.elapsed()));
         if timer.is_some_and(|left| left.is_zero()) {

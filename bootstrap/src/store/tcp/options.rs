@@ -43,23 +43,24 @@ impl TcpOptions {
         Self { listen: interface, ..self }
     }
 
-    /// Sets the limits of the host. On every process, [`ServerLimits::sizes`] also limits the requests that it sends
-    /// and the replies that it accepts.
+    /// Sets the limits of the host. On every process, host or client, [`ServerLimits::sizes`] also limits the requests
+    /// that the process sends and the replies that it accepts.
     #[must_use]
     pub fn limits(self, limits: ServerLimits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Sets how long the host may take to answer a request that does not wait for keys or queues, and to accept the
-    /// bytes of a request (default 30 s). After that, an operation fails with [`StoreError::Unresponsive`]. It is also
-    /// the longest time for which an operation tries to open a new connection.
+    /// Sets the patience (default 30 s): how long the host may take to answer a request that does not wait for keys or
+    /// queues, and how long it may accept no bytes of a request. After that, an operation fails with
+    /// [`StoreError::Unresponsive`]. The patience is also the longest time for which an operation tries to open a new
+    /// connection.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
     /// Sets the number of processes of the job, including the host. The store counts the processes that connect, as
-    /// PyTorch's does with a world size. [`host`](Self::host) waits until all have connected.
+    /// PyTorch's `TCPStore` does if it is given a `world_size`. [`host`](Self::host) waits until all have connected.
     /// [`connect`](Self::connect) does not wait for the other processes. Set this on all processes of a job or on none.
     #[must_use]
     pub fn workers(self, workers: i64) -> Self {

@@ -1,4 +1,5 @@
-//! Tests of the table's count of its memory, and of its predictions for requests: growth, reply sizes and work.
+//! Tests of the table's count of its memory, of its predictions for requests (growth, reply sizes and work), and of a
+//! refused request by a client that was woken.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -45,9 +46,9 @@ proptest! {
 
     /// After each request, the memory equals the recount, has grown by no more than predicted, and is within the limit.
     /// A refused request does not change the memory. A reply to the client, except for `MultiGet` and `ListKeys`, has
-    /// at most the predicted size, or at most 8 bytes if the prediction is smaller. A client that waits has wait
-    /// memory. No wait that can be resumed is left, even if the request was refused. After all clients have left, the
-    /// table contains no wait.
+    /// at most the predicted size, or at most 8 bytes if the prediction is smaller. The wait memory of a client
+    /// that waits is not 0. No wait that can be resumed is left, even if the request was refused. After all clients
+    /// have left, the table contains no wait.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
@@ -77,7 +78,8 @@ proptest! {
     }
 }
 
-/// A client was woken for the only element of a queue. If its next request is refused, the next client is woken.
+/// Client 1 was woken for the only element of a queue. If its next request is refused, client 2 is woken, which waits
+/// for the same queue.
 #[test]
 fn a_refused_request_ends_the_claim_to_an_element() {
     let mut table = Table::new(Limits { store_bytes: 10_000, ..Limits::default() });
@@ -125,8 +127,8 @@ fn what_is_emptied_gives_its_memory_back() {
     assert!(memory < 8 << 10, "{memory}");
 }
 
-/// Appending 1 MiB to a value byte by byte moves at most 6 MiB in total, according to [`Table::work`], which ignores
-/// moves of less than 1 KiB. The value's memory is then at most about a quarter more than its size.
+/// Appending 1 MiB to a value byte by byte moves at most 6 MiB in total, according to [`Table::work`], which rounds the
+/// size of each move down to whole KiB. The value's memory is then at most about a quarter more than its size.
 #[test]
 fn a_value_that_grows_is_seldom_moved() {
     let mut table = Table::default();
