@@ -44,7 +44,7 @@ pub enum GroupError {
 
     /// Some ranks took no part in an agreement before the deadline. Every rank that took part gets the same list of
     /// them.
-    #[error("{group}: rank(s) {} of {size} never came to {meeting} (waited {waited:.1?})", Ranges(.ranks))]
+    #[error("{group}: rank(s) {} never came to {meeting} (expected {size} ranks, waited {waited:.1?})", Ranges(.ranks))]
     Absent {
         /// The group's name.
         group: String,
