@@ -60,9 +60,10 @@ impl<'a> PoolScope<'a> {
     /// rank is reported to all at once. If a member made other requests, so that it has nothing new and the others have,
     /// they wait for their deadlines and get `SyncTimeout`, which names it.
     /// Nothing is registered then. A skipped commit counts, so the next commit of that member meets the next one of the
-    /// others, which compares all their requests and reports the first difference. Until then, the hash of each
-    /// collective has the places of its buffers in committed segments, so no collective pairs a window with other memory
-    /// unnoticed.
+    /// others, which compares all their requests and reports the first difference. If that member comes to its next
+    /// commit while the others still wait in the earlier one, both commits fail with `SyncTimeout`, which names a
+    /// circle. The commit after these reports the difference. Until then, the hash of each collective has the places of
+    /// its buffers in committed segments, so no collective pairs a window with other memory unnoticed.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was
