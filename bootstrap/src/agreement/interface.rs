@@ -71,16 +71,16 @@ pub struct Conclusion<P: Protocol> {
     /// removes them.
     pub read: Vec<String>,
     /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] and no action was begun;
-    /// otherwise empty. Also empty if the others had decided before this member found that its member list differs. If
-    /// this process hosts the store and exits at once, the other members cannot read the result. So wait for a few
-    /// seconds, until every member whose record exists has acknowledged the result.
+    /// otherwise empty. Also empty if the agreement of the others was decided before this member found that its member
+    /// list differs. If this process hosts the store and exits at once, the other members cannot read the result. So
+    /// wait for a few seconds, until every member whose record exists has acknowledged the result.
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If it was, and there is no agreed value, this member has to undo its part
     /// of the action.
     pub has_acted: bool,
     /// The other members and their result, if this member's member list differs from theirs, and their agreement had
     /// already ended. `None` if the lists are equal, if the others' agreement has failed because of the difference, or
-    /// if the others are still acting.
+    /// if the others have not ended their agreement yet.
     pub others: Option<OtherMembers<P::Agreed>>,
 }
 
