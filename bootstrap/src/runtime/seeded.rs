@@ -61,7 +61,7 @@ use super::{
 /// hook.
 ///
 /// The scheduler cannot suspend a rank that unwinds from a panic. So if a destructor calls [`sleep`](super::sleep)
-/// during that time, or [`wait`](super::wait) for an [`Event`](super::Event) whose count has not changed, no other rank
+/// during that time, or [`wait`](super::wait) for an [`Event`] whose count has not changed, no other rank
 /// runs. The call returns at once, and the clock advances by the time of the sleep or the limit of the wait. A wait
 /// without a limit returns false.
 #[derive(Debug, Default)]

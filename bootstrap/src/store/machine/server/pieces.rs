@@ -60,7 +60,7 @@ impl Server {
         }
     }
 
-    /// Returns the maximum number of keys in a piece: half of [`ServerLimits::tick`], because a key may take two units
+    /// Returns the maximum number of keys in a piece: half of `ServerLimits::tick`, because a key may take two units
     /// of work, but at least one.
     fn most_keys(&self) -> usize {
         (self.limits.tick / 2).max(1)
