@@ -19,10 +19,12 @@
 //! An agreement is in the circle if links lead from this rank's own agreement to it, and from it back to this rank's
 //! own agreement.
 //!
-//! The search reads the places and decision keys twice. If both reads return the same, the blocked ranks waited in the
-//! same agreements from the first read to the second, because the name of an agreement is used once. So all of them
-//! waited at the same moment. A circular wait ends only when one of its agreements fails: the patience of a rank ends,
-//! a rank [leaves](super::leave) the agreement, or a rank has ended the object, for example aborted the process group.
+//! If the search finds a circle, it reads again the decision keys of the blocked agreements that links lead to from its
+//! own one, and the places of the blocked ranks that have not arrived at them. If the places are the same and no
+//! decision key has a value, these ranks waited in the same agreements from the first read to the second, because the
+//! name of an agreement is used once. So all of them waited at the same moment. A circular wait ends only when one of
+//! its agreements fails: the patience of a rank ends, a rank [leaves](super::leave) the agreement, or a rank has ended
+//! the object, for example aborted the process group.
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -81,8 +83,7 @@ pub(super) enum Traced {
     Unasked,
 }
 
-/// The undecided agreements that were reached. Each has the members that have not arrived at it; see
-/// [`Trace::missing`].
+/// The undecided agreements that [`Trace::missing`] finds, each with its members that have not arrived at it.
 type Missing<'a> = BTreeMap<&'a Place, Vec<u32>>;
 
 impl Trace {
@@ -122,8 +123,9 @@ impl Trace {
         }
     }
 
-    /// Continues the search: requests all lists of places and decision keys that were reached and not yet read. If
-    /// there are none, looks for a circle. If there is one, requests its second read, otherwise ends the search.
+    /// Continues the search: requests the places of all missing members, and the decision keys of all agreements in
+    /// [`Trace::missing`], that were not read yet. If there are none, looks for a circle. If there is one, requests its
+    /// second read, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
         let ranks: BTreeSet<u32> =

@@ -73,10 +73,10 @@ impl Link {
     /// this process. Blocks while the accept queue of the other process is full, at most until `deadline`.
     ///
     /// # Errors
-    /// - [`LinkError::Gone`] if no process listens.
+    /// - [`LinkError::Gone`] if no process listens, or the socket or its folder does not exist.
     /// - [`LinkError::Absent`] if the queue is still full at the deadline.
-    /// - [`LinkError::Unexpected`] if the endpoint is malformed, the folder of its socket cannot be opened or is not
-    ///   this user's alone, another user listens, or connecting fails for another reason.
+    /// - [`LinkError::Unexpected`] if the endpoint is malformed, the folder of its socket exists but cannot be opened,
+    ///   or is not this user's alone, another user listens, or connecting fails for another reason.
     /// - [`LinkError::System`] if another system call fails, for example because this process can make no socket.
     pub(super) fn connect(
         me: u64,

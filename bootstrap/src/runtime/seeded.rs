@@ -79,7 +79,7 @@ impl Seeded {
         Self::default()
     }
 
-    /// Makes the runtime with faults of its sockets.
+    /// Makes a runtime whose sockets have these faults.
     #[must_use]
     pub fn with_faults(faults: SocketFaults) -> Self {
         Self { network: Arc::new(Network::new(faults)), ..Self::default() }
@@ -92,10 +92,11 @@ impl Seeded {
         self.network.crash_after(calls);
     }
 
-    /// Converts the error of a wait or sleep to the result of [`Runtime::wait`]. If the limit has passed, returns true.
-    /// For any other error (the world has ended or is in a deadlock, or the rank unwinds already), makes the rank
-    /// unwind if it does not yet. Otherwise advances the clock by the limit and returns true, or returns false if there
-    /// is no limit.
+    /// Converts the error of a wait or sleep to the result of [`Runtime::wait`]:
+    /// - If the limit has passed, returns true.
+    /// - After any other error (the world has ended or is in a deadlock), if the rank does not unwind yet, makes it
+    ///   unwind.
+    /// - If the rank unwinds already, advances the clock by the limit and returns true. Without a limit, returns false.
     fn end(&self, error: &WaitError, limit: Duration) -> bool {
         if matches!(error, WaitError::TimedOut { .. }) {
             return true;

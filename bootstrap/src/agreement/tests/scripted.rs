@@ -29,7 +29,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, member_of(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns the error for the argument `goes_on` of [`run`] after `rank` has ended the object.
+/// Returns the error with which `goes_on`, an argument of [`run`], reports that `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -256,8 +256,8 @@ fn a_member_stays_until_the_others_have_read_that_one_is_absent() {
     });
 }
 
-/// A thread acts as rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for this
-/// acknowledgement.
+/// A thread plays the part of rank 1: it acknowledges the result 200 ms after rank 0 has stored it. Rank 0 waits for
+/// this acknowledgement.
 #[test]
 fn a_member_stays_until_the_others_have_read_any_failure() {
     let store = HashStore::new();
@@ -306,8 +306,9 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store that counts most of its requests. If `error` is set, every eighth counted request fails with it, alternately
-/// before and after the request has taken effect.
+/// A store that counts requests, except waits without a request, and those that a member sends while it is not in
+/// doubt: changes of its list of places, the proposal of the member list, and removals. If `error` is set, every eighth
+/// counted request fails with it, alternately before and after the request has taken effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,

@@ -38,11 +38,13 @@ pub(super) struct Host {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct HostReport {
-    /// The number of open connections. Counts those of the hosting process, and those without a complete greeting.
+    /// The number of open connections. Includes those of the hosting process, and those whose greeting (see
+    /// [`store::machine::server`](crate::store::machine::server)) is not complete.
     pub clients: usize,
     /// The memory in use, in bytes; 0 after a failure. [`ServerLimits::memory`] limits it.
     pub memory: usize,
-    /// The most memory, in bytes, that was in use or about to be used when the limit was checked.
+    /// The peak of the memory in use, in bytes. Includes memory that a request or a connection was about to take, but
+    /// only after the server had checked that it is within [`ServerLimits::memory`]. So it never exceeds that limit.
     pub most_memory: usize,
     /// The number of connections that the host has rejected.
     pub rejected: u64,
@@ -134,7 +136,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         self.stop.wake_by_ref();
         if let Some(thread) = self.thread.take() {
-            // The report already contains a panic of the thread.
+            // If the thread has panicked, the report says so.
             let _ = thread.join();
         }
     }
@@ -143,13 +145,15 @@ impl Drop for Host {
 /// The most bytes that are read from a client for one event, and that are sent to it for one [`Output::Send`].
 const PIECE: usize = 64 << 10;
 
-/// The most connections that are accepted before clients are served. It is less than the number of connections that
-/// may be without a complete greeting, which is at least 32. So if a client sends its greeting at once, the server
-/// normally reads it before newer connections can replace this client.
+/// The most connections that are accepted at one wake-up. If too many connections are without a complete greeting (see
+/// [`ServerLimits::clients`]), a new one replaces the oldest of them. At least 32 may be without one, which is more
+/// than this number. So if a client sends its greeting at once, the server normally reads it before newer connections
+/// can replace this one.
 const ACCEPTED: usize = 16;
 
-/// The time for which no connections are accepted after the system has failed to accept one, or after the runtime has
-/// failed to reopen the descriptor that it needs to reject clients.
+/// The time for which no connections are accepted after accepting one has failed. It also fails if the process cannot
+/// open the descriptor that the runtime holds in reserve: when no other descriptor is left, the runtime closes the
+/// reserve to accept and reject a client.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The state of the server's thread.
@@ -386,8 +390,9 @@ impl Serving {
     }
 
     /// Updates the events that a client's socket is watched for: input if the server wants more bytes of the client,
-    /// and output if bytes are unsent. A client that waits for keys, a queue or a barrier is late: it normally sends
-    /// only a cancellation, after its deadline, so the other clients are served first.
+    /// and output if bytes are unsent. Closes the connection if it cannot be watched. Sets [`Interest::late`] for a
+    /// client that waits for keys, a queue or a barrier, so that the others are served first: while it waits, it
+    /// normally sends only a cancellation or a ping.
     fn watch(&mut self, id: ClientId) {
         let (read, write) = (self.server.wants(id), !self.server.unsent(id).is_empty());
         let interest = Interest { read, write, late: self.server.is_waiting(id) };
