@@ -182,6 +182,11 @@ struct Failure {
 }
 
 impl Failure {
+    /// All ranks that failed by themselves.
+    fn ranks(&self) -> BTreeSet<usize> {
+        self.also.iter().map(|(rank, _)| *rank).chain([self.rank]).collect()
+    }
+
     /// Adds the failure of another rank, before any was asked to end.
     fn add(&mut self, rank: usize, end: End, after: Duration) {
         if is_killed(end) && !is_killed(self.end) {
@@ -194,10 +199,12 @@ impl Failure {
     }
 }
 
-/// A signal that the launcher received before any rank had failed.
+/// A signal that the launcher received before any rank had failed, or while the others went on after a failure.
 struct Interrupt {
     signal: Signal,
     after: Duration,
+    /// Ranks that failed before the signal, while the others went on.
+    failed: BTreeSet<usize>,
     /// The ends of ranks after the signal.
     ends: BTreeMap<usize, End>,
 }
@@ -272,7 +279,7 @@ impl Job {
                         Some(Stop::Failure(failure)) if settled.is_some() => failure.add(rank, end, after),
                         Some(Stop::Failure(failure)) if failure.others.is_empty() => {
                             failure.also.push((rank, end));
-                            note_failure(rank, end);
+                            self.note_failure(rank, end);
                         }
                         Some(Stop::Failure(_)) => {}
                         None => {
@@ -280,13 +287,17 @@ impl Job {
                             stop = Some(Stop::Failure(Failure { rank, end, after, also, others }));
                             match on_failure {
                                 OnFailure::Stop => settled = Some(Instant::now() + SETTLE),
-                                OnFailure::Continue => note_failure(rank, end),
+                                OnFailure::Continue => self.note_failure(rank, end),
                             }
                         }
                     }
                 }
-                Ok(Event::Signal(signal)) if is_interrupt(stop.as_ref(), signal) => {
-                    stop = Some(self.interrupted(signal));
+                Ok(Event::Signal(signal)) if is_interrupt(stop.as_ref(), signal, on_failure) => {
+                    let failed = match &stop {
+                        Some(Stop::Failure(failure)) if on_failure == OnFailure::Continue => failure.ranks(),
+                        _ => BTreeSet::new(),
+                    };
+                    stop = Some(self.interrupted(signal, failed));
                     self.signal_all(signal);
                     (settled, due) = (None, Some(Instant::now() + grace));
                 }
@@ -307,9 +318,9 @@ impl Job {
         if let Some(Stop::Failure(Failure { end: End::Signal(number), .. })) = stop
             && [SIGINT, SIGTERM, SIGHUP].contains(&number)
             && let Ok(Event::Signal(signal)) = events.recv_timeout(OWN_SIGNAL)
-            && is_interrupt(stop.as_ref(), signal)
+            && is_interrupt(stop.as_ref(), signal, OnFailure::Stop)
         {
-            stop = Some(self.interrupted(signal));
+            stop = Some(self.interrupted(signal, BTreeSet::new()));
         }
         stop
     }
@@ -323,8 +334,16 @@ impl Job {
         Instant::now() + grace
     }
 
-    fn interrupted(&self, signal: Signal) -> Stop {
-        Stop::Interrupt(Interrupt { signal, after: self.started.elapsed(), ends: BTreeMap::new() })
+    fn interrupted(&self, signal: Signal, failed: BTreeSet<usize>) -> Stop {
+        Stop::Interrupt(Interrupt { signal, after: self.started.elapsed(), failed, ends: BTreeMap::new() })
+    }
+
+    /// Says at once that a rank has failed while the others go on. The report names the last rank.
+    fn note_failure(&self, rank: usize, end: End) {
+        if !self.running.is_empty() {
+            // The reader of standard error may be gone.
+            let _ = writeln!(std::io::stderr(), "note: rank {rank} failed: {end}; the others go on");
+        }
     }
 
     fn signal_all(&self, signal: Signal) {
@@ -386,22 +405,17 @@ impl Job {
     }
 }
 
-/// Returns true if a signal to the launcher interrupts the job: no rank has failed, or the failed one has ended by the
-/// same signal, which was then sent to both.
-fn is_interrupt(stop: Option<&Stop>, signal: Signal) -> bool {
+/// Returns true if a signal to the launcher interrupts the job: no rank has failed, or the others go on, or the failed
+/// one has ended by the same signal, which was then sent to both.
+fn is_interrupt(stop: Option<&Stop>, signal: Signal, on_failure: OnFailure) -> bool {
     match stop {
         None => true,
+        Some(Stop::Failure(_)) if on_failure == OnFailure::Continue => true,
         Some(Stop::Failure(failure)) => {
             matches!(failure.end, End::Signal(number) if number == signal.as_raw())
         }
         Some(Stop::Interrupt(_)) => false,
     }
-}
-
-/// Says at once that a rank has failed while the others go on.
-fn note_failure(rank: usize, end: End) {
-    // The reader of standard error may be gone.
-    let _ = writeln!(std::io::stderr(), "note: rank {rank} failed: {end}; the others go on");
 }
 
 /// Describes an interrupt, and the ranks that ended neither successfully, nor by its signal, nor by SIGKILL of the
@@ -410,6 +424,9 @@ fn describe_interrupt(interrupt: &Interrupt, killed: &BTreeSet<usize>) -> String
     let name = child::name(interrupt.signal).unwrap_or("a signal");
     let after = interrupt.after.as_secs_f64();
     let mut text = format!("error: the job was interrupted by {name} {after:.1} s after the start\n");
+    if !interrupt.failed.is_empty() {
+        text.push_str(&format!("failed before that: {}\n", list(&interrupt.failed)));
+    }
     let mut ends: BTreeMap<String, BTreeSet<usize>> = BTreeMap::new();
     for (&rank, end) in &interrupt.ends {
         // Shells exit with the code of the signal when it ends their child.
