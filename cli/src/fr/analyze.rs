@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 
 use super::{
+    jobs::OtherJob,
     load::{Dump, Entry, elements},
     messages::{Message, messages},
 };
@@ -15,6 +16,8 @@ use super::{
 /// The combined result of the dumps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Report {
+    /// Older jobs whose dumps lie in the folder, too.
+    pub(super) other_jobs: Vec<OtherJob>,
     /// Ranks that have a dump.
     pub(super) ranks: Vec<usize>,
     /// Those dumps, in the order of the ranks.
@@ -98,8 +101,8 @@ pub(super) struct Unfinished {
 /// Collectives of one rank in a group, by number. A batch has several calls with one number.
 type Collectives<'a> = BTreeMap<u64, Vec<&'a Entry>>;
 
-/// Compares the dumps of all ranks.
-pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>) -> Report {
+/// Compares the dumps of all ranks of a job.
+pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>, other_jobs: Vec<OtherJob>) -> Report {
     // One id may name groups of different ranks, because PyTorch names split groups so.
     let mut groups: BTreeMap<(String, Vec<usize>), String> = BTreeMap::new();
     for dump in dumps.values() {
@@ -109,6 +112,7 @@ pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>) -> Report {
     }
     let members: BTreeSet<_> = groups.keys().flat_map(|(_, ranks)| ranks.iter().copied()).collect();
     Report {
+        other_jobs,
         ranks: dumps.keys().copied().collect(),
         dumps: dumps.iter().map(|(&rank, dump)| DumpReport { rank, written_ns: dump.written_ns }).collect(),
         without_dump: members.into_iter().filter(|rank| !dumps.contains_key(rank)).collect(),

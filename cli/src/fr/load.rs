@@ -8,6 +8,7 @@ use std::{
 
 use serde::{Deserialize, Deserializer};
 
+use super::jobs::{self, OtherJob};
 use crate::{
     trace::budget::{Budget, ReadLimit, Spent},
     trace::pickle::{Pickle, PickleError},
@@ -183,12 +184,22 @@ pub(super) enum LoadError {
     Rank { file: PathBuf },
     #[error("{} and {} are both of rank {rank}", .first.display(), .second.display())]
     Twice { rank: usize, first: PathBuf, second: PathBuf },
+    #[error("{} holds dumps of {jobs} jobs, some without a time, so that the newest is not known; empty the folder before each job", .folder.display())]
+    Jobs { folder: PathBuf, jobs: usize },
     #[error("{}: record {record} is of the group {group:?}, which pg_config does not have", .file.display())]
     Group { file: PathBuf, record: u64, group: String },
 }
 
-/// Reads the dumps in `folder`, by rank. Files whose names begin with a dot are skipped. All share one budget.
-pub(super) fn folder(folder: &Path, limit: ReadLimit) -> Result<BTreeMap<usize, Dump>, LoadError> {
+/// The content of a folder.
+#[derive(Debug)]
+pub(super) struct Folder {
+    /// The dumps of the newest job, by rank.
+    pub(super) dumps: BTreeMap<usize, Dump>,
+    pub(super) other_jobs: Vec<OtherJob>,
+}
+
+/// Reads the dumps in `folder`. Files whose names begin with a dot are skipped. All share one budget.
+pub(super) fn folder(folder: &Path, limit: ReadLimit) -> Result<Folder, LoadError> {
     let unread = |source| LoadError::Read { file: folder.into(), source };
     if folder.is_file() {
         return Err(LoadError::NotFolder { file: folder.into() });
@@ -205,19 +216,28 @@ pub(super) fn folder(folder: &Path, limit: ReadLimit) -> Result<BTreeMap<usize, 
     }
     files.sort();
     let budget = limit.budget(size);
-    let mut dumps: BTreeMap<usize, Dump> = BTreeMap::new();
+    let mut read_dumps = Vec::new();
     for file in files {
         let bytes = budget.read_file(&file).map_err(|source| match budget.error() {
             Some(source) => LoadError::Spent { file: file.clone(), source },
             None => LoadError::Read { file: file.clone(), source },
         })?;
-        let (rank, dump) = read(&file, &bytes, &budget)?;
+        read_dumps.push(read(&file, &bytes, &budget)?);
         budget.refund(bytes.len() as u64);
+    }
+    if read_dumps.is_empty() {
+        return Err(LoadError::Empty { folder: folder.into() });
+    }
+    let (newest, other_jobs) = jobs::newest(read_dumps)
+        .map_err(|found| LoadError::Jobs { folder: folder.into(), jobs: found.jobs })?;
+    let mut dumps: BTreeMap<usize, Dump> = BTreeMap::new();
+    for (rank, dump) in newest {
+        let file = dump.file.clone();
         if let Some(first) = dumps.insert(rank, dump) {
             return Err(LoadError::Twice { rank, first: first.file, second: file });
         }
     }
-    if dumps.is_empty() { Err(LoadError::Empty { folder: folder.into() }) } else { Ok(dumps) }
+    Ok(Folder { dumps, other_jobs })
 }
 
 /// One dump and its rank.

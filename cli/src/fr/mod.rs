@@ -1,12 +1,14 @@
 //! `lockstep fr`: combines the flight recorders of all ranks.
 //!
 //! - [`load`]: dumps, ours and PyTorch's, pickle or JSON
+//! - [`jobs`]: the newest of the jobs whose dumps lie in the folder
 //! - [`analyze`]: the missing rank, and the first call in which the ranks differ
 //! - [`messages`]: messages whose other half is missing or different
 //! - [`report`]: the result as text
 //! - [`live`]: the progress of a running job's ranks
 
 mod analyze;
+mod jobs;
 mod live;
 mod load;
 mod messages;
@@ -51,7 +53,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         Task::Analyze { folder, json, limit } => (folder, json, *limit),
         Task::Live(options) => return live::run(options),
     };
-    let report = analyze::analyze(&load::folder(folder, limit)?);
+    let load::Folder { dumps, other_jobs } = load::folder(folder, limit)?;
+    let report = analyze::analyze(&dumps, other_jobs);
     if *json {
         println!("{}", serde_json::to_string(&report)?);
     } else {

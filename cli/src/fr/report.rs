@@ -9,6 +9,17 @@ use crate::plain::Plain;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.other_jobs.is_empty() {
+            let jobs = self.other_jobs.len() + 1;
+            writeln!(
+                f,
+                "the dumps are of {jobs} jobs; only the newest is judged. Empty the folder before each job"
+            )?;
+            for other in &self.other_jobs {
+                let ranks: Vec<_> = other.ranks.iter().copied().collect();
+                writeln!(f, "  left out: {} of the older job {}", Ranks(&ranks), Plain(&other.job))?;
+            }
+        }
         for rank in &self.without_dump {
             writeln!(f, "rank {rank}: no dump; it died, or ended before it could write one")?;
         }

@@ -64,7 +64,7 @@ fn through_files(dumps: &[Value], pickle: bool) -> Report {
         };
         load::read(Path::new(&file), &bytes, &ReadLimit::default().budget(0)).unwrap()
     };
-    analyze(&dumps.iter().enumerate().map(read).collect::<BTreeMap<usize, Dump>>())
+    analyze(&dumps.iter().enumerate().map(read).collect::<BTreeMap<usize, Dump>>(), Vec::new())
 }
 
 proptest! {
@@ -207,7 +207,7 @@ fn folders_are_read_whole_or_not_at_all() {
     let text = dump(2, &[]).to_string();
     fs::write(folder.path().join("trace_0"), &text).unwrap();
     fs::write(folder.path().join(".1.half"), "x").unwrap();
-    let report = analyze(&load::folder(folder.path(), ReadLimit::default()).unwrap());
+    let report = analyze(&load::folder(folder.path(), ReadLimit::default()).unwrap().dumps, Vec::new());
     assert_eq!((report.ranks, report.without_dump), (vec![0], vec![1]));
     fs::write(folder.path().join("again_0"), &text).unwrap();
     let error = load::folder(folder.path(), ReadLimit::default()).unwrap_err().to_string();
@@ -217,6 +217,40 @@ fn folders_are_read_whole_or_not_at_all() {
     assert!(error.contains("again_0 is no pickle or JSON of a flight recorder's dump"), "{error}");
     let error = load::folder(&folder.path().join("trace_0"), ReadLimit::default()).unwrap_err().to_string();
     assert!(error.contains("trace_0 is not a folder"), "{error}");
+}
+
+#[test]
+fn only_the_newest_of_several_jobs_is_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, group: &str, rank: usize, ns: Option<u64>| {
+        let config = json!({"name": group, "desc": "world", "ranks": "[0, 1, 2]"});
+        let dump = json!({
+            "version": "2.10", "rank": rank, "time_created_ns": ns, "pg_config": {group: config}, "entries": [],
+        });
+        fs::write(folder.path().join(name), dump.to_string()).unwrap();
+    };
+    let load = || load::folder(folder.path(), ReadLimit::default());
+    // Rank 2 has left no dump in the second job. A restart of a job has another epoch, in the same store.
+    write("flight_world_2", "286dea27.1.0", 2, Some(10));
+    write("flight_first_0", "286dea27.4.1", 0, Some(11));
+    write("flight_world_0", "1cdfe1e8.1.0", 0, Some(30));
+    write("flight_world_1", "1cdfe1e8.1.0", 1, Some(20));
+    let load::Folder { dumps, other_jobs } = load().unwrap();
+    let report = analyze(&dumps, other_jobs);
+    assert_eq!((&report.ranks[..], &report.without_dump[..]), (&[0, 1][..], &[2][..]));
+    let text = report.to_string();
+    let expected = "the dumps are of 2 jobs; only the newest is judged. Empty the folder before each job\n  \
+                    left out: ranks 0, 2 of the older job 286dea27\nrank 2: no dump;";
+    assert!(text.starts_with(expected), "{text}");
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["other_jobs"], json!([{"job": "286dea27", "ranks": [0, 2]}]));
+
+    write("flight_world_1", "1cdfe1e8.1.0", 1, None);
+    let error = load().unwrap_err().to_string();
+    assert!(error.contains("holds dumps of 2 jobs, some without a time"), "{error}");
+    fs::remove_file(folder.path().join("flight_world_2")).unwrap();
+    fs::remove_file(folder.path().join("flight_first_0")).unwrap();
+    assert_eq!(load().unwrap().other_jobs, []);
 }
 
 #[test]
