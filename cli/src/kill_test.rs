@@ -147,9 +147,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.demo {
         return demo::run(options);
     }
-    let plan = backend::plan(options.backend, options.ranks)?;
+    let (plan, without_gpus) = backend::choose(options.backend, options.ranks)?;
     if plan.backend == Backend::Sim {
         check_pinned(options.pinned, available_memory())?;
+    }
+    if let Some(why) = without_gpus {
+        eprintln!("{why}");
     }
     let mut known: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     let (mut shrunk, mut rebuilt) = (Vec::new(), Vec::new());

@@ -75,7 +75,8 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
             heartbeat: HEARTBEAT,
             launcher: std::process::id(),
         };
-        let (child, socket) = start(&part, &secret).with_context(|| format!("cannot start rank {rank}"))?;
+        let (child, socket) =
+            start(&part, &secret, |_| {}).with_context(|| format!("cannot start rank {rank}"))?;
         let heard = Instant::now();
         ranks.insert(
             rank,
@@ -104,11 +105,16 @@ pub(crate) fn run(options: &Options) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Starts a rank. Returns its process, and the socket for its messages.
-pub(crate) fn start(part: &RankOptions, secret: &JobSecret) -> io::Result<(KillOnDrop, UnixStream)> {
+/// Starts a rank. Returns its process, and the socket for its messages. `prepare` may change its command.
+pub(crate) fn start(
+    part: &RankOptions,
+    secret: &JobSecret,
+    prepare: impl FnOnce(&mut Command),
+) -> io::Result<(KillOnDrop, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut command = Command::new(std::env::current_exe()?);
     secret.tell(&mut command);
+    prepare(&mut command);
     let child = command
         .args(part.arguments())
         .stdin(Stdio::from(OwnedFd::from(theirs)))

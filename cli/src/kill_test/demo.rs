@@ -5,6 +5,7 @@
 //! its launcher knows that it exists.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -13,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use process_group::store::{Deadline, TcpStore};
 use serde::Serialize;
 
-use super::{DECIMALS, LIMIT, Options, Times, times_of};
+use super::{DECIMALS, DUMP_FOLDER, LIMIT, Options, Times, times_of};
 use crate::child::KillOnDrop;
 use crate::demo::backend::{self, Plan};
 use crate::demo::launcher;
@@ -66,22 +67,22 @@ impl Random {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let Plan { backend, ranks } = backend::plan(options.backend, options.ranks)?;
-    if !ranks.is_multiple_of(2) {
+    if let Some(ranks) = options.ranks.filter(|ranks| !ranks.is_multiple_of(2)) {
         return Err(UsageError(format!("--ranks {ranks}: expected an even number with --demo")).into());
     }
+    let Plan { backend, ranks } = backend::plan(options.backend, options.ranks)?;
     let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
     let seed = options.seed.unwrap_or_else(clock);
     eprintln!("seed {seed}");
     let mut random = Random(seed);
-    let span = Job::start(backend, ranks)?.span().context("the demo without a kill")?;
+    let span = Job::start(backend, ranks, without_dumps)?.span().context("the demo without a kill")?;
     let within = Duration::from_millis(options.within);
     let mut ended: BTreeMap<Stage, Vec<f64>> = BTreeMap::new();
     let mut late = Vec::new();
     let mut round = 0;
     while round < options.rounds {
         let (victim, moment) = (random.below(ranks), span.mul_f64(random.part()));
-        let killed = Job::start(backend, ranks).and_then(|job| job.kill(victim, moment));
+        let killed = Job::start(backend, ranks, |_| {}).and_then(|job| job.kill(victim, moment));
         let Some(killed) = killed.with_context(|| format!("round {}", round + 1))? else {
             // The victim had finished before.
             continue;
@@ -152,6 +153,11 @@ struct Killed {
     ends: Vec<End>,
 }
 
+/// Lets a rank write no dump. The job without a kill ends when rank 0 has finished, so its ranks may lose each other.
+fn without_dumps(rank: &mut Command) {
+    rank.env_remove(DUMP_FOLDER);
+}
+
 /// The ranks of a demo and what they report.
 struct Job {
     ranks: Vec<KillOnDrop>,
@@ -162,7 +168,8 @@ struct Job {
 }
 
 impl Job {
-    fn start(backend: Backend, size: u32) -> Result<Self> {
+    /// Starts the ranks. `prepare` may change their commands.
+    fn start(backend: Backend, size: u32, prepare: fn(&mut Command)) -> Result<Self> {
         let secret = JobSecret::make()?;
         let store = secret.store().host(0, Deadline::after(LIMIT))?;
         let (sender, reports) = mpsc::channel();
@@ -178,8 +185,8 @@ impl Job {
                 heartbeat: HEARTBEAT,
                 launcher: std::process::id(),
             };
-            let (child, socket) =
-                launcher::start(&part, &secret).with_context(|| format!("cannot start rank {rank}"))?;
+            let (child, socket) = launcher::start(&part, &secret, prepare)
+                .with_context(|| format!("cannot start rank {rank}"))?;
             ranks.push(child);
             let sender = sender.clone();
             thread::spawn(move || {
@@ -280,6 +287,14 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_job_without_a_kill_leaves_no_dump() {
+        let mut rank = Command::new("rank");
+        rank.env(DUMP_FOLDER, "dumps");
+        without_dumps(&mut rank);
+        assert_eq!(rank.get_envs().collect::<Vec<_>>(), [(DUMP_FOLDER.as_ref(), None)]);
+    }
 
     #[test]
     fn a_seed_gives_one_sequence_within_its_bounds() {
