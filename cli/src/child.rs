@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::{Deref, DerefMut};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+use crate::output;
 
 /// Interval between two checks of a process's end.
 const PACE: Duration = Duration::from_millis(10);
@@ -47,8 +49,7 @@ pub fn ask<T: DeserializeOwned>(
 /// # Errors
 /// Standard output cannot be written.
 pub fn answer(value: &impl Serialize) -> Result<()> {
-    // Not `println!`, which panics if the reader has exited.
-    Ok(writeln!(io::stdout(), "{}", serde_json::to_string(value)?)?)
+    output::print(&format!("{}\n", serde_json::to_string(value)?))
 }
 
 /// Runs the command to its end and returns its output. Kills it, and the processes that it started, after `limit`.

@@ -1,9 +1,11 @@
-//! Checks of an output file before the work whose result it gets.
+//! Outputs: checks of a file before the work whose result it gets, and standard output.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+
+use anyhow::{Context as _, Result};
 
 use crate::exit::UsageError;
 
@@ -39,6 +41,13 @@ pub(crate) fn check_writable(path: &Path) -> io::Result<()> {
             Err(error) => Err(error),
         },
     }
+}
+
+/// Writes to standard output. Unlike `print`, it returns the error of a reader that has exited.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout();
+    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    written.context("standard output cannot be written")
 }
 
 #[cfg(test)]

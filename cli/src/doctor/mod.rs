@@ -26,7 +26,6 @@ mod report;
 mod variables;
 mod verdict;
 
-use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -36,6 +35,7 @@ use serde::Serialize;
 use self::facts::{Facts, Tried};
 use self::verdict::{Finding, Verdict};
 use crate::child;
+use crate::output;
 use crate::probe::Kind;
 use crate::values;
 
@@ -69,12 +69,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let facts = gather(options.deadline);
     let (findings, crates) = verdict::judge(&facts);
     let examined = Examined { facts, findings, crates };
-    if options.json {
-        child::answer(&examined)
-    } else {
-        // A reader may close the pipe early, so report the error instead of panicking.
-        Ok(std::io::stdout().write_all(report::text(&examined).as_bytes())?)
-    }
+    if options.json { child::answer(&examined) } else { output::print(&report::text(&examined)) }
 }
 
 fn gather(limit: Duration) -> Facts {

@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// A memory snapshot from these crates or PyTorch (pickle or JSON), or an allocation trace (text form, or minimalloc CSV); may be gzipped; `-` is standard input
     #[arg(value_name = "SNAPSHOT|TRACE", required_unless_present = "check_torch", value_parser = values::input())]
     file: Option<PathBuf>,
-    /// The page to write [default: the input's name with `.html` appended, in its folder]
+    /// The page to write; `-` is standard output [default: the input's name with `.html` appended, in its folder]
     #[arg(short, long, value_name = "PAGE.html")]
     output: Option<PathBuf>,
     /// Reuse of free memory that fits no request, by the allocator that replays a trace
@@ -59,7 +59,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         (Some(_), Some(output)) => Some(output.clone()),
         (Some(file), None) => Some(default_output(file)?),
     };
-    if let Some(output) = &output {
+    let is_stdout = output.as_ref().is_some_and(|output| output.as_os_str() == "-");
+    if let Some(output) = output.as_ref().filter(|_| !is_stdout) {
         let inputs = options.file.iter().chain(&options.check_torch);
         output::check_differs("-o", output, inputs.map(PathBuf::as_path))?;
     }
@@ -79,7 +80,13 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     };
     let page = page::html(&title, &History::of(&snapshot))?;
+    let size = page.len().div_ceil(1000);
+    if is_stdout {
+        output::print(&page)?;
+        eprintln!("wrote the page to standard output ({size} KB)");
+        return Ok(());
+    }
     fs::write(&output, &page).with_context(|| format!("cannot write {}", output.display()))?;
-    println!("wrote {} ({} KB)", output.display(), page.len().div_ceil(1000));
+    println!("wrote {} ({size} KB)", output.display());
     Ok(())
 }

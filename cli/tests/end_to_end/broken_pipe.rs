@@ -29,9 +29,12 @@ fn a_command_that_nobody_reads_ends_without_a_word() {
 
 #[test]
 fn output_that_cannot_be_written_is_an_error() {
-    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let ended = Command::new(lockstep()).arg("help-page").stdout(full).output().unwrap();
-    let said = String::from_utf8(ended.stderr).unwrap();
-    assert!(said.contains("error: standard output cannot be written: No space left on device"), "{said}");
-    assert!(!said.contains("panicked") && ended.status.code() == Some(1), "{said}");
+    for task in [&["help-page"][..], &["doctor"], &["doctor", "--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ended = Command::new(lockstep()).args(task).stdout(full).output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        let expected = "error: standard output cannot be written: No space left on device";
+        assert!(said.contains(expected), "{task:?}: {said}");
+        assert!(!said.contains("panicked") && ended.status.code() == Some(1), "{task:?}: {said}");
+    }
 }

@@ -74,6 +74,12 @@ fn a_trace_may_come_from_a_pipe() {
         let output = piped(&["viz", input, "-o", page.to_str().unwrap()]);
         assert!(output.status.success(), "{input}: {}", String::from_utf8_lossy(&output.stderr));
         assert!(fs::read_to_string(&page).unwrap().contains("stdin, replayed over"));
+
+        let output = piped(&["viz", input, "-o", "-"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{input}: {error}");
+        assert!(output.stdout == fs::read(&page).unwrap(), "expected the page and nothing else");
+        assert!(error.starts_with("wrote the page to standard output ("), "{error}");
         fs::remove_file(&page).unwrap();
     }
     // A file as standard input.
