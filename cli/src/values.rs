@@ -26,6 +26,22 @@ pub(crate) fn input() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })
 }
 
+/// Returns a parser of the path of an input that several processes read, each from its beginning.
+pub(crate) fn shared_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| {
+        // Standard input may be a file, but the ranks have another one.
+        let is_descriptor =
+            ["-", "/dev/stdin", "/dev/fd", "/proc/self/fd"].iter().any(|of| path.starts_with(of));
+        // A path without a file is left to the reader.
+        let is_stream = path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
+        if is_descriptor || is_stream {
+            Err("expected a file, because every rank reads it")
+        } else {
+            Ok(path)
+        }
+    })
+}
+
 /// Parses a number of ranks that form pairs.
 pub(crate) fn even_ranks(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|ranks| (2..=64).contains(ranks) && ranks % 2 == 0);

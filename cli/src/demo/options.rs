@@ -14,8 +14,8 @@ pub(crate) struct Options {
     /// The devices that the ranks use
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
-    /// Allocation trace to replay, in any format of `replay` [default: a recorded GPT-2 training run]
-    #[arg(long, value_name = "FILE")]
+    /// Allocation trace to replay, in any format of `replay`; a file, not standard input or a pipe, because every rank reads it [default: a recorded GPT-2 training run]
+    #[arg(long, value_name = "FILE", value_parser = values::shared_file())]
     pub(crate) trace: Option<PathBuf>,
     /// Port of the store on the loopback interface, up to 65535; 0 selects a free port
     #[arg(long, value_name = "P", default_value_t = 0, value_parser = values::port, allow_negative_numbers = true)]

@@ -30,6 +30,9 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
         (&["doctor", "--deadline", "0"], "expected a number of seconds from 0.1 to 3600"),
         (&["demo", "--deadline", "-1"], "expected a number of seconds from 0.1 to 3600"),
         (&["demo", "--backend", "sim", "--ranks", "4", "--absent", "4"], "expected one of the ranks 0 to 3"),
+        (&["demo", "--trace", "-"], "invalid value '-' for '--trace <FILE>': expected a file"),
+        (&["demo", "--trace", "/dev/stdin"], "expected a file"),
+        (&["demo", "--trace", "/dev/null"], "expected a file"),
         (&["kill-test", "--ranks", "1"], "expected a number of ranks from 2 to 64"),
         (&["kill-test", "--demo", "--backend", "sim", "--ranks", "3"], "expected an even number"),
         (&["kill-test", "--backend", "sim", "--pinned", "65536"], "of memory that this host has available"),
@@ -70,6 +73,15 @@ fn hidden_commands_and_options_are_not_suggested() {
         assert!(hidden.is_empty() || !error.contains(hidden), "{arguments:?}: {error}");
         assert!(error.contains(suggested), "{arguments:?}: {error}");
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_kill_test_checks_its_arguments_first() {
+    for arguments in [&["--demo", "--ranks", "63"][..], &["--ranks", "64", "--pinned", "65536"]] {
+        let (output, error) = run(&[&["kill-test"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.starts_with("error: --"), "{arguments:?}: {error}");
     }
 }
 
