@@ -188,6 +188,9 @@ pub(super) fn run(options: &Options) -> Result<()> {
         Err(error) => {
             let problem = problem(&error, options);
             unanswered(&problem)?;
+            if is_absent(&error) {
+                bail!(problem);
+            }
             return Err(anyhow::Error::new(error).context(problem));
         }
     };
@@ -226,6 +229,12 @@ fn ask_twice<G: Into<Group>, E>(
     Ok(groups.into_iter().map(confirm).collect())
 }
 
+/// Returns true if no rank has entered a group into the store. The error names a key of the store, which says nothing
+/// to a user.
+fn is_absent(error: &GroupError) -> bool {
+    matches!(error, GroupError::Store(StoreError::Timeout { .. }))
+}
+
 /// Explains why no group has answered.
 fn problem(error: &GroupError, options: &Options) -> String {
     let Options { address, group, epoch, .. } = options;
@@ -235,7 +244,7 @@ fn problem(error: &GroupError, options: &Options) -> String {
         }
         _ => format!(
             "no group {group} of epoch {epoch} answers at {address}; check --group and --epoch, or not all ranks have \
-             joined yet"
+             joined yet, or the program has no process group"
         ),
     }
 }

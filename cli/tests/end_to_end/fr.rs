@@ -134,6 +134,8 @@ rusty_fork_test! {
             assert!(error.starts_with("error: the job's store has no secret: unset"), "{error}");
             let none = ["fr", "live", address, "--json", "--group", "none", "--wait", "0.5"];
             let output = Command::new(lockstep()).args(none).output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.ends_with(" or the program has no process group\n"), "{said}");
             let none: Value = serde_json::from_slice(&output.stdout).unwrap();
             assert!(none["error"].as_str().unwrap().contains("no group none of epoch 0 answers"), "{none}");
             assert_eq!(output.status.code(), Some(1));
