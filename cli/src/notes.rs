@@ -38,11 +38,13 @@ that failed. The code of a rank that a signal ended is 128 plus the number of th
 exit status 0, for which the others may have waited.
 
 With `--on-failure continue` the other ranks go on, as those of a program that shrinks its group do. Each failure is noted \
-when it happens. The exit code is that of the first rank that failed, also if the others end with exit status 0.
+when it happens. The exit code is that of the first rank that failed, also if the others end with exit status 0. \
+A signal that arrives after a failure interrupts the job, too.
 
 Ranks get the variables RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as those of torchrun \
 do, and PROCESS_GROUP_STORE_SECRET_FILE, which names the file with the random secret. If the environment of this command \
-has PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE, ranks inherit it instead.
+has PROCESS_GROUP_STORE_SECRET or PROCESS_GROUP_STORE_SECRET_FILE, ranks inherit it instead. TORCHELASTIC_USE_AGENT_STORE=True says to PyTorch that this command hosts the store. The \
+standard input of each rank is empty.
 
 SIGINT (Ctrl-C), SIGTERM and SIGHUP interrupt the job: they are passed on to the ranks, and the exit code is 128 plus the \
 number of the signal, 130 for Ctrl-C. Ranks that remain after --grace are killed; a second signal kills them at once.";
@@ -59,10 +61,12 @@ the majority. The dumps are of different moments, because each rank writes its o
 more, or have more work done, only because its dump is later. The list of the dumps, the oldest first, says how much later, by the clocks of the ranks' hosts. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
 --json for findings. The folder should hold nothing but dumps; names that begin with a dot are skipped.
 
-Keys of --json: `ranks` (those with a dump); `dumps` (`rank`, and `written_ns`, the time of the dump in ns since 1970, null for a dump of PyTorch); `without_dump` (members of groups that have none); `groups`, each with `id`, \
+Empty the folder before each job: a rank that writes no dump leaves the one of an earlier job. If the dumps are of several jobs, the output begins with that, and only the newest job is judged.
+
+Keys of --json: `other_jobs` (older jobs, whose dumps are left out: `job`, `ranks`); `ranks` (those with a dump); `dumps` (`rank`, and `written_ns`, the time of the dump in ns since 1970, null for a dump of PyTorch); `without_dump` (members of groups that have none); `groups`, each with `id`, \
 `name`, `ranks`, and null or an empty list for what was not found: `mismatch` (the first collective in which members differ: \
 `collective`, `what`, `ranks`, and `values` with `value`, `ranks`, `site`), `missing` (the first collective that not all \
-members called: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message), `unfinished` (`collective`, \
+members called; a rank that has no dump is not in it, but in `without_dump`, and is the likely cause: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message), `unfinished` (`collective`, \
 `operation`, `ranks` on which it is not done, `unknown`, the members without a dump), `messages` (`from`, `to`, `number`, \
 `problem`).";
 
