@@ -6,6 +6,9 @@ use serde::Serialize;
 
 use super::load::Dump;
 
+/// A dump and its rank.
+type RankDump = (usize, Dump);
+
 /// Dumps that are not analyzed, because another job is newer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct OtherJob {
@@ -22,15 +25,15 @@ pub(super) struct NoNewest {
 }
 
 /// Returns the dumps of the newest job, and the other jobs.
-pub(super) fn newest(dumps: Vec<(usize, Dump)>) -> Result<(Vec<(usize, Dump)>, Vec<OtherJob>), NoNewest> {
-    let mut jobs: BTreeMap<String, Vec<(usize, Dump)>> = BTreeMap::new();
+pub(super) fn newest(dumps: Vec<RankDump>) -> Result<(Vec<RankDump>, Vec<OtherJob>), NoNewest> {
+    let mut jobs: BTreeMap<String, Vec<RankDump>> = BTreeMap::new();
     for (rank, dump) in dumps {
         jobs.entry(job(&dump).to_owned()).or_default().push((rank, dump));
     }
     if jobs.len() > 1 && jobs.values().flatten().any(|(_, dump)| dump.written_ns.is_none()) {
         return Err(NoNewest { jobs: jobs.len() });
     }
-    let written = |dumps: &[(usize, Dump)]| dumps.iter().filter_map(|(_, dump)| dump.written_ns).max();
+    let written = |dumps: &[RankDump]| dumps.iter().filter_map(|(_, dump)| dump.written_ns).max();
     let newest = jobs.iter().max_by_key(|(_, dumps)| written(dumps)).map(|(job, _)| job.clone());
     let newest = newest.and_then(|job| jobs.remove(&job)).unwrap_or_default();
     let others = jobs.into_iter().map(|(job, dumps)| {
