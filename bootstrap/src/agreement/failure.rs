@@ -17,7 +17,7 @@ pub struct Absentee {
     /// The rank in the job.
     pub rank: u32,
     /// The other agreements in which the rank waited when its places were read. If a member of another agreement has
-    /// detected a circular wait, these are only the agreements of the circle.
+    /// stored this failure, these are only the agreements of the circle.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -49,7 +49,7 @@ pub enum Failure {
     /// Members were missing when the patience of another member ended. Or members of this agreement and of others wait
     /// for each other in a circle, and a member of one of these agreements has detected that.
     Absent {
-        /// The missing members, in ascending order of ranks. If a member of another agreement has detected the circle:
+        /// The missing members, in ascending order of ranks. If a member of another agreement has stored this failure:
         /// the members that wait in other agreements of the circle and not in this one, in the order of the member
         /// list.
         missing: Vec<Absentee>,

@@ -50,7 +50,7 @@ impl Event {
     }
 
     /// Blocks the calling thread of the operating system until the count differs from `seen`, for at most `limit`. A
-    /// simulated runtime must not call this, because it would block all ranks.
+    /// simulated runtime must not call this on the thread of its ranks, because it would block all of them.
     pub(super) fn park(&self, seen: u64, limit: Duration) {
         let waited = self.changed.wait_timeout_while(self.lock(), limit, |count| *count == seen);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
@@ -87,7 +87,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// operating system. Do not compare times before, during and after a world.
     fn now(&self) -> Duration;
 
-    /// Blocks the current thread, or the current rank of a seeded world, for this time.
+    /// Blocks the current thread, or the current rank of a seeded world, for this time. For a rank that unwinds
+    /// already, returns at once, and the clock advances by `time`.
     fn sleep(&self, time: Duration);
 
     /// Blocks the current thread, or the current rank of a seeded world, until the count of `event` differs from
@@ -127,7 +128,8 @@ pub trait Runtime: fmt::Debug + Send + Sync {
         system_sockets::listen(address)
     }
 
-    /// Returns the number of the process of the calling thread. Each rank of a seeded world has its own.
+    /// Returns the number of the process of the calling thread. Each rank of a seeded world has its own, and so has
+    /// each thread that a rank starts.
     fn process(&self) -> u32 {
         std::process::id()
     }

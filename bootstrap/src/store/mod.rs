@@ -77,8 +77,9 @@ macro_rules! expect {
 ///
 /// An operation with a deadline waits until its keys exist, or its queue is not empty. It fails with
 /// [`StoreError::Timeout`] if that is not so at the deadline. An operation without a deadline blocks only until the
-/// store has served it. [`TcpOptions::patience`] and [`FileOptions::patience`] limit that time. Every operation can
-/// fail with an error of its store.
+/// store has served it. [`FileOptions::patience`] limits its wait for the file's lock. On a [`TcpStore`], it may take
+/// about twice [`TcpOptions::patience`]: once to open a connection, once for the answer. Every operation can fail with
+/// an error of its store.
 ///
 /// With its default limits, the host of a [`TcpStore`] may serve a request for more than 1,000 keys, or for more than
 /// 4 MiB, in pieces. It serves other clients in between.

@@ -306,9 +306,9 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store that counts requests, except waits without a request, and those that a member sends while it is not in
-/// doubt: changes of its list of places, the proposal of the member list, and removals. If `error` is set, every eighth
-/// counted request fails with it, alternately before and after the request has taken effect.
+/// A store that counts requests, but not waits without a request, changes of a list of places, proposals of a member
+/// list, and removals. The requests of an acknowledgement count, although a member does not repeat them. If `error` is
+/// set, every eighth counted request fails with it, alternately before and after the request has taken effect.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,

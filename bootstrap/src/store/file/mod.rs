@@ -32,14 +32,15 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS does
 /// so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path for one job
 /// only, because a job cannot distinguish the data of an earlier job from its own. If the file of an earlier job is
-/// still there, and that job used the same name for a [`rendezvous`](super::rendezvous()), the call fails with
-/// [`RankTaken`](StoreError::RankTaken) on every rank that took part in the earlier one. A rank that did not take part
-/// gets the earlier result from the file, and may get values that ranks of the earlier job published.
+/// still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
+/// [`RankTaken`](StoreError::RankTaken) on every rank that took part in the earlier rendezvous. A rank that did not
+/// take part in it gets its result from the file, and may get values that ranks of the earlier job published.
 ///
 /// Differences from PyTorch's store:
 /// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer
 ///   removes it. PyTorch's store waits in a loop for the record's end, while it holds the lock.
-/// - If another process does not release the lock, an operation fails after the [patience](FileOptions::patience).
+/// - If another process does not release the lock, an operation fails with [`FileLocked`](StoreError::FileLocked), at
+///   the latest after the [patience](FileOptions::patience).
 ///   If the file is removed, operations fail without waiting for their deadlines.
 /// - A symbolic link at the path is refused. A new file is accessible to its owner alone. A file of another user,
 ///   or one that other users may write, is refused ([`FileUntrusted`](StoreError::FileUntrusted)). The file's group
@@ -123,7 +124,7 @@ impl FileOptions {
     /// # Errors
     /// - [`StoreError::File`], [`StoreError::FileUntrusted`], [`StoreError::FileLocked`], [`StoreError::FileCorrupt`].
     /// - [`StoreError::FileGone`] if other processes keep removing the file until the patience has ended.
-    /// - [`StoreError::TooLarge`] if the file would exceed the [limits](Self::limits).
+    /// - [`StoreError::TooLarge`] if the file would exceed the [limits](Self::limits), or contains a record above them.
     pub fn open(self, path: impl AsRef<Path>) -> Result<FileStore> {
         let deadline = Deadline::after(self.patience);
         let log = loop {

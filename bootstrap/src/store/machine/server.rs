@@ -5,9 +5,10 @@
 //! Its requests follow. A connection is closed if its greeting is wrong or not complete in time, if it breaks the
 //! protocol, or if it exceeds a limit. [`Rejection`] lists all reasons.
 //!
-//! All memory is counted: the table, incomplete requests, waits, and unsent replies. A client with more than 1 MiB of
-//! unsent replies (`Client::BACKLOG`) is not served until at most 1 MiB is unsent. If a client needs more memory than
-//! is left, the server closes the connections that hold the most. One of them may be the connection of that client.
+//! All memory is counted: the table, requests that are incomplete or being served, waits, unsent replies, and an
+//! overhead for each connection. A client with more than 1 MiB of unsent replies (`Client::BACKLOG`) is not served
+//! until at most 1 MiB is unsent. If a client needs more memory than is left, the server closes the connections that
+//! hold the most. One of them may be the connection of that client.
 //!
 //! The work of one [`Input::Received`] or [`Input::Tick`] is limited too. A small request is usually served as soon as
 //! it arrives. If a request needs more work, its client joins a queue. In each tick, the first clients of the queue
@@ -77,9 +78,9 @@ pub enum Output {
     Close(ClientId, Rejection),
 }
 
-/// The most strings of a closed connection that are freed at once. If there are more, the next turn of its client frees
-/// all of them, so that this work counts towards the budget of that turn. Exception: a connection that is closed to
-/// free memory for another one is always freed at once.
+/// The most keys and values (of a connection's requests and its wait) that are freed at once when the connection is
+/// closed. If there are more, the next turn of its client frees all of them, and that work counts towards the budget of
+/// that step. Exception: a connection that is closed to free memory for another one is always freed at once.
 const MANY: usize = 4 << 10;
 
 /// The server of a store.
@@ -396,8 +397,8 @@ impl Server {
         Ok(false)
     }
 
-    /// Continues the wait of a client that was woken: checks the remaining keys. If the wait has ended, sends the
-    /// reply. Returns false if the budget did not allow all checks.
+    /// Continues the wait of a client that was woken. If the wait has ended, sends the reply. Returns false if the
+    /// budget did not allow this work.
     fn resume(&mut self, id: ClientId, budget: &mut Budget, outputs: &mut Vec<Output>) -> bool {
         let mut woken = Vec::new();
         let resumed = self.table.resume(id, budget, &mut woken);
@@ -451,7 +452,7 @@ impl Server {
     }
 
     /// Updates [`Client::memory`] of a client, and the sum over all clients. Call this after the client's buffers, its
-    /// request or its wait have changed.
+    /// request or its wait have changed. The claim of a woken client is counted in its next turn.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let memory = CLIENT + client.buffers() + self.table.wait_memory(id);

@@ -90,7 +90,7 @@ impl Table {
     /// reply to `client`, if the request has one and does not wait.
     ///
     /// # Errors
-    /// A [`Refusal`] if the request exceeds a limit or cannot be executed. No key or queue has changed then.
+    /// A [`Refusal`] if the request exceeds a limit or cannot be executed. No key or queue has changed then. Replies to other clients may be appended even then, because a refused request ends the client's claim to an element.
     pub fn apply(
         &mut self,
         client: ClientId,
@@ -125,8 +125,8 @@ impl Table {
     }
 
     /// Serves one request, whose sizes the caller has checked. Appends to `woken` the clients that the caller must
-    /// [resume](Self::resume), which may include `client`, even if the request is refused. Returns the reply; `None` if
-    /// the request has none, or waits.
+    /// [resume](Self::resume), also if the request is refused. `client` may be one of them. Returns the reply; `None`
+    /// if the request has none, or waits.
     ///
     /// # Errors
     /// As for [`apply`](Self::apply).
@@ -222,8 +222,8 @@ impl Table {
     }
 
     /// Continues the wait of a client that was woken. If the wait is [over](Resumed::Over), the caller must answer the
-    /// client. If the client does not take an element for which it was woken, wakes the next client that waits for the
-    /// queue, and appends it to `woken`.
+    /// client. If the client must wait for another key, it gives up the element of a queue for which it may have been
+    /// woken: wakes the next client that waits for that queue, and appends it to `woken`.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
@@ -324,8 +324,8 @@ impl Table {
         1 + copying(bytes)
     }
 
-    /// Returns an upper bound on the size of a request's reply in wire format, in bytes; 0 if the reply has no strings.
-    /// Not for `MultiGet` and `ListKeys`, which a server serves in pieces.
+    /// Returns an upper bound on the size of a request's reply in wire format, in bytes; 0 for a kind of request whose
+    /// reply never has strings. Not for `MultiGet` and `ListKeys`, which a server serves in pieces.
     pub(super) fn reply_size(&self, request: &Request) -> usize {
         const LENGTH: usize = size_of::<u64>();
         match request {
