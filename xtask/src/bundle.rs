@@ -41,7 +41,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     // One command: others would build the libraries again, with other features. Unit tests are left out, because they run
     // without GPUs.
     let features = shell::test_features(None);
-    let tests = ["build", "--workspace", "--exclude", "xtask", "--test", "*", "--examples", "--bins"];
+    let tests =
+        ["build", "--workspace", "--exclude", "xtask", "--test", "end_to_end", "--examples", "--bins"];
     let tests = [&tests[..], &["--features", &features]].concat();
     let mut tests = release(&root, "target/bundle-tests", &tests);
     // Tests measure nothing, so they are built in less time: in parts, our crates optimised little, others not at all.
@@ -60,8 +61,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for artifact in &artifacts {
         let (folder, target) = (artifact.folder(), &artifact.target);
         match artifact.kind {
-            // A program with arguments of its own, for `cargo xtask soak alloc`. It needs no GPU.
-            _ if artifact.is_test && target == "soak" => {}
             _ if artifact.is_test => files.add(&artifact.path, &format!("tests/{}", artifact.test_name())),
             Kind::Program if target == "lab" => {
                 fs::copy(&artifact.path, &lab).context("cannot copy lab")?;
