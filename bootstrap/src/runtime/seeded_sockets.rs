@@ -429,13 +429,7 @@ impl ServerSockets for SeededServer {
     fn write(&mut self, id: u64, bytes: &[u8]) -> io::Result<usize> {
         let link = self.link(id)?;
         self.network.transfer(&link, "a write of the server");
-        let mut pipes = lock(&link.pipes);
-        let accepted = pipes.to_client.write(bytes, Instant::now());
-        if matches!(accepted, Some(Err(_))) {
-            // The client's socket is closed, and answers these bytes with a reset. So the connection ends.
-            pipes.to_server.end(End::Reset);
-        }
-        drop(pipes);
+        let accepted = lock(&link.pipes).to_client.write(bytes, Instant::now());
         link.to_client.notify_all();
         accepted.unwrap_or_else(|| Err(io::ErrorKind::WouldBlock.into()))
     }
