@@ -31,7 +31,7 @@ const CHECKERS: [Checker; 2] = [
     Checker {
         name: "loom",
         variable: "LOOM_MAX_PREEMPTIONS",
-        quick: Some(["3", "3"]),
+        quick: Some(["4", "3"]),
         // One preemption more takes hours for caching-alloc.
         full: ["5", "6"],
         unit: "interruptions of threads that could go on, at most: every order of each model",

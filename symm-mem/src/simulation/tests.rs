@@ -15,7 +15,7 @@ use super::{
 
 /// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
 fn seeds() -> u64 {
-    1_000 * crate::common::test_effort()
+    2_000 * crate::common::test_effort()
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn program(requests: &[(u64, bool)], shared: bool) -> Program {
 fn every_block_holds_what_was_written_there() {
     on_gpu(|gpu| {
         let requests = prop::collection::vec((1..6 * MIB, any::<bool>()), 8..40);
-        let mut runner = TestRunner::new(Config { cases: 4, failure_persistence: None, ..Config::default() });
+        let mut runner = TestRunner::new(Config { cases: 8, failure_persistence: None, ..Config::default() });
         let outcome = runner.run(&requests, |requests| {
             let program = program(&requests, true);
             for policy in [Policy::Remap, Policy::Fixed] {
