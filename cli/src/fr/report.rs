@@ -1,6 +1,7 @@
 //! The result as text.
 
 use std::fmt;
+use std::time::{Duration, UNIX_EPOCH};
 
 use process_group::agreement::Ranks;
 
@@ -55,25 +56,8 @@ impl Report {
 
 /// Formats a time in ns since 1970 as date and time in UTC, to a millisecond.
 fn time_of_day(ns: u64) -> String {
-    let (seconds, ms) = (ns / 1_000_000_000, ns / 1_000_000 % 1000);
-    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut month) = (1970, 1);
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02}:{second:02}.{ms:03}", days + 1)
+    let time = UNIX_EPOCH + Duration::from_nanos(ns);
+    humantime::format_rfc3339_millis(time).to_string().replace('T', " ").replace('Z', "")
 }
 
 impl GroupReport {
