@@ -3,10 +3,10 @@
 //! The launcher hosts the job's store. Its secret is generated for the job unless the environment has one. Each rank
 //! gets its position in environment variables, and each line that it prints is prefixed with its number. Each rank
 //! leads a process group of its own; processes of that group that remain at the end of the job are killed. The first
-//! rank that fails decides the job's result, unless another one is killed or crashes a moment later: such a rank takes the
-//! others with it. The ranks that remain are asked to end, and are killed if they do not, or go on if the user wants that
-//! (`--on-failure continue`). A signal that ends the launcher
-//! interrupts the job: it is passed on to the ranks, and no rank counts as failed after it.
+//! rank that fails decides the job's result, unless another one is killed or crashes a moment later: such a rank takes
+//! the others with it. The ranks that remain are asked to end, and are killed if they do not, or go on if the user
+//! wants that (`--on-failure continue`). A signal that ends the launcher interrupts the job: it is passed on to the
+//! ranks, and no rank counts as failed after it.
 //!
 //! - [`rank`]: a rank's process, its lines, its end
 //! - here: all ranks together
@@ -157,11 +157,6 @@ impl Stop {
             Stop::Interrupt(interrupt) => interrupt.end(),
         }
     }
-
-    /// Returns true after a failure of a rank, until the others are asked to end.
-    fn is_unanswered(&self) -> bool {
-        matches!(self, Stop::Failure(failure) if failure.others.is_empty())
-    }
 }
 
 /// Returns true for the end of a process that was killed or crashed, which takes other ranks with it. Other signals may
@@ -277,7 +272,7 @@ impl Job {
                             }
                         }
                         Some(Stop::Failure(failure)) if settled.is_some() => failure.add(rank, end, after),
-                        Some(Stop::Failure(failure)) if failure.others.is_empty() => {
+                        Some(Stop::Failure(failure)) if on_failure == OnFailure::Continue => {
                             failure.also.push((rank, end));
                             self.note_failure(rank, end);
                         }
@@ -302,7 +297,7 @@ impl Job {
                     (settled, due) = (None, Some(Instant::now() + grace));
                 }
                 // The ranks were not asked to end yet.
-                Ok(Event::Signal(_)) | Err(_) if stop.as_ref().is_some_and(Stop::is_unanswered) => {
+                Ok(Event::Signal(_)) | Err(_) if settled.is_some() => {
                     settled = None;
                     due = Some(self.ask_to_end(&mut stop, grace));
                 }

@@ -90,19 +90,24 @@ fn the_first_failure_ends_the_rest_and_is_named() {
     assert!(said.contains("sent SIGTERM after that: rank(s) 0, 2"), "{said}");
 }
 
-/// The others wait for the end of rank 1's process, and for longer than `--on-failure stop` would let them run.
-const WAIT_FOR_RANK_1: &str = "
-    trap 'echo asked; exit 0' TERM
-    if [ $RANK = 1 ]; then echo $$ > $DIR/early; echo it broke >&2; exit 7; fi
-    while ! grep -qs ') Z ' /proc/$(cat $DIR/early 2>/dev/null)/stat; do sleep 0.02; done";
+/// Returns the begin of a script: rank 1 ends with `exit`, and the others wait for the end of its process.
+fn after_rank_1(exit: &str) -> String {
+    format!(
+        "if [ $RANK = 1 ]; then echo $$ > $DIR/early; {exit}; fi
+        while ! grep -qs ') Z ' /proc/$(cat $DIR/early 2>/dev/null)/stat; do sleep 0.02; done"
+    )
+}
 
 #[test]
 fn the_others_go_on_after_a_failure_if_asked_to() {
+    // The others wait for longer than `--on-failure stop` would let them run.
     let body = format!(
-        "{WAIT_FOR_RANK_1}
+        "trap 'echo asked; exit 0' TERM
+        {}
         sleep 1
         if [ $RANK = 2 ]; then kill -KILL $$; fi
-        echo went on"
+        echo went on",
+        after_rank_1("echo it broke >&2; exit 7")
     );
     let folder = tempfile::tempdir().unwrap();
     let options = ["--on-failure", "continue"];
@@ -154,9 +159,7 @@ fn no_rank_goes_on_after_the_last_one() {
 /// A rank that returns early leaves the others waiting, until they fail or the user interrupts the job.
 #[test]
 fn a_rank_that_ends_early_without_an_error_is_named() {
-    let early = "
-        if [ $RANK = 1 ]; then echo $$ > $DIR/early; exit 0; fi
-        while ! grep -qs ') Z ' /proc/$(cat $DIR/early 2>/dev/null)/stat; do sleep 0.02; done";
+    let early = after_rank_1("exit 0");
     let run = |then: &str| {
         let folder = tempfile::tempdir().unwrap();
         let output = script(3, &[], &format!("{early}; {then}")).env("DIR", folder.path()).output().unwrap();
