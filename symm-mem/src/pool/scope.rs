@@ -53,17 +53,17 @@ impl<'a> PoolScope<'a> {
     /// what to allocate or to drop. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not
     /// called `finish` or `commit` by the deadline: look at its first error.
     ///
-    /// Later, without new segments for a group, this rank does not take part in a commit: it neither uses the store nor waits.
-    /// This is right if the members made the same requests, as a pool demands. Then they have the same new segments,
-    /// because segments are a function of the requests, and all skip the commit or none. A refused request counts as
-    /// new until it is granted or a commit finds that the requests of all members are equal, so a lack of memory on one
-    /// rank is reported to all at once. If a member made other requests, so that it has nothing new and the others have,
-    /// they wait for their deadlines and get `SyncTimeout`, which names it.
-    /// Nothing is registered then. A skipped commit counts, so the next commit of that member meets the next one of the
-    /// others, which compares all their requests and reports the first difference. If that member comes to its next
-    /// commit while the others still wait in the earlier one, both commits fail with `SyncTimeout`, which names a
-    /// circle. The commit after these reports the difference. Until then, the hash of each collective has the places of
-    /// its buffers in committed segments, so no collective pairs a window with other memory unnoticed.
+    /// Later, without new segments for a group, this rank does not take part in a commit: it neither uses the store nor
+    /// waits. This is right if the members made the same requests, as a pool demands. Then they have the same new
+    /// segments, because segments are a function of the requests, and all skip the commit or none. A refused request
+    /// counts as new until it is granted or a commit finds that the requests of all members are equal, so a lack of
+    /// memory on one rank is reported to all at once. If a member made other requests, so that it has nothing new and
+    /// the others have, they wait for their deadlines and get `SyncTimeout`, which names it. Nothing is registered
+    /// then. A skipped commit counts, so the next commit of that member meets the next one of the others, which
+    /// compares all their requests and reports the first difference. If that member comes to its next commit while the
+    /// others still wait in the earlier one, both commits fail with `SyncTimeout`, which names a circle. The commit
+    /// after these reports the difference. Until then, the hash of each collective has the places of its buffers in
+    /// committed segments, so no collective pairs a window with other memory unnoticed.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was
@@ -107,8 +107,8 @@ impl SymmetricPool {
         PoolScope { pool: self, groups: groups.to_vec(), options: CommitOptions::default(), route: None }
     }
 
-    /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit then,
-    /// otherwise `None`.
+    /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit
+    /// then, otherwise `None`.
     fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, CommitError>> {
         let id = group.id();
         let group_state = self.group_states().get(&id).cloned()?;
@@ -157,8 +157,8 @@ impl SymmetricPool {
 /// symmetric pool.
 ///
 /// The ranks must request and free the same segments in the same order. This holds if the program uses the allocator's
-/// pool alike on all ranks, on one stream, and drops all handles of a block before it is reused. Otherwise the places of
-/// blocks may differ, which the next commit or the hash of a collective reports.
+/// pool alike on all ranks, on one stream, and drops all handles of a block before it is reused. Otherwise the places
+/// of blocks may differ, which the next commit or the hash of a collective reports.
 ///
 /// Calls that release cached segments of all pools of an allocator free segments of this pool too, so all ranks must
 /// make them alike: `Allocator::empty_cache` and the collection of idle segments. An allocator also releases cached
