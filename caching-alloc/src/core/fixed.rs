@@ -125,7 +125,7 @@ impl Fixed {
         u32::try_from(ordinal).is_ok_and(|ordinal| self.heap.is_free(ordinal))
     }
 
-    /// Called before the allocator reserves more memory. Makes the segments without used blocks older by one.
+    /// Called before the allocator reserves more memory. Adds one to the age of each segment without used blocks.
     pub(super) fn grow_older(&mut self) {
         self.now += 1;
         for ordinal in 0..self.segments.len() {

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_long_block_is_kept_until_another_or_the_heap_wants_its_place() {
+    fn the_last_long_block_is_kept_until_it_is_taken_or_replaced() {
         let (mut blocks, ids) = with(&[100, 200, 100]);
         let mut quick = QuickList::new(100 * 512, true);
         assert_eq!(keep(&mut quick, &mut blocks, ids[0]), None);

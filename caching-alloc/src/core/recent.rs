@@ -14,7 +14,7 @@ use crate::sync::per_thread;
 /// request looks its cache up in the pool's table.
 const ENTRIES: usize = 64;
 
-/// The key of a cache, and the slot that has its state. Without a slot in entries that were never used.
+/// The key of a cache, and the slot that has its state. The slot is `None` in an entry that was never used.
 type Entry = Cell<(Key, Option<&'static CacheSlot>)>;
 
 per_thread! {

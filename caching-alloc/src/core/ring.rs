@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_copy_ends_where_it_began_and_has_no_gaps(
+        fn a_copy_has_the_entries_up_to_its_beginning_without_gaps(
             capacity in 1..600usize,
             before in 0..2000u64,
             during in prop::collection::vec((1..50u64, 0..80u64), 0..30),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_as_long_as_what_it_has() {
+    fn pages_are_allocated_as_entries_are_added() {
         let mut ring = Ring::new(1 << 14, Instant::now());
         push(&mut ring, PAGE - 1);
         assert_eq!(ring.full.len(), 0);

@@ -64,8 +64,8 @@ pub(super) fn class_of(units: Units) -> SizeClass {
     if bytes_of(units) <= SMALL { SizeClass::Small } else { SizeClass::Large }
 }
 
-/// The base-2 logarithm of the number of bins for the lengths from one power of two to the next. Below 2^`SUB` units,
-/// each length has its own bin.
+/// The base-2 logarithm of the number of bins for the lengths from one power of two to the next. Each length below
+/// 2^(`SUB` + 1) units has a bin of its own.
 const SUB: u32 = 7;
 
 /// Number of bins.

@@ -197,8 +197,8 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn memory_info(&self) -> Result<MemoryInfo, SourceError>;
 
     /// Returns the limit that a program has set on this source, if there is one. If a request fails because of the
-    /// limit, the allocator's error names it. An adapter without a limit returns that of the source under it. An
-    /// adapter with a limit returns the one of the two that has fewer bytes left.
+    /// limit, the allocator's error names it. An adapter without a limit returns the limit of the source under it.
+    /// An adapter with a limit returns its own limit or that of the source under it, whichever has fewer bytes left.
     fn source_limit(&self) -> Option<SourceLimit> {
         None
     }

@@ -44,7 +44,8 @@ pub struct DeviceAllocator {
 }
 
 impl DeviceAllocator {
-    /// Makes an allocator of the context's device. `sharing` says who else may access the memory.
+    /// Makes an allocator of the context's device. `sharing` determines which other devices and
+    /// processes may access the memory.
     ///
     /// # Errors
     /// Those of [`VirtualMemorySource::new`].
@@ -55,13 +56,14 @@ impl DeviceAllocator {
         Ok(Self { allocator, events, context: context.clone() })
     }
 
-    /// The allocator, for trackers, pools, snapshots and statistics.
+    /// Returns the underlying allocator, for trackers, pools, snapshots and statistics.
     #[must_use]
     pub fn allocator(&self) -> &Allocator {
         &self.allocator
     }
 
-    /// The streams that were allocated on. Each is kept alive until it is [forgotten](DriverEvents::forget).
+    /// Returns the streams for which memory was allocated, and their events. Each stream is kept alive until it is
+    /// [forgotten](DriverEvents::forget).
     #[must_use]
     pub fn events(&self) -> &DriverEvents {
         &self.events

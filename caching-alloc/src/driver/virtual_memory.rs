@@ -107,8 +107,8 @@ impl VirtualMemorySource {
     /// access them.
     ///
     /// # Errors
-    /// [`SourceError::Failed`] if the driver or the device does not support virtual memory, or not the handle types of
-    /// `sharing`.
+    /// [`SourceError::Failed`] if the driver or the device does not support virtual memory, or does not support the
+    /// handle types of `sharing`.
     pub fn new(context: &Context, sharing: Sharing) -> Result<Self, SourceError> {
         let granularity = Granularity::of(context.device(), sharing.handle_types)
             .map_err(failed("cuMemGetAllocationGranularity"))?;
@@ -147,7 +147,7 @@ impl VirtualMemorySource {
             .or_else(|| self.pages.physical(address))
     }
 
-    /// Returns the devices other than the memory's own that may access it.
+    /// Returns the devices that may access the memory, without the memory's own device.
     fn peers(&self) -> impl Iterator<Item = &Device> {
         self.sharing.peers.iter().filter(|peer| *peer != self.context.device())
     }

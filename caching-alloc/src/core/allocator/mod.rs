@@ -333,8 +333,8 @@ impl Allocator {
     }
 
     /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
-    /// contains it. Finds the segment in logarithmic time. In a pool that is not re-mappable, it then walks over the
-    /// blocks of that segment, with the stream's cache locked.
+    /// contains it. Finds the segment in logarithmic time. In a pool that is not re-mappable, this method then walks
+    /// over the blocks of that segment, with the stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)

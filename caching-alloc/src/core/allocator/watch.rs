@@ -57,9 +57,9 @@ impl Drop for Attachment {
 }
 
 impl Pool {
-    /// Attaches a tracker to the pool's allocator, as [`Allocator::attach`] does. It gets the segments and entries of
-    /// all pools. [`Segment::pool`](super::super::Segment::pool) and [`Entry::pool`](super::super::Entry::pool) are
-    /// their pools.
+    /// Attaches a tracker to the pool's allocator, as [`Allocator::attach`] does. The tracker gets the segments and
+    /// entries of all pools. [`Segment::pool`](super::super::Segment::pool) and
+    /// [`Entry::pool`](super::super::Entry::pool) identify the pool of each.
     ///
     /// # Errors
     /// As [`Allocator::attach`].

@@ -318,7 +318,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_request_gives_up_only_after_a_whole_round_in_which_nothing_moved(
+        fn a_request_gives_up_after_a_round_in_which_nothing_moved_or_after_the_last_round(
             conditions in conditions(),
             freed in prop::collection::vec(0..3u64, 0..6),
             moving in 0..300u64,

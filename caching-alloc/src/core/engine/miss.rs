@@ -34,7 +34,8 @@ pub(super) struct Miss<'a> {
     pub(super) class: SizeClass,
 }
 
-/// The result of an effect: the block that it found, or its outcome without one.
+/// The result of an effect: `Ok(Ok(block))` if it found a block, `Ok(Err(outcome))` if it found none, and
+/// `Err(error)` if the request fails.
 pub(super) type Performed = Result<Result<Block, Outcome>, AllocError>;
 
 impl Engine {
@@ -120,8 +121,8 @@ impl Miss<'_> {
         self.registry().reap(structure);
         let mut attempts = Attempts::new(self.conditions(sizes));
         let mut outcome = Outcome::Nothing;
-        // The value of `structure.released`, the bytes that all threads have released, after the latest attempt to
-        // allocate a segment. Before the first attempt, it is the value at the start of the loop.
+        // `structure.released` counts the bytes that all threads have released. This variable has its value after the
+        // latest attempt to allocate a segment or, before the first attempt, at the start of the loop.
         let mut released = structure.released;
         loop {
             let effect = attempts.step(outcome);

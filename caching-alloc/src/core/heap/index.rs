@@ -67,18 +67,20 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of a block that was [found](Self::find) belongs in the same bin as the block. `left` is
-    /// the length of the rest. If this returns true, the block is the first of its bin, so the rest can take that place
-    /// in the index. Proof: suppose that the block is not the first. Then it was found because the request belongs in
-    /// the same bin, so the rest is shorter than the width of the bin. No bin has lengths shorter than its own width,
-    /// so the rest belongs in a lower bin, and this returns false.
+    /// Returns true if the rest of the block `found` after a split, of length `left`, belongs in the same bin as the
+    /// undivided block. The block was returned by [`find`](Self::find).
+    ///
+    /// If the result is true, the block is the first of its bin, so the rest can take the block's place in the index.
+    /// Proof: suppose that the block is not the first. Then the request belongs in the same bin, so the rest is shorter
+    /// than the width of the bin. No bin has lengths shorter than its own width, so the rest belongs in a lower bin,
+    /// and the result is false.
     #[inline]
     pub(super) fn stays(records: &[Record], found: BlockId, left: Units) -> bool {
         bin_of(records[found as usize].units) == bin_of(left)
     }
 
     /// Puts `id`, the rest of a split block, in the place of that block in the index. Called if the rest
-    /// [stays](Self::stays) in the block's bin. The record of the rest has a copy of the block's links.
+    /// [stays](Self::stays) in the bin of the undivided block. The record of the rest has a copy of the block's links.
     #[inline]
     pub(super) fn put_in_place(&mut self, records: &mut [Record], id: BlockId) {
         let Record { units, less, greater, .. } = records[id as usize];
@@ -88,7 +90,7 @@ impl FreeIndex {
     }
 
     /// Returns the first block, in the order of the index, that has at least `units`, if there is one. If that block is
-    /// in a crowded bin, it may return another block that is long enough, also from a higher bin.
+    /// in a crowded bin, the result may be another block that is long enough, also one from a higher bin.
     #[inline]
     pub(super) fn find(&self, records: &[Record], units: Units) -> Option<BlockId> {
         let bin = bin_of(units);

@@ -178,7 +178,7 @@ impl Heap {
     /// Allocates the shortest free block of the list with at least `units`. With `split`, shortens it to that length,
     /// and the rest stays free. Among blocks of equal length, takes the one in the segment with the lowest ordinal,
     /// and there the one with the lowest offset. If the list has had many blocks of similar length (see [`index`]),
-    /// it may take another block that is long enough.
+    /// the result may be another block that is long enough.
     pub(super) fn allocate(&mut self, units: Units, list: List, split: bool) -> Option<BlockId> {
         self.allocate_within(units, Units::MAX, list, split)
     }

@@ -93,7 +93,7 @@ impl ReplayedState {
 pub(super) struct Reader {
     state: Mutex<ReplayedState>,
     /// True once no entry may come any more. This is an atomic of the checker, so the checker can switch threads at
-    /// each access. It cannot at the lock of `state`, which is one of the standard library.
+    /// each access. It cannot switch threads at the lock of `state`, because that is a lock of the standard library.
     detached: AtomicBool,
 }
 

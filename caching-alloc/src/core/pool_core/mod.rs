@@ -1,4 +1,4 @@
-//! Pools: their stream caches, and the guards that make them keep their memory.
+//! Pools, their stream caches, and the guards that prevent a pool from releasing memory.
 
 mod pages;
 mod saved;

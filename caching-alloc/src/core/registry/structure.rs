@@ -168,8 +168,8 @@ impl<'a> StructureLock<'a> {
         self.guard = Some(self.registry.structure.lock());
     }
 
-    /// Like [`wait_for_changes`](Self::wait_for_changes), but also waits for changes that begin meanwhile. When it
-    /// returns, every segment is in a cache, as long as the lock is held.
+    /// Like [`wait_for_changes`](Self::wait_for_changes), but also waits for changes that begin meanwhile. As long as
+    /// the caller then holds the lock, no change is under way, so no segment is outside of its cache.
     pub(in crate::core) fn wait_for_all_changes(&mut self) {
         self.wait_for_changes();
         while !locked(&self.registry.progress.state).changes.is_empty() {

@@ -114,7 +114,7 @@ impl Plan {
     }
 
     /// Returns the number of calls that the moves need: one to map each page, one to unmap each stale span, and one to
-    /// enable the whole range. Returns 0 if the plan moves no page.
+    /// give the device access to the whole range. Returns 0 if the plan moves no page.
     pub(in crate::core) fn move_calls(&self) -> u64 {
         if self.is_new() { 0 } else { (self.moves.len() + self.stale.len() + 1) as u64 }
     }
@@ -245,8 +245,8 @@ impl Arena {
         self.stale.iter().copied().filter(meets)
     }
 
-    /// Returns all holes as range, offset and length, in the order of these. The addresses after the end of a segment,
-    /// up to the limit of its range, also count as a hole.
+    /// Returns all holes as (range, offset, length), in ascending order. The addresses between the end of a heap
+    /// segment and the limit of its range also count as a hole.
     fn holes(&self) -> Vec<(u32, Units, Units)> {
         let mut all = Vec::new();
         for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {

@@ -27,8 +27,8 @@ pub struct Snapshot {
     pub time_ns: u64,
     /// Ordinal of the device.
     pub device: u32,
-    /// Live segments in order of address. The pages of a re-mappable pool are in `mapped` instead, until the pool is
-    /// dropped.
+    /// Live segments in order of address. The pages of a re-mappable pool are in `mapped` instead. After that pool is
+    /// dropped, its pages are listed here until they are released.
     pub segments: Vec<SegmentState>,
     /// Mapped memory of re-mappable pools.
     pub mapped: Vec<MappedState>,
@@ -66,11 +66,13 @@ pub struct BlockState {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// The size that the owner requested, in bytes; 0 for a free block.
+    /// The size that the owner requested, in bytes. 0 for a free block, and for a segment that is shown as one block
+    /// because its cache or pool was dropped.
     pub requested: u64,
     /// The state of the block.
     pub usage: Usage,
-    /// The source location and the name of the owner's request; `None` for a free block.
+    /// The source location and the name of the owner's request. `None` for a free block, and for a segment that is
+    /// shown as one block because its cache or pool was dropped.
     pub request: Option<RequestInfo>,
 }
 

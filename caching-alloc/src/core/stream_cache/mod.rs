@@ -133,7 +133,7 @@ impl StreamCache {
         }
     }
 
-    /// Takes a block out of the free memory, like [`hit`](Self::hit), but does not hand it out.
+    /// Merges all cached blocks. Then takes a block out of the free memory, without handing it out.
     pub(super) fn reserve(&self, request: Request) -> Option<BlockId> {
         self.merge();
         self.state.lock().reserve(request.units)

@@ -7,8 +7,9 @@ use crate::core::pending::{Pending, Wait};
 use crate::core::registry::Registry;
 
 impl StreamCache {
-    /// Queries the events of the pending blocks, and completes the blocks whose uses have ended. Returns true if it
-    /// completed any. Waits while another thread processes the pending blocks.
+    /// Queries the events of the pending blocks, and completes the blocks whose uses have ended: returns them to the
+    /// cache's free memory. Returns true if any block was completed. Waits while another thread processes the pending
+    /// blocks.
     pub(in crate::core) fn poll_pending(&self) -> bool {
         self.poll(&mut self.pending.lock())
     }

@@ -132,7 +132,8 @@ impl CacheState {
         }
     }
 
-    /// Makes idle segments older by one, and resets the age of the others. Called before the allocator grows.
+    /// Adds one to the age of each idle segment, and resets the age of the others. Called before the allocator reserves
+    /// more memory.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
@@ -209,7 +210,8 @@ impl CacheState {
         while self.merge_some() {}
     }
 
-    /// Calls `give_up` with the quick list, and with a function that moves a block to the heap. Returns its result.
+    /// Calls `give_up` with the quick list, and with a function that moves a block to the heap. Returns the result of
+    /// `give_up`.
     #[inline(never)]
     fn give_up<R>(
         &mut self,

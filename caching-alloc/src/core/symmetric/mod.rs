@@ -70,17 +70,17 @@ pub struct Placement {
 ///
 /// # Guarantees
 /// For every sequence of requests that frees nothing, with the default geometry, to within 8 MiB and the rounding of
-/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved, or 512 MiB more than it if
-/// that is more. From 8 GiB in use on, at most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
+/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved, or the memory in use plus
+/// 512 MiB if that is more. From 8 GiB in use on, at most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
 ///
-/// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. So do all but about one of
-/// 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot guarantee 8
-/// segments for every sequence. Assume that each request is a little larger than the largest hole, which has `h` bytes.
-/// Then each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more bytes may be
-/// reserved. A segment for just the request increases this number by `h`, and leaves the holes unchanged. A longer
-/// segment decreases the number by the length by which its new hole exceeds `h`. So after `k` segments
-/// for just the request, the next one can have a hole of `(k + 1) * h` bytes. Holes grow fastest with `k = 2`: they
-/// triple in three segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first
+/// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. The same holds for all but
+/// about one of 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot
+/// guarantee 8 segments for every sequence. Assume that each request is a little larger than the largest hole, which
+/// has `h` bytes. Then each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more
+/// bytes may be reserved. A segment for just the request increases this number by `h`, and leaves the holes unchanged.
+/// A longer segment decreases the number by the length by which its new hole exceeds `h`. So after `k` segments for
+/// just the request, the next one can have a hole of `(k + 1) * h` bytes. Holes grow fastest with `k = 2`: they triple
+/// in three segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first
 /// request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
