@@ -1,5 +1,7 @@
 //! Compares the heap with a model that stores intervals.
 
+use std::collections::{HashMap, HashSet};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -67,21 +69,26 @@ proptest! {
     fn allocations_are_best_fit(steps in prop::collection::vec(step(), 1..300), has_tables: bool) {
         let mut heap = if has_tables { Heap::with_tables() } else { Heap::new() };
         let mut live: Vec<(BlockId, u32, Units, Units)> = Vec::new();
+        // The bins that have had more than `index::ORDERED` blocks since they were last empty.
+        let mut crowded = HashSet::new();
         for step in steps {
+            let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
+                .flat_map(|ordinal| heap.blocks(ordinal))
+                .filter(|(_, block)| block.state == State::Free)
+                .map(|(_, block)| (block.units, block.segment, block.offset))
+                .collect();
+            let mut counts = HashMap::new();
+            free.iter().for_each(|(length, ..)| *counts.entry(bin_of(*length)).or_insert(0) += 1);
+            crowded.retain(|bin| counts.contains_key(bin));
+            crowded.extend(counts.iter().filter(|(_, count)| **count > index::ORDERED).map(|(bin, _)| *bin));
             match step {
                 Step::Allocate(units) => {
-                    // The expected block is the best fit, found by a full search. In a bin with more than
-                    // `index::ORDERED` blocks, any block that fits is accepted.
-                    let free: Vec<_> = (0..u32::try_from(heap.segments.len()).unwrap())
-                        .flat_map(|ordinal| heap.blocks(ordinal))
-                        .filter(|(_, block)| block.state == State::Free)
-                        .map(|(_, block)| (block.units, block.segment, block.offset))
-                        .collect();
+                    // The expected block is the best fit, found by a full search. In a crowded bin, any block that
+                    // fits is accepted.
                     let fits = || free.iter().copied().filter(|(length, ..)| *length >= units);
                     let best = fits().min();
                     let bin = best.map(|(length, ..)| bin_of(length));
-                    let is_crowded =
-                        free.iter().filter(|(length, ..)| Some(bin_of(*length)) == bin).count() > index::ORDERED;
+                    let is_crowded = bin.is_some_and(|bin| crowded.contains(&bin));
                     let got = heap.allocate(units, LIST, true);
                     let at = got.map(|id| (heap.block(id).segment, heap.block(id).offset));
                     prop_assert!(got.is_none_or(|id| heap.block(id).units == units));
