@@ -34,8 +34,8 @@ features! {
     ];
     /// Writing a 32-bit or 64-bit word of memory in stream order, and making a stream wait until a word meets a
     /// condition (11.7). One call can submit a batch of such operations. The feature needs the second revision of the
-    /// functions, which drivers enable by default. The first revision, which drivers disable unless a parameter of their
-    /// kernel module enables it, is superseded and not in the table.
+    /// functions, which drivers enable by default. The first revision, which drivers disable unless a parameter of
+    /// their kernel module enables it, is superseded and not in the table.
     STREAM_MEMORY_OPERATIONS: [
         "cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2", "cuStreamWriteValue64_v2",
         "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2",
@@ -124,7 +124,7 @@ features! {
         "cuGraphAddNode_v2", "cuGraphAddDependencies_v2", "cuGraphRemoveDependencies_v2",
         "cuGraphGetEdges_v2", "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependentNodes_v2",
     ];
-    /// Nodes whose body runs on a condition (12.3).
+    /// Conditional nodes, whose body graph runs or not depending on a value that kernels can set (12.3).
     GRAPH_CONDITIONAL_NODES: ["cuGraphConditionalHandleCreate", "cuGraphAddNode_v2"];
     /// Identifiers of graphs and nodes, as tools show them (13.1).
     GRAPH_IDENTIFIERS: [

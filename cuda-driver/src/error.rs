@@ -101,8 +101,8 @@ pub enum Error {
         size: usize,
     },
 
-    /// A range of a [`PageTable`](crate::vmm::PageTable)'s addresses has a hole, or does not begin and end at the
-    /// limits of pages.
+    /// A range of a [`PageTable`](crate::vmm::PageTable)'s addresses is empty, contains an address where no page is
+    /// mapped, or does not begin and end at page boundaries.
     #[error(
         "{bytes} bytes at offset {offset} of the addresses from {start} are not whole pages: pages fill them up to \
          offset {up_to}"
@@ -114,8 +114,8 @@ pub enum Error {
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// End of the adjacent pages that begin at `offset`, in bytes from `start`. Equal to `offset` if no page begins
-        /// there. May lie past the end of the range.
+        /// End of the pages that fill the addresses from `offset` on without a hole, in bytes from `start`. Equal to
+        /// `offset` if no page begins there, or the range is empty. May lie past the end of the range.
         up_to: usize,
     },
 
@@ -153,9 +153,10 @@ pub enum Error {
         instead: &'static str,
     },
 
-    /// While this call enqueued work on slices or allocated a slice, another thread may have made a stream part of a
-    /// capture, or ended its capture. It is then unknown whether the work is part of a graph. If the work may have been
-    /// enqueued, the memory that it uses is never freed.
+    /// During a call that enqueues work on slices, allocates a slice, or makes a stream wait for another stream,
+    /// another thread may have made a stream of the call part of a capture, or ended such a capture. It is then unknown
+    /// whether the work of the call is part of a graph. If the work may have been enqueued, the memory that it uses is
+    /// never freed.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
          is never freed (do not begin captures of a stream that other threads use)"

@@ -41,9 +41,9 @@
 //!   library, as after two calls of [`Driver::load`]. A call on objects of different drivers returns
 //!   [`Error::DifferentDrivers`]. Such objects are never equal.
 //! - **`Drop` never panics, and reports failures.** The hook of [`set_drop_error_hook`] receives the error; without
-//!   a hook it is written to standard error. Three failures are not reported: any after the driver has shut down,
-//!   that of discarding an invalidated or unjoined capture, and a failure to relax the thread's capture mode before
-//!   a release. Where the outcome matters, call the method that consumes the object and returns the outcome
+//!   a hook it is written to standard error. Three kinds of failures are not reported: failures after the driver has
+//!   shut down, failures to discard an invalidated or unjoined capture, and failures to relax the thread's capture
+//!   mode before a release. Where the outcome matters, call the method that consumes the object and returns the outcome
 //!   ([`vmm::Mapping::unmap`], [`memory::DeviceMemory::free`]).
 //! - **Unknown values are kept.** A code, attribute, flag or kind of memory that this crate does not know is passed
 //!   on as the driver reported it. There are two exceptions: an unknown capture status is

@@ -159,7 +159,7 @@ impl<T: Table> Loaded<T> {
         self.0.features
     }
 
-    /// Checks as [`Self::has`] does that the library has every feature that is set in `feature`.
+    /// Returns an error unless [`Self::has`] returns true for `feature`.
     ///
     /// # Errors
     /// [`Missing`] for the first feature in `feature` that the library lacks, with the reason.

@@ -13,8 +13,8 @@ use crate::version::Version;
 ///
 /// # Safety
 /// The functions of the library that [`LIBRARY`](Self::LIBRARY) names must be as the table declares them. It must be
-/// sound to run the library's initialisers at any time. `resolve` and `version` may call no functions of the library but
-/// those that the table declares.
+/// sound to run the library's initialisers at any time. `resolve` and `version` may call no functions of the library
+/// but those that the table declares.
 pub unsafe trait Table: Sized + Send + Sync + 'static {
     /// The description of the library.
     const LIBRARY: &'static Library;

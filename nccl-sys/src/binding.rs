@@ -30,7 +30,7 @@ static LIBRARY: Library = Library {
         "ncclGroupEnd",
     ],
     functions: FUNCTIONS,
-    // Also read by users of programs, so it names no function.
+    // The text names no function of this crate, because users of programs read it too.
     advice: "install it (package libnccl2, or `pip install nvidia-nccl-cu12`), and set NCCL_SYS_LIBRARY to its \
              libnccl.so.2 if the system's loader does not find it, as in a Python environment",
     packages: "a Python environment",

@@ -225,9 +225,9 @@ impl ConfigBuilder {
         self.number("maxP2pPeers", peers, 1..=i32::MAX as u32, |raw| &mut raw.maxP2pPeers)
     }
 
-    /// Sets whether NCCL orders its kernels in captured graphs (`graphStreamOrdering`). With `false` the caller must
-    /// order them, and must set [`graph_usage`](Self::graph_usage) to a value other than [`GraphUsage::Mixed`].
-    /// Since NCCL 2.30.7.
+    /// Sets whether NCCL makes its captured kernels run one after the other, across all graphs and communicators of a
+    /// GPU (`graphStreamOrdering`). With `false` the caller must order these kernels, and must set
+    /// [`graph_usage`](Self::graph_usage) to a value other than [`GraphUsage::Mixed`]. Since NCCL 2.30.7.
     pub fn graph_stream_ordering(self, keep: bool) -> Self {
         self.set(|raw| raw.graphStreamOrdering = keep.into())
     }
@@ -259,7 +259,8 @@ impl ConfigBuilder {
         self.set(|raw| raw.nvlsHostMode = mode.0)
     }
 
-    /// Returns the fields that are set so far. The pointers are null.
+    /// Returns the structure with the fields that are set so far. Its pointers are null, even if a name is set: the
+    /// [`Config`] that is built gets them.
     pub fn raw(&self) -> &ncclConfig_t {
         &self.raw
     }
@@ -363,7 +364,7 @@ fn check(raw: &ncclConfig_t, release: Version) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A configuration for the library that it was built for, with the strings that it points to.
+/// A configuration that a [`ConfigBuilder`] built for one library. Owns the strings to which the C structure points.
 ///
 /// NCCL keeps the address of `commName` for the life of the communicator. So **keep this value until every communicator
 /// that was made with it, and every child that inherited its settings, is destroyed or aborted**. Clones share the

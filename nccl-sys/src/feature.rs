@@ -58,7 +58,8 @@ features! {
     FLOAT8: [] since (2, 24, 3);
     /// Collectives without thread blocks: the policy `NCCL_CTA_POLICY_ZERO` (2.28.3; wrong until 2.31.2).
     COPY_ENGINE: ["ncclCommInitRankConfig", "ncclCommWindowRegister"] since (2, 28, 3)
-        // Commit 428f0f20, first released in 2.30.3, fixes a race with an odd number of batches of copies.
+        // Commit 428f0f20, first released in 2.30.3, works around a race that can occur if the number of batches of
+        // copies is odd.
         wrong (2, 28, 3) until (2, 30, 3)
             "all-to-all and all-gather by copy engines end before all data has come"
         // The release notes of 2.31.2 describe the fault (issue 2241 of NCCL), but do not name the first release with
@@ -73,7 +74,7 @@ features! {
     MULTI_SEGMENT_WINDOWS: ["ncclCommWindowRegister", "ncclCommWindowDeregister"] since (2, 30, 3);
     /// The address of a window's memory (2.29.2).
     WINDOW_POINTER: ["ncclWinGetUserPtr"];
-    /// Querying the memory in bytes that a communicator holds (2.29.7).
+    /// Querying how many bytes of memory a communicator holds (2.29.7).
     MEMORY_STATISTICS: ["ncclCommMemStats"];
     /// Querying NCCL's parameters, with the values that NCCL uses (2.30.3).
     PARAMETERS: ["ncclParamBind", "ncclParamGetStr", "ncclParamGetParameter", "ncclParamGetAllParameterKeys"];

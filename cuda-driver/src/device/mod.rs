@@ -54,7 +54,7 @@ impl Device {
     #[doc(alias = "cuDeviceGetName")]
     pub fn name(&self) -> Result<String> {
         let mut name = [0; 256];
-        // SAFETY: the driver writes at most the given 255 bytes with their NUL; the 256th stays 0.
+        // SAFETY: the driver writes at most 255 bytes, including the NUL. The 256th byte stays 0.
         unsafe { call!(self.api(), cuDeviceGetName(name.as_mut_ptr(), 255, self.raw)) }?;
         // SAFETY: the last byte of the array is NUL, so the string ends inside it.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
@@ -105,7 +105,7 @@ impl Device {
     #[doc(alias = "cuDeviceGetPCIBusId")]
     pub fn pci_bus_id(&self) -> Result<String> {
         let mut id = [0; 32];
-        // SAFETY: the driver writes at most the given 31 bytes with their NUL; the 32nd stays 0.
+        // SAFETY: the driver writes at most 31 bytes, including the NUL. The 32nd byte stays 0.
         unsafe { call!(self.api(), cuDeviceGetPCIBusId(id.as_mut_ptr(), 31, self.raw)) }?;
         // SAFETY: the last byte of the array is NUL, so the string ends inside it.
         Ok(unsafe { CStr::from_ptr(id.as_ptr()) }.to_string_lossy().into_owned())

@@ -1,5 +1,5 @@
-//! References to the objects that captured work needs. The open capture holds them, then its graph and the graph's
-//! executables.
+//! References to the objects that captured work needs. The capture holds them while it is open. Afterwards the graph
+//! and its executables hold them.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -20,7 +20,8 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 /// can be used in safe calls.
 ///
 /// # Safety
-/// - [`stream`](Self::stream) always returns the same stream. The device of that stream's context can access the memory.
+/// - [`stream`](Self::stream) always returns the same stream. The device of that stream's context can access the
+///   memory.
 /// - The memory stays valid until the value is dropped. After the drop it is freed, or given to another owner, in the
 ///   order of that stream: later uses run after all work that was enqueued on the stream before the drop.
 /// - After [`keep_for_ever`](Self::keep_for_ever), the memory is never freed and never given to another owner.
@@ -65,7 +66,7 @@ fn add_missing<T: ?Sized>(known: &mut Vec<Arc<T>>, new: &[Arc<T>]) {
     }
 }
 
-/// Key of a capture: the identity of its driver, and the number that the driver gave the capture.
+/// Key of a capture: the identity of its driver, and the id that the driver gave the capture.
 type Key = (usize, u64);
 
 /// The state of an open capture.
@@ -92,14 +93,14 @@ fn open() -> MutexGuard<'static, HashMap<Key, Open>> {
 pub(super) struct OpenCapture(Key);
 
 impl OpenCapture {
-    /// Starts to collect owners for the capture that `stream` has just begun. Returns `None` if the capture is already
-    /// invalidated, since it will give no graph.
+    /// Starts to collect owners and memory for the capture that was just begun on `stream`. Returns `None` if the
+    /// capture is already invalidated, since it will give no graph.
     pub(super) fn begin(stream: &Stream) -> Result<Option<Self>> {
         let Some(id) = stream.capture_info()?.id else { return Ok(None) };
         let key = (stream.context().driver().identity(), id);
         COUNT.fetch_add(1, Ordering::SeqCst);
         let (stream, thread) = (stream.clone(), thread::current().id());
-        // A capture that could not be ended leaves its entry. If the driver uses the number of that capture again, the
+        // A capture that could not be ended leaves its entry. If the driver uses the id of that capture again, the
         // new entry replaces the old one. The old entry is dropped after the lock is released, because dropping an
         // owner may call the driver.
         let _former = open().insert(key, Open { kept: Kept::default(), stream, thread });

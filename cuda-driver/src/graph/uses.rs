@@ -1,9 +1,8 @@
 //! Ordering of work that uses memory of other streams.
 //!
 //! The memory of a slice belongs to one stream. When work on another stream uses the memory, events order the two
-//! streams: the using stream first waits for the memory's stream, and the memory's stream then waits for the use. A
-//! free of the memory, or an access from the host, is therefore ordered after all uses if it is ordered with the
-//! memory's own stream.
+//! streams: the using stream first waits for the memory's stream, and the memory's stream then waits for the use.
+//! A free of the memory, or an access from the host, therefore needs to wait only for the memory's own stream.
 //!
 //! Captured work does not run when it is enqueued, but at each launch of its graph. The graph holds the memory, and
 //! each launch counts as a use.
@@ -131,7 +130,7 @@ pub(crate) fn order_after(stream: &Stream, other: &Stream) -> Result<()> {
 }
 
 /// Returns `None` if `stream` does not capture. Otherwise makes the graph of the stream's capture hold `memory`, and
-/// returns the number of the capture. Returns an error if the stream captures and `during_capture` is
+/// returns the id of the capture. Returns an error if the stream captures and `during_capture` is
 /// [`Refuse`](DuringCapture::Refuse), if the capture is invalidated, or if another library began it.
 fn capture_of(stream: &Stream, memory: &[BoundMemory], during_capture: DuringCapture) -> Result<Option<u64>> {
     let info = stream.capture_info()?;

@@ -52,8 +52,9 @@ impl DeviceMemory {
         &self.context
     }
 
-    /// Copies `from` into the memory, starting `offset` bytes after its first byte. Blocks as
-    /// [`Context::copy_from_host`] does. Work of the device that reads these bytes at the same time may see old or new
+    /// Copies `from` into the memory, starting `offset` bytes after the first byte of the memory. Blocks until the copy
+    /// is done. The copy does not wait for work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams:
+    /// synchronise with them first. Work of the device that reads these bytes during the copy may see old or new
     /// values.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub struct PointerDetails {
     pub range: AddressRange,
     /// The handle types that the memory can be exported as.
     pub handle_types: HandleTypes,
-    /// The driver's number of the allocation. Unlike an address, it is never reused in the process.
+    /// The driver's id of the allocation. Unlike an address, an id is never reused in the process.
     pub buffer_id: u64,
     /// The address at which the host can access the memory; `None` if the host cannot access it.
     pub host_address: Option<u64>,
@@ -128,8 +128,8 @@ impl Driver {
         unsafe {
             call!(self.api(), cuPointerGetAttributes(count, attributes.as_mut_ptr(), out.as_mut_ptr(), ptr.0))
         }?;
-        // The driver writes zero for an attribute that does not apply, except a negative number for the device. No attribute
-        // applies to an unknown address, so its memory type is zero.
+        // The driver writes zero for an attribute that does not apply, except a negative number for the device. No
+        // attribute applies to an unknown address, so its memory type is zero.
         Ok((kind != 0).then(|| PointerDetails {
             info: PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() },
             range: AddressRange { start: DevicePtr(start), bytes },

@@ -91,8 +91,9 @@ impl Granularity {
     }
 }
 
-/// The addresses and the memory of mappings that could not be unmapped. Freeing either would corrupt its next
-/// user, so both are kept for ever. They are held in a static so that leak checkers do not report them.
+/// The addresses and the memory of mappings that could not be unmapped. Such a mapping may still exist, so both are
+/// kept for ever: work on reused addresses could otherwise overwrite the data of the memory's next owner. They are held
+/// in a static so that leak checkers do not report them.
 static STUCK: Mutex<Vec<(Reservation, Vec<PhysicalMemory>)>> = Mutex::new(Vec::new());
 
 fn keep(reservation: &Reservation, memory: Vec<PhysicalMemory>) {
