@@ -2,6 +2,8 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::ptr;
+use std::sync::Arc;
 
 use super::error::AllocError;
 use super::heap::BlockId;
@@ -123,10 +125,15 @@ impl Block {
         self.slot.lock().segments_of(self.id)
     }
 
+    /// Returns true if the block's memory comes from `source` itself, and not from another source or an adapter.
+    pub(crate) fn is_from<S: ?Sized>(&self, source: &Arc<S>) -> bool {
+        self.segments().iter().all(|segment| ptr::addr_eq(Arc::as_ptr(segment.source()), Arc::as_ptr(source)))
+    }
+
     /// Returns the [`StreamEvents`](super::StreamEvents) of the block's allocator. Never `None` while the block is
     /// handed out.
     #[cfg(feature = "cudarc")]
-    pub(crate) fn events(&self) -> Option<std::sync::Arc<dyn super::stream::StreamEvents>> {
+    pub(crate) fn events(&self) -> Option<Arc<dyn super::stream::StreamEvents>> {
         self.slot.lock().events()
     }
 

@@ -67,6 +67,18 @@ pub enum AllocError {
     /// The per-thread default stream, which is another stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
+    /// The block is memory of another source than that of the [`DeviceAllocator`](crate::driver::DeviceAllocator). Its
+    /// pool has a source of its own. Such memory is not known to exist on the device, so it is no typed slice.
+    #[error(
+        "the block at {address:#x} is of pool {}, which has a source of its own: typed slices are memory of the \
+         allocator's own source; allocate an untyped block from that pool", pool.0
+    )]
+    ForeignMemory {
+        /// The address of the block's first byte.
+        address: u64,
+        /// The pool.
+        pool: PoolId,
+    },
     /// A re-mappable pool already serves the maximum number of streams.
     #[error("pool {} serves {streams} streams, the most at a time; ask another pool for memory of {stream}", pool.0)]
     TooManyStreams {

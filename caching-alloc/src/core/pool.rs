@@ -17,7 +17,6 @@ use super::route::RoutedRequest;
 use super::segment::{PoolId, Segment};
 use super::settings::PoolKind;
 use super::size::units_for;
-use super::source::SegmentSource;
 use super::stats::{Counters, Gauge, Stats};
 use super::stream::StreamId;
 use crate::sync::atomic::Ordering;
@@ -68,10 +67,11 @@ impl Pool {
         self.info().kind
     }
 
-    /// Returns the source of the pool's segments.
+    /// Returns true if the source of the pool's segments can [export](Block::export) them. NCCL registers only such
+    /// memory.
     #[must_use]
-    pub fn source(&self) -> &Arc<dyn SegmentSource> {
-        &self.info().source
+    pub fn is_exportable(&self) -> bool {
+        self.info().source.is_exportable()
     }
 
     /// Returns the number of handles of this pool, including those in thread routes, captures and

@@ -142,9 +142,15 @@ impl Segment {
         self.0.class
     }
 
-    /// Returns the source of the memory.
+    /// Returns true if the source can [export](super::Block::export) the memory. NCCL registers only such memory.
     #[must_use]
-    pub fn source(&self) -> &Arc<dyn SegmentSource> {
+    pub fn is_exportable(&self) -> bool {
+        self.0.source.is_exportable()
+    }
+
+    /// Returns the source of the memory. Not public, because the source could then be asked to release memory that is
+    /// in use.
+    pub(crate) fn source(&self) -> &Arc<dyn SegmentSource> {
         &self.0.source
     }
 

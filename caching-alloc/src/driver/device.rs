@@ -11,8 +11,8 @@ use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
 use super::{DriverEvents, Sharing, VirtualMemorySource};
 use crate::core::{AllocError, Allocator, Block, Settings, SourceError};
 
-/// A caching allocator of a context's device memory that returns [`DeviceSlice`]s: typed memory that safe calls use, in
-/// the order of its stream. A cheap handle, usable from any thread.
+/// A caching allocator of a context's device memory that returns [`DeviceSlice`]s. Safe functions of `cuda-driver`
+/// accept a slice, and order their work with the slice's stream. Clones of the allocator are cheap and share its state.
 ///
 /// It is an [`Allocator`] over a [`VirtualMemorySource`], with the same trackers, snapshots and statistics
 /// ([`allocator`](Self::allocator)). A slice that is dropped returns its block to the cache of its stream.
@@ -39,6 +39,7 @@ use crate::core::{AllocError, Allocator, Block, Settings, SourceError};
 #[derive(Debug, Clone)]
 pub struct DeviceAllocator {
     allocator: Allocator,
+    source: Arc<VirtualMemorySource>,
     events: Arc<DriverEvents>,
     context: Context,
 }
@@ -52,8 +53,8 @@ impl DeviceAllocator {
     pub fn new(context: &Context, sharing: Sharing, settings: Settings) -> Result<Self, SourceError> {
         let source = Arc::new(VirtualMemorySource::new(context, sharing)?);
         let events = Arc::new(DriverEvents::new(context));
-        let allocator = Allocator::new(source, events.clone(), settings);
-        Ok(Self { allocator, events, context: context.clone() })
+        let allocator = Allocator::new(source.clone(), events.clone(), settings);
+        Ok(Self { allocator, source, events, context: context.clone() })
     }
 
     /// Returns the underlying allocator, for trackers, pools, snapshots and statistics.
@@ -62,19 +63,21 @@ impl DeviceAllocator {
         &self.allocator
     }
 
-    /// Returns the streams for which memory was allocated, and their events. Each stream is kept alive until it is
-    /// [forgotten](DriverEvents::forget).
+    /// Returns the registered streams and their events. [`alloc`](Self::alloc) registers its stream. Each stream is kept
+    /// alive until it is [forgotten](DriverEvents::forget).
     #[must_use]
     pub fn events(&self) -> &DriverEvents {
         &self.events
     }
 
     /// Allocates `len` elements with unspecified values. The slice belongs to `stream`, and its memory is reused in
-    /// that stream's order. Does not block if the stream has cached memory.
+    /// that stream's order. Does not wait for the driver if the stream's cache has a free block that fits. Trackers may
+    /// run on this thread.
     ///
     /// # Errors
     /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context;
-    /// [`AllocError::PerThreadStream`].
+    /// [`AllocError::PerThreadStream`]; [`AllocError::ForeignMemory`] if the thread's route, or a pool that lends, leads
+    /// to memory of another [source](crate::core::PoolSettings::source).
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, AllocError> {
         if *stream.context() != self.context {
@@ -85,13 +88,18 @@ impl DeviceAllocator {
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
         let block = self.allocator.allocate(bytes, self.events.register(stream))?;
+        if !block.is_from(&self.source) {
+            return Err(AllocError::ForeignMemory { address: block.address(), pool: block.pool() });
+        }
         let start = DevicePtr(block.address());
         let memory = Arc::new(BlockMemory {
             block: ManuallyDrop::new(block),
             stream: stream.clone(),
             is_kept: AtomicBool::new(false),
         });
-        // SAFETY: the block has that many bytes, begins at a multiple of 512, and is this slice's alone.
+        // SAFETY: the block has that many bytes of the source's memory, which the context's device can access. It begins
+        // at a multiple of 512, and is this slice's alone until the last owner of `memory` is dropped. Only the allocator
+        // can release it: nothing else has the source.
         Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
     }
 }

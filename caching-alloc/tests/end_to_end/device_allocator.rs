@@ -1,10 +1,11 @@
 //! Typed slices of the caching allocator on the embedded device.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use caching_alloc::core::{AllocError, Settings};
+use caching_alloc::core::{AllocError, PoolSettings, Settings};
 use caching_alloc::driver::{DeviceAllocator, Sharing};
+use caching_alloc::host::HostSource;
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::{Context, DevicePtr, DeviceSlice, Stream, StreamFlags};
 use proptest::prelude::*;
@@ -68,6 +69,38 @@ fn a_graph_keeps_the_block_of_a_dropped_slice() {
         drop(exec);
         stream.synchronize().unwrap();
         assert_eq!(memory.alloc::<u32>(4, &stream).unwrap().device_ptr(), at, "free again with the graph");
+    });
+}
+
+/// A source may return addresses without memory, so its blocks must not become slices, which safe code reads.
+#[test]
+fn memory_of_other_sources_is_no_slice() {
+    on_devices(1, |_, contexts| {
+        let stream = stream(&contexts[0]);
+        let settings = |lends| PoolSettings {
+            source: Some(Arc::new(HostSource::new(64 << 20))),
+            lends,
+            ..PoolSettings::default()
+        };
+        let is_refused = |memory: &DeviceAllocator| {
+            let refused = memory.alloc::<u32>(4, &stream);
+            assert!(matches!(refused, Err(AllocError::ForeignMemory { .. })), "{refused:?}");
+            assert_eq!(memory.allocator().stats().all.allocated.current, 0);
+        };
+        let memory = allocator(&contexts[0]);
+        let pool = memory.allocator().pool(settings(false)).unwrap();
+        let route = pool.use_on_this_thread();
+        is_refused(&memory);
+        drop(route);
+        let mut slice = memory.alloc::<u32>(4, &stream).unwrap();
+        stream.memset_zeros(&mut slice).unwrap();
+
+        let memory = allocator(&contexts[0]);
+        let pool = memory.allocator().pool(settings(true)).unwrap();
+        let events = memory.events();
+        drop(pool.allocate(512, events.register(&stream)).unwrap());
+        memory.allocator().set_memory_limit(Some(0));
+        is_refused(&memory);
     });
 }
 

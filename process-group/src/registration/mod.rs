@@ -33,7 +33,7 @@ use std::{
     time::Duration,
 };
 
-use caching_alloc::core::{ActionKind, Allocator, Attachment, Filter, Pool, PoolKind, SegmentSource};
+use caching_alloc::core::{ActionKind, Allocator, Attachment, Filter, Pool, PoolKind, Segment};
 
 pub(crate) use self::enlistment::Enlistment;
 pub use self::error::{RegistrarError, Result};
@@ -43,9 +43,9 @@ use crate::{comm::Communicator, store::Deadline};
 pub use crate::memory::Unregistrable;
 
 impl Unregistrable {
-    /// Returns the reason why a fixed segment from `source` cannot be registered. `None` if it can.
-    fn of_fixed(source: &Arc<dyn SegmentSource>) -> Option<Self> {
-        (!source.is_exportable()).then_some(Self::NotExportable)
+    /// Returns the reason why a fixed segment cannot be registered. `None` if it can.
+    fn of_fixed(segment: &Segment) -> Option<Self> {
+        (!segment.is_exportable()).then_some(Self::NotExportable)
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) enum MemoryClass {
 
 impl MemoryClass {
     fn of(pool: &Pool) -> Self {
-        match (pool.kind(), pool.source().is_exportable()) {
+        match (pool.kind(), pool.is_exportable()) {
             (PoolKind::Remappable, _) => Self::Remappable,
             (_, true) => Self::Registrable,
             (_, false) => Self::NotExportable,

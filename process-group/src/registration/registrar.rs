@@ -391,7 +391,7 @@ impl Tracker for Registrar {
 
     fn attached(&self, snapshot: &Snapshot) -> Result<(), TrackerError> {
         for state in &snapshot.segments {
-            self.come(&state.segment, Unregistrable::of_fixed(state.segment.source()))?;
+            self.come(&state.segment, Unregistrable::of_fixed(&state.segment))?;
         }
         for segment in snapshot.mapped.iter().flat_map(|mapped| &mapped.segments) {
             self.come(segment, Some(Unregistrable::Remappable))?;
@@ -403,9 +403,7 @@ impl Tracker for Registrar {
         let mut first = Ok(());
         for entry in entries {
             first = first.and(match &entry.action {
-                Action::SegmentAlloc(segment) => {
-                    self.come(segment, Unregistrable::of_fixed(segment.source()))
-                }
+                Action::SegmentAlloc(segment) => self.come(segment, Unregistrable::of_fixed(segment)),
                 Action::SegmentMap(segment) => self.come(segment, Some(Unregistrable::Remappable)),
                 Action::SegmentFree(segment) | Action::SegmentUnmap(segment) => self.go(segment),
                 _ => Ok(()),

@@ -1,12 +1,11 @@
 //! The caching allocator of pinned host memory.
 
-use std::ptr;
 use std::sync::Arc;
 
 use super::block::PinnedBlock;
 use super::chain::PinnedSource;
 use super::error::PinnedError;
-use crate::core::{Allocator, Block, Settings, StreamId};
+use crate::core::{Allocator, Settings, StreamId};
 use crate::driver::DriverEvents;
 
 /// A caching allocator of pinned host memory, with blocks that the host may access. A cheap handle, usable from any
@@ -97,10 +96,8 @@ impl PinnedAllocator {
         let block = self.allocator.default_pool().allocate(bytes, stream)?;
         // `place_of` looks a block up only by the address and token of its segment. Another source might return memory that
         // this source has allocated, so the block's source must also be this one.
-        let own =
-            |block: &Block| ptr::addr_eq(Arc::as_ptr(block.segment().source()), Arc::as_ptr(&self.source));
-        let place =
-            Some(&block).filter(|block| own(block)).and_then(|block| self.source.pinned().place_of(block));
+        let own = block.is_from(&self.source).then_some(&block);
+        let place = own.and_then(|block| self.source.pinned().place_of(block));
         let place = place.ok_or(PinnedError::NotPinned { address: block.address() })?;
         Ok(PinnedBlock::new(block, place, self.events.clone()))
     }
