@@ -16,8 +16,8 @@ use crate::{
 pub struct Absentee {
     /// The rank in the job.
     pub rank: u32,
-    /// The other agreements in which the rank waited when its places were read. If a member of another agreement has
-    /// stored this failure, these are only the agreements of the circle.
+    /// The other agreements in which the rank waited when its places were read. If the [`Failure::Absent`] was stored
+    /// by a member of another agreement that found a circular wait, only the agreements of that circle.
     pub elsewhere: Vec<Place>,
 }
 wire_struct!(Absentee { rank, elsewhere });
@@ -29,7 +29,7 @@ pub struct Spoken {
     pub magic: [u8; 2],
     /// The version of the protocol.
     pub version: u16,
-    /// The version of the messages that all kinds of agreements share.
+    /// The version of the messages that do not depend on the kind of agreement, such as [`Failure`].
     pub agreement: u16,
 }
 wire_struct!(Spoken { magic, version, agreement });
@@ -49,9 +49,9 @@ pub enum Failure {
     /// Members were missing when the patience of another member ended. Or members of this agreement and of others wait
     /// for each other in a circle, and a member of one of these agreements has detected that.
     Absent {
-        /// The missing members, in ascending order of ranks. If a member of another agreement has stored this failure:
-        /// the members that wait in other agreements of the circle and not in this one, in the order of the member
-        /// list.
+        /// The missing members, in ascending order of ranks. Exception: if a circular wait was found from another
+        /// agreement, these are the members of this agreement that have not arrived at it and wait in other agreements
+        /// of the circle. They are then in the order of the member list.
         missing: Vec<Absentee>,
         /// The rank whose patience ended, in this agreement or in another one of the circle.
         by: u32,

@@ -64,7 +64,7 @@ pub(super) fn asks_for_action<P: Protocol>(bytes: &[u8], is_decision: bool) -> b
     matches!(read_decided::<P>(bytes, is_decision), Ok((_, Decision::Act { .. })))
 }
 
-/// Reads a decision with its patience, or a verdict.
+/// Reads a decision with its patience, or a verdict, which has none. For `is_decision`, see [`asks_for_action`].
 pub(super) fn read_decided<P: Protocol>(
     bytes: &[u8],
     is_decision: bool,

@@ -19,14 +19,15 @@
 //!   has created the object.
 //! - **Post**: to set a key that only this member sets, and only once. **Propose**: to set a key unless it has a value.
 //!   The first proposal stays in the store, and every member follows it.
-//! - **Vote**: all members post a value each, and then one proposal becomes the result of the vote.
+//! - **Vote**: each member posts a value, and one proposal becomes the result of the vote. In some cases a member
+//!   proposes before all values are posted.
 //! - **Record**: a member's contribution to the agreement. The vote on the records gives the **decision**.
 //! - **Action**: work that every member does because the decision or a verdict asks for it. The **plan** is the data
 //!   for it. The **outcome** is the data that a member posts after it. The vote on the outcomes of one action gives the
 //!   **verdict**.
-//! - **Result**: what a vote keeps. The result of the agreement is the decision or verdict that ends it. It
-//!   contains the **agreed** value, a **refusal** (the [`Protocol`] has found a reason not to agree) or a [`Failure`]
-//!   (any other reason).
+//! - **Result** of a vote: the proposal that the store keeps, which is a decision, a verdict, or a [`Failure`] in its
+//!   place. **Result** of the agreement: the result of its last vote, which is an **agreed** value, a **refusal** (the
+//!   [`Protocol`] has found a reason not to agree) or a [`Failure`] (any other reason).
 //! - **Decided**: an agreement is decided once its decision key has a value: a decision, or a failure in its place.
 //! - **Place** of a rank: an agreement in which a thread of the rank waits. **List of places**: all places of a rank,
 //!   in one key of the store.
@@ -55,9 +56,9 @@
 //!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
 //! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
 //!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
-//!   each failure lists the whole circle. A rank whose threads wait in several agreements has several places. While one
-//!   of these agreements can complete, the rank is in no circle: the thread that waits there may post the missing
-//!   record afterwards.
+//!   each failure lists the whole circle. A rank whose threads wait in several agreements has several places. Such a
+//!   rank is in no circle while one of these agreements can complete: its thread in that agreement can then go on, and
+//!   may post the record that is missing in another agreement.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
 //!   and the decision stay in the store.

@@ -76,8 +76,9 @@ impl Observers {
         Observation { observers: self.clone(), key }
     }
 
-    /// Calls every observer, with no lock held. Returns true if one of them returned [`OomAction::Retry`]. Does
-    /// nothing and returns false if this thread is already inside an observer.
+    /// Calls every observer, with no lock held. Returns true if one of them returned [`OomAction::Retry`]. The panic of
+    /// an observer is recorded as [`Fault::ObserverPanicked`] and counts as [`OomAction::GiveUp`]. Does nothing and
+    /// returns false if this thread is already inside an observer.
     pub(super) fn ask(&self, figures: &OutOfMemory, registry: &Registry) -> bool {
         let list: Vec<_> = locked(&self.0).list.iter().map(|(_, observe)| observe.clone()).collect();
         if list.is_empty() || ASKING.with(|asking| asking.replace(true)) {

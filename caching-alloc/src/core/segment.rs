@@ -62,9 +62,11 @@ enum Fate {
     /// The allocator uses the memory.
     #[default]
     Live,
-    /// The memory should have been released, but the segment is held. No work uses the memory.
+    /// The segment was held when it should have been released. It has no block any more, and is released once no hold
+    /// is left.
     Quarantined,
-    /// The memory was released, or this is a page that was [claimed](Segment::claim). It can no longer be held.
+    /// The memory was released or is about to be, or this is a page that is [claimed](Segment::claim). New holds are
+    /// refused.
     Released,
 }
 
@@ -162,7 +164,8 @@ impl Segment {
     /// still held after that is quarantined: it stays reserved until no hold is left.
     ///
     /// # Errors
-    /// [`SegmentReleased`] if the memory was released already, or if this is a page that moved.
+    /// [`SegmentReleased`] if the memory was released or is about to be, or if this is a page that moved or is about to
+    /// move.
     pub fn hold(&self, holder: &str) -> Result<Hold, SegmentReleased> {
         let mut holds = self.holds();
         if holds.fate == Fate::Released {
@@ -250,8 +253,9 @@ impl fmt::Debug for Segment {
 }
 
 /// Keeps a segment's memory from being released or moved. Dropping a hold does not release the memory: a quarantined
-/// segment is released when the allocator next grows, trims or [reaps](super::Allocator::reap). If the allocator is
-/// gone, the segment is released when the last hold and the last [`Segment`] handle are dropped.
+/// segment is released when a later request misses, or the program calls `trim_to`, `empty_cache` or
+/// [`reap`](super::Allocator::reap). If the allocator is gone, the segment is released when the last hold and the last
+/// [`Segment`] handle are dropped.
 #[derive(Debug)]
 pub struct Hold {
     segment: Segment,

@@ -127,7 +127,9 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
     let given = source.allocate(bytes)?;
     let what = if given.bytes != bytes {
         "is of another length"
-    } else if given.address == 0 || !given.address.is_multiple_of(UNIT) {
+    } else if given.address == 0 {
+        "is no address of memory"
+    } else if !given.address.is_multiple_of(UNIT) {
         "is not a multiple of 512"
     } else if given.address.checked_add(given.bytes).is_none() {
         "wraps around the address space"
@@ -142,8 +144,8 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
 /// A source of memory, for example of device allocations or of virtual memory with exportable handles. A source for
 /// tests may return addresses without memory.
 ///
-/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. Calls of
-/// one allocator that allocate, release, map or unmap memory do not overlap while the allocator exists. After the
+/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. While
+/// an allocator exists, it makes one call at a time of those that allocate, release, map or unmap memory. After the
 /// allocator is dropped, a segment that was held is released when its last [`Hold`](super::Hold) and its last
 /// [`Segment`](super::Segment) are dropped, on any thread. [`memory_info`](Self::memory_info) and
 /// [`export`](Self::export) may be called by several threads at any time. A source must not call the allocator.
@@ -157,7 +159,9 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         2 << 20
     }
 
-    /// Allocates a segment of `bytes`, a multiple of [`granularity`](Self::granularity).
+    /// Allocates a segment of `bytes`, a multiple of [`granularity`](Self::granularity). The request fails with
+    /// [`SourceError::BadSegment`] unless the result has exactly `bytes` bytes at a multiple of 512 that is not 0, and
+    /// does not wrap around the address space.
     ///
     /// # Errors
     /// [`SourceError::OutOfMemory`] if there is not enough memory, so a smaller segment or a later try might succeed.

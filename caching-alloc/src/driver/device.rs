@@ -63,8 +63,8 @@ impl DeviceAllocator {
         &self.allocator
     }
 
-    /// Returns the registered streams and their events. [`alloc`](Self::alloc) registers its stream. Each stream is kept
-    /// alive until it is [forgotten](DriverEvents::forget).
+    /// Returns the registered streams and their events. [`alloc`](Self::alloc) registers its stream. Each stream is
+    /// kept alive until it is [forgotten](DriverEvents::forget).
     #[must_use]
     pub fn events(&self) -> &DriverEvents {
         &self.events
@@ -97,9 +97,9 @@ impl DeviceAllocator {
             stream: stream.clone(),
             is_kept: AtomicBool::new(false),
         });
-        // SAFETY: the block has that many bytes of the source's memory, which the context's device can access. It begins
-        // at a multiple of 512, and is this slice's alone until the last owner of `memory` is dropped. Only the allocator
-        // can release it: nothing else has the source.
+        // SAFETY: the block has that many bytes of the source's memory, which the context's device can access. It
+        // begins at a multiple of 512, and is this slice's alone until the last owner of `memory` is dropped. Only the
+        // allocator can release it: nothing else has the source.
         Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
     }
 }
@@ -112,7 +112,8 @@ struct BlockMemory {
     is_kept: AtomicBool,
 }
 
-// SAFETY: the stream is the one that the block was allocated on. A freed block is reused on that stream at once. It is
+// SAFETY: the stream is the one that the block was allocated on, of the context of the block's source. The block stays
+// allocated until this value is dropped. A freed block is reused on that stream at once. It is
 // reused elsewhere only after an event that is recorded on that stream after the free. `Drop` frees no block after
 // `keep_for_ever`.
 unsafe impl StreamBound for BlockMemory {

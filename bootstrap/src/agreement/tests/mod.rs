@@ -1,6 +1,7 @@
 //! Tests of agreements. The module docs of `agreement` define the [terms](super#terms).
 //!
-//! - [`model`]: orders of the steps of small agreements. [`seeds`]: random programs.
+//! - [`model`]: small agreements, run in all orders of their members' steps. [`seeds`]: several ranks in several
+//!   agreements, in random orders.
 //! - [`scripted`]: single cases. [`circles`]: circular waits and lists of places.
 //! - This file: the encoding, the text and the culprits of failures, the functions of [`sum::Sum`], and one agreement
 //!   over a `HashStore`. [`sum`]: the protocol of all tests.

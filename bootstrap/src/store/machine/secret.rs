@@ -10,10 +10,11 @@ use std::fmt;
 
 use hmac_sha256::{HMAC, Hash};
 
-/// The number that a client with a secret sends in place of [`MAGIC`](super::wire::MAGIC). A server with a secret also
-/// sends it to a client without one, in place of the answer to the client's first ping, and closes the connection. The
-/// client recognizes it, because it is not the nonce of the ping: `TcpStore` uses its process id as that nonce, and no
-/// process id is so large.
+/// The number that a client with a secret sends in place of [`MAGIC`](super::wire::MAGIC).
+///
+/// A server with a secret that gets a greeting without one sends this number too, and closes the connection. The client
+/// reads the number in place of the nonce that answers its first ping. The two cannot be confused: `TcpStore` uses its
+/// process id as that nonce, and no process id is so large.
 pub(super) const MAGIC: u32 = 0xA5C9_E3B1;
 
 /// 32 bytes: a challenge, a proof, the hash of a secret, or the seed of the server's challenges.
@@ -47,12 +48,12 @@ impl Secret {
     /// The minimum length in bytes. An observer of a greeting could find a shorter secret by brute force.
     pub const LEAST: usize = 16;
 
-    /// Makes the secret of these bytes, whose number the caller has checked.
+    /// Makes a secret from `bytes`. The caller has checked that there are at least [`LEAST`](Self::LEAST) bytes.
     pub(in crate::store) fn of(bytes: &[u8]) -> Self {
         Self(Hash::hash(bytes))
     }
 
-    /// Returns an HMAC that has all its input. Its tag is the proof of the side `who`, which is `b"client"` or
+    /// Returns the HMAC state after all input. Finalizing it gives the proof of the side `who`: `b"client"` or
     /// `b"server"`. The parameters `client` and `server` are the challenges of the two sides.
     fn code(&self, who: &[u8], client: &Block, server: &Block) -> HMAC {
         let mut code = HMAC::new(self.0);

@@ -1,7 +1,8 @@
 //! The engine: finds memory for requests that miss, releases memory, and answers queries about all pools.
 //!
-//! A request misses if its stream's cache has no free block that fits. The engine then makes one attempt after another
-//! to find memory. An attempt consists of effects, for example the allocation of a segment.
+//! A request hits if its stream's cache has a free block that fits, and misses otherwise. If a request misses, the
+//! engine makes one attempt after another to find memory. An attempt consists of effects, for example the allocation of
+//! a segment.
 //!
 //! - `attempts`: selects the next effect, as a state machine without I/O.
 //! - `miss`: carries out the selected effects.
@@ -9,11 +10,12 @@
 //! - `sizes`: the sizes of new segments.
 //! - `release`: releases memory to its source.
 //! - `collect`: releases the segments that have been idle for long.
-//! - `watch`: snapshots, trackers, and the answer to readers that poll for structural entries.
+//! - `watch`: snapshots, trackers, and the trace entries about segments for
+//!   [`Allocator::since`](super::Allocator::since).
 //!
 //! The structure lock guards the set of segments. It is held during every effect, except while trackers are called,
-//! and while the effect waits for other threads that change segments. A hit is a request that its stream's cache
-//! serves. While an effect calls the driver or a tracker, it holds no lock that a hit takes.
+//! and while the effect waits for other threads that change segments. While an effect calls the driver or a tracker, it
+//! holds no lock that a hit takes.
 
 mod attempts;
 mod collect;
@@ -148,8 +150,8 @@ impl Engine {
             return pool.find_mapped(address);
         }
         let found = pool.find(segment.stream()).and_then(|cache| cache.find(address));
-        // The pool of the segment may be closed, or the segment may be moving to another stream. So the other caches
-        // are searched too.
+        // `PoolCore::find` returns `None` after the pool is closed, and the segment may be moving to another stream. So
+        // all caches are searched.
         found.or_else(|| pool.caches().iter().find_map(|cache| cache.find(address)))
     }
 }

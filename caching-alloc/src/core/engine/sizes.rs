@@ -7,9 +7,9 @@ use crate::core::size::{MAX_BLOCK, SEGMENT_STEP, SizeClass};
 /// needs more.
 const SCARCE: u64 = 4;
 
-/// The generous size of a new segment grows with a share of the memory that its pool and stream have reserved for its
-/// class: that memory divided by [`Settings::growth_divisor`]. For small requests, the share is multiplied by this
-/// factor.
+/// If memory permits, a new segment is at least `reserved / growth_divisor` bytes long, where `reserved` is the length
+/// of all segments of the same pool, stream and class (see [`Settings::growth_divisor`]). For small requests, that
+/// quotient is multiplied by this factor.
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.

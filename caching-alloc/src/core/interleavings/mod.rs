@@ -1,13 +1,15 @@
 //! Tests of the interleavings of threads. Each test is a program of a few threads, which a checker runs in many orders.
 //!
 //! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
-//!   preemptions of a runnable thread. Steps on different locks and atomics do not affect each other. Of orders that
-//!   differ only in such steps, loom runs one. Loom does not see the reference counts of `Arc` (see
-//!   [`sync`](crate::sync)), so it does not try different orders of their changes.
+//!   preemptions of a runnable thread; some models have a lower limit of their own. Steps on different locks and atomics
+//!   are independent of each other. Of several orders that differ only in the order of independent steps, loom runs one.
+//!   Loom does not see the reference counts of `Arc` (see [`sync`](crate::sync)), so it does not try different orders of
+//!   their changes.
 //! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
 //!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
 //!   at two random steps the running thread gets the lowest priority.
-//! - Otherwise: runs both 30 times, on threads of the operating system, in the order of its scheduler.
+//! - Otherwise: runs [`models`] and [`flows`] 30 times each, on threads of the operating system, in the order of its
+//!   scheduler.
 //!
 //! A program checks visible effects. No two blocks in its [`Ledger`] overlap. At its end, the source, the streams and
 //! the statistics show that nothing is in use. A [`Reader`] is a tracker, and checks that the trace entries that it

@@ -1,11 +1,13 @@
-//! Plans where to map memory for a block that fits in no free memory. A plan consists of a part of a hole, the free
-//! memory beside it that the block also uses, the idle pages to move into the hole, and the new pages to map there.
+//! Plans where to map memory for a block that fits in no free memory. A hole is a range of reserved addresses without
+//! usable memory. A plan consists of a part of a hole, the free memory beside it that the block also uses, the idle
+//! pages to move into the hole, and the new pages to map there.
 //!
 //! The longest new page is a fraction of the pool's peak use. Long pages need few calls to move much memory. Short
-//! pages leave little memory idle in pages that are partly free. A block gets as few pages as the longest length permits,
-//! all of about one length. The table shows the effect of the fraction on three recorded programs. Each cell has three
-//! numbers: the ratio of reserved to active memory at the peak, the number of driver calls, and the number of driver
-//! calls per 50 operations. The last number leaves out the first tenth of the program, and the calls at new peaks.
+//! pages leave little memory idle in pages that are partly free. A block gets as few pages as the longest length
+//! permits, all of about one length. The table shows the effect of the fraction on three recorded programs. Each cell
+//! has three numbers: the ratio of reserved to active memory at the peak, the number of driver calls, and the number of
+//! driver calls per 50 operations. The last number leaves out the first tenth of the program, and the calls at new
+//! peaks.
 //!
 //! | longest page | GPT-2, training | ResNet-50, training | two streams |
 //! | --- | --- | --- | --- |
@@ -17,8 +19,8 @@
 //!
 //! The third program is so small that every page has the least length.
 //!
-//! Idle pages are moved only if the pool would otherwise grow clearly beyond its need: moving needs calls, and a little
-//! slack avoids many of them.
+//! Idle pages are moved only if new pages would exceed the pool's peak by more than a slack (see [`Budget::freely`]).
+//! Each move needs driver calls, and the slack avoids most moves.
 
 use super::arena::{Arena, ArenaList, Fragment, FreeSpan, Range, Tier};
 use crate::core::heap::{BlockId, State};
@@ -26,9 +28,9 @@ use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 
-/// A page is no longer than the peak divided by this.
+/// A page is no longer than the peak divided by this, or than one granule if that is longer.
 const PAGE_SHARE: u64 = 256;
-/// No page is made longer than this, in bytes.
+/// No page is made longer than this, in bytes, unless the granule is longer.
 const LONGEST_PAGE: u64 = 128 << 20;
 
 /// Returns the longest page, in bytes, for a pool with this peak.
@@ -44,10 +46,10 @@ pub(in crate::core) struct Budget {
     /// If no more than this many bytes must be mapped for the block, all of them come from new pages. Otherwise idle
     /// pages are moved first.
     pub(in crate::core) freely: u64,
-    /// The most bytes that new pages may have together.
+    /// The most bytes that new pages may have together. At least `freely`.
     pub(in crate::core) at_most: u64,
-    /// If this is false, only the best one or two holes of the block's own [`Tier`] are tried. If it is true, all other
-    /// holes of both tiers are tried after them.
+    /// If false, the plan tries the best hole of the block's own [`Tier`], and then the best one with room for the
+    /// longest idle page. If true, it then tries all holes of both tiers.
     pub(in crate::core) anywhere: bool,
 }
 
@@ -69,7 +71,7 @@ pub(in crate::core) struct Plan {
     /// Free memory directly before and after the range, which the block also uses.
     before: Vec<Fragment>,
     after: Vec<Fragment>,
-    /// The memory that the moved pages leave: one list for each group of neighbouring pages.
+    /// The heap blocks at the old addresses of the moved pages: one list for each group of neighbouring pages.
     sources: Vec<Vec<Fragment>>,
 }
 
@@ -245,8 +247,8 @@ impl Arena {
         self.stale.iter().copied().filter(meets)
     }
 
-    /// Returns all holes as (range, offset, length), in ascending order. The addresses between the end of a heap
-    /// segment and the limit of its range also count as a hole.
+    /// Returns all holes as (range, offset, length), in ascending order. The reserved
+    /// addresses of a range that the heap does not cover yet also count as a hole.
     fn holes(&self) -> Vec<(u32, Units, Units)> {
         let mut all = Vec::new();
         for (range, Range { limit, .. }) in (0u32..).zip(&self.ranges) {
@@ -357,9 +359,9 @@ impl Arena {
         }
     }
 
-    /// Undoes a plan that was not carried out. The pages of the plan stay at their old addresses, and its free memory
-    /// returns to the lists. `is_undone` is false if pages may still be mapped at the planned addresses. These
-    /// addresses are then never used again.
+    /// Drops a plan whose pages were not mapped. Its pages stay at their old addresses, and the free memory that it
+    /// took returns to the lists. If `is_undone` is false, pages may still be mapped at the planned addresses, which
+    /// are then never used again.
     pub(in crate::core) fn abandon(&mut self, plan: Plan, is_undone: bool) {
         let Plan { moves, target, before, after, sources, .. } = plan;
         self.put_pages_back(moves);
@@ -372,7 +374,8 @@ impl Arena {
     }
 
     /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of the
-    /// arena list `list`. The old addresses of moved pages become holes once the use in `wait` has ended.
+    /// arena list `list`. The old addresses of the moved pages become holes after the event of `wait`. It must be
+    /// `Some` if the plan moves pages: otherwise the old addresses are lost.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,
@@ -401,8 +404,8 @@ impl Arena {
     }
 
     /// Takes idle pages out of the lists and claims them, to be released. Begins with the largest groups of
-    /// neighbouring pages, and ends when `wanted` bytes are taken. Returns the pages of each group, and the memory that
-    /// they leave.
+    /// neighbouring pages, and ends when `wanted` bytes are taken. Returns the pages of each group, and the heap
+    /// blocks at their addresses.
     pub(in crate::core) fn detach_idle(&mut self, wanted: u64) -> Vec<(Vec<Segment>, Vec<Fragment>)> {
         let free_spans = self.free_spans(&|_| true);
         let mut idle = self.idle(&free_spans);
@@ -459,16 +462,15 @@ fn units_of(page: &Segment) -> Units {
     (page.bytes() / UNIT) as Units
 }
 
-/// Chooses and claims idle pages of `need` units together, or as many as there are. Repeatedly takes the longest page
-/// that does not exceed the units still missing. So few calls move much memory, and few units are missing at the end.
-/// If any are, also takes the shortest of the pages that were too long, provided that all chosen pages together then
-/// have at most `room` units.
+/// Chooses and claims idle pages of `need` units in total, or fewer if there are not enough. Repeatedly takes the
+/// longest page that does not exceed the missing units, which keeps the number of calls low. If units are still
+/// missing, also takes the shortest of the pages that were too long, unless the total would then exceed `room`.
 fn choose(idle: &[&Idle], need: Units, room: Units) -> Vec<Idle> {
     let mut pages: Vec<(Units, usize, usize)> = Vec::new();
     for (at, near) in idle.iter().enumerate() {
         pages.extend(near.pages.iter().enumerate().map(|(index, (_, page))| (units_of(page), at, index)));
     }
-    // The longest pages come first, and among equals those of small groups, which are less useful elsewhere.
+    // The longest pages come first. Among equals, pages of small groups come first, so that long groups stay whole.
     pages
         .sort_unstable_by_key(|(units, at, index)| (std::cmp::Reverse(*units), idle[*at].units, *at, *index));
     let mut got = 0;

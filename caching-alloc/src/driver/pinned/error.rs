@@ -2,7 +2,7 @@
 
 use crate::core::{AllocError, EventError, StreamId};
 
-/// Why a block of pinned memory could not be allocated, or the host could not access it.
+/// The error of allocating a block of pinned memory, or of accessing it on the host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinnedError {

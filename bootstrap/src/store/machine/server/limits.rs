@@ -7,8 +7,8 @@ use super::super::request::Limits;
 /// Limits of a [`Server`](super::Server).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerLimits {
-    /// The limits on keys, values and requests, and on the memory of the table. If `store_bytes` exceeds half of
-    /// `memory`, half of `memory` is the limit instead.
+    /// The limits on keys, values and requests, and on the memory of the table ([`Limits::store_bytes`]). The limit on
+    /// the table is never more than half of `memory`.
     pub sizes: Limits,
     /// The most bytes of memory for everything, including overhead: the table, incomplete requests, waits, unsent
     /// replies, and 4 KiB for every connection.
