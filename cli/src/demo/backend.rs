@@ -5,8 +5,6 @@ use cuda_driver::Driver;
 use gpu_sim::World;
 use process_group::comm::Nccl;
 
-use crate::exit::{brief, explain};
-
 /// Capacity of an embedded device, in bytes: that of a large GPU. Only touched pages use host memory.
 const CAPACITY: u64 = 140 << 30;
 
@@ -95,16 +93,16 @@ pub fn choose(wanted: Backend, ranks: Option<u32>) -> Result<(Plan, Option<Strin
         (Err(error), Backend::Cuda) => Err(error.context(NO_CUDA)),
         (Err(error), _) => {
             let plan = Plan { backend: Backend::Sim, ranks: ranks.unwrap_or(RANKS) };
-            Ok((plan, Some(without_gpus(&explain(&error)))))
+            Ok((plan, Some(without_gpus(&error))))
         }
     }
 }
 
-/// The line for a host on which `Backend::Auto` finds no GPUs, for this error.
-fn without_gpus(error: &str) -> String {
-    let why = brief(error);
-    let short = why.split(" (").next().unwrap_or_default().trim_end_matches([':', '.']);
-    format!("Running on the embedded device, because there are no GPUs: {short}; --backend cuda says more.")
+/// The line for a host on which `Backend::Auto` finds no GPUs, for this error, without its causes.
+fn without_gpus(error: &anyhow::Error) -> String {
+    let error = error.to_string();
+    let short = error.split(" (").next().unwrap_or_default();
+    format!("Using the embedded device: {short} (see `lockstep doctor`)")
 }
 
 /// The number of ranks for the GPUs of this host, or the reason why there can be none.
@@ -147,11 +145,11 @@ pub fn open(backend: Backend, ranks: u32) -> Result<Devices> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn files_that_are_absent_are_not_told() {
-        let absent = "x.so: cannot open shared object file: No such file or directory";
+    fn causes_and_codes_are_left_to_the_doctor() {
+        let error = anyhow::anyhow!("no X found; install it").context("X failed with E (100): no device");
         assert_eq!(
-            super::without_gpus(&format!("no X found; install it. Tried:\n  {absent}")),
-            "Running on the embedded device, because there are no GPUs: no X found; install it; --backend cuda says more."
+            super::without_gpus(&error),
+            "Using the embedded device: X failed with E (see `lockstep doctor`)"
         );
     }
 }

@@ -159,6 +159,13 @@ fn a_rank_that_is_not_there_cannot_be_absent_and_nothing_else_is_said() {
 }
 
 #[test]
+fn the_reason_for_the_embedded_device_fits_a_terminal() {
+    let output = finish(demo(&["--ranks", "2"]), |_| {});
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.lines().all(|line| line.chars().count() <= 100), "{said}");
+}
+
+#[test]
 fn a_broken_trace_file_is_named_with_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let with = |name: &str, bytes: &[u8]| {
