@@ -76,7 +76,7 @@ fn gather(limit: Duration) -> Facts {
     let cuda = libraries::gather(Kind::Cuda, limit);
     let devices = match cuda.taken.error() {
         // The query would fail, or hang, for the same reason.
-        Some(error) => Tried::Failed { error: error.to_owned() },
+        Some(_) => Tried::Failed { error: verdict::NO_DRIVER.into() },
         None => child::ask(["doctor", "--devices"], limit).into(),
     };
     Facts {

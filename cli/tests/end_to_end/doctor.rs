@@ -126,6 +126,25 @@ fn a_variable_that_names_no_library_is_told() {
     assert!(error.contains("NCCL_SYS_LIBRARY") && error.contains("/nonexistent/libnccl.so.2"), "{error}");
 }
 
+/// Each variable names a file that exists and is no library.
+#[test]
+fn a_wrong_library_is_one_finding() {
+    let folder = tempfile::tempdir().unwrap();
+    let [cuda, nccl] = ["libcuda.so.1", "libnccl.so.2"].map(|name| folder.path().join(name));
+    for library in [&cuda, &nccl] {
+        fs::write(library, &fs::read("/proc/self/exe").unwrap()[..1000]).unwrap();
+    }
+    let found = examine("60", &[("CUDA_DRIVER_SYS_LIBRARY", &cuda), ("NCCL_SYS_LIBRARY", &nccl)]);
+    let findings = found["findings"].as_array().unwrap();
+    for (library, subject) in [(cuda, "no CUDA driver"), (nccl, "no NCCL")] {
+        let about: Vec<_> =
+            findings.iter().filter(|one| one.to_string().contains(library.to_str().unwrap())).collect();
+        assert_eq!(about.len(), 1, "{about:#?}");
+        assert_eq!(about[0]["subject"], subject, "{about:#?}");
+    }
+    assert_eq!(found["devices"]["error"], "no CUDA driver");
+}
+
 /// The library of a real release, if `cargo xtask abi` has fetched it.
 fn fetched(release: &str) -> Option<PathBuf> {
     let wheel = format!("target/xtask/wheels/nvidia-nccl-cu12-{release}-library");

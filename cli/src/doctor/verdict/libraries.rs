@@ -1,7 +1,7 @@
 //! Findings about the installed libraries.
 
-use super::{Findings, ON_DRIVER, ON_GPUS, ON_NCCL, Weight};
-use crate::doctor::facts::{Facts, Libraries};
+use super::{Findings, NO_DRIVER, ON_DRIVER, ON_GPUS, ON_NCCL, Weight};
+use crate::doctor::facts::{Facts, Libraries, Library};
 use crate::doctor::libraries::instead;
 use crate::exit::brief;
 use crate::probe::Probe;
@@ -15,13 +15,14 @@ impl Findings {
                 "none of the libraries that were found works (see the notes on them): leave out those that are no \
                  driver's, or install the driver again"
             } else if facts.host.kernel_module.is_none() {
-                "install NVIDIA's driver; without a GPU, the demo and all tests run on the embedded device"
+                "install NVIDIA's driver, if this host has a GPU"
             } else if facts.host.container.is_some() {
                 "start the container with the GPUs' driver mapped in (`--gpus all`)"
             } else {
                 "the kernel has the driver's module: install libcuda.so.1 of the same release"
             };
-            return self.add(Weight::Fault, "no CUDA driver", &ON_DRIVER, brief(error), Some(remedy.into()));
+            let cause = cause(NO_DRIVER, error, &facts.cuda);
+            return self.add(Weight::Fault, NO_DRIVER, &ON_DRIVER, cause, Some(remedy.into()));
         }
         if let Some(error) = facts.devices.error() {
             let remedy = "`nvidia-smi` must list the GPUs; in a container they must be mapped in (`--gpus all`), and \
@@ -67,7 +68,8 @@ impl Findings {
                     nccl_sys::VARIABLE
                 ),
             };
-            return self.add(Weight::Fault, "no NCCL", &ON_NCCL, brief(error), Some(remedy));
+            let subject = "no NCCL";
+            return self.add(Weight::Fault, subject, &ON_NCCL, cause(subject, error, nccl), Some(remedy));
         }
         let Some(taken) = nccl.taken() else { return };
         for refused in &taken.refused {
@@ -84,7 +86,9 @@ impl Findings {
 
     /// Findings about several copies, and about broken ones.
     pub(super) fn copies(&mut self, what: &str, variable: &str, libraries: &Libraries) {
-        for library in libraries.found.iter().filter(|library| !library.taken) {
+        // The file that the variable names is taken, or is the cause of the finding that none is.
+        let is_named = |library: &Library| library.sources.iter().any(|source| source == variable);
+        for library in libraries.found.iter().filter(|library| !library.taken && !is_named(library)) {
             if let Some(error) = library.probe.error() {
                 let subject = format!("{what} at {}", library.path.display());
                 let via = library.sources.join(", ");
@@ -116,6 +120,17 @@ impl Findings {
             );
         }
     }
+}
+
+/// Shortens the error of a library that cannot be loaded. Leaves out the advice of the loading crate, which the remedy
+/// has, and files that have a finding of their own.
+fn cause(subject: &str, error: &str, libraries: &Libraries) -> String {
+    let (first, tried) = error.split_once('\n').unwrap_or((error, ""));
+    let first =
+        if first.starts_with(&format!("{subject} found; ")) { "the loader finds none" } else { first };
+    let found: Vec<_> = libraries.found.iter().map(|library| library.path.display().to_string()).collect();
+    let others = tried.lines().filter(|line| !found.iter().any(|path| line.contains(path)));
+    brief(&[first].into_iter().chain(others).collect::<Vec<_>>().join("\n"))
 }
 
 /// True if the variable that names a library's file is set.

@@ -94,6 +94,9 @@ const ON_NCCL: [&str; 3] = ["nccl-sys", "process-group", "symm-mem"];
 /// Crates that create groups of ranks.
 const ON_GROUPS: [&str; 2] = ["process-group", "symm-mem"];
 
+/// The subject of the finding on a host without a driver.
+pub(super) const NO_DRIVER: &str = "no CUDA driver";
+
 /// All findings, the worst last, and a verdict for every crate.
 pub(super) fn judge(facts: &Facts) -> (Vec<Finding>, Vec<Verdict>) {
     let mut findings = Findings(Vec::new());

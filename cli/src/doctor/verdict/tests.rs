@@ -147,12 +147,14 @@ fn of_a_good_host_nothing_is_said() {
 fn without_a_driver_the_embedded_device_works() {
     let mut facts = good();
     facts.cuda = libraries(Vec::new());
+    facts.cuda.taken = failed("no CUDA driver found; install it. Tried:\n  x.so: /lib/x.so: file too short");
     facts.devices = failed("no driver");
     facts.host.kernel_module = None;
     let (findings, verdicts) = judge(&facts);
     let last = findings.last().unwrap();
     assert_eq!((last.weight, last.subject.as_str()), (Weight::Fault, "no CUDA driver"));
-    assert!(last.remedy.as_ref().unwrap().contains("embedded device"), "{last:?}");
+    assert_eq!(last.cause, "the loader finds none; x.so: /lib/x.so: file too short");
+    assert!(last.remedy.as_ref().unwrap().contains("install NVIDIA's driver"), "{last:?}");
     for name in ["cuda-driver-sys", "cuda-driver", "caching-alloc", "process-group", "symm-mem"] {
         assert_eq!(outcome(&verdicts, name), Outcome::EmbeddedOnly, "{name}");
     }
