@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::{
     bench, demo, doctor, exit, fr, help_page, kill_test, launch, notes, probe, replay, suggestions, viz,
@@ -60,17 +60,26 @@ enum Task {
 /// Runs the command that the process's arguments name.
 pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    match Arguments::try_parse_from(&arguments) {
-        Ok(Arguments { task }) => exit::exit_code(|| perform(task)),
+    let parsed = Arguments::command().try_get_matches_from(&arguments);
+    match parsed.and_then(|found| Ok((Arguments::from_arg_matches(&found)?, has_json(&found)))) {
+        Ok((Arguments { task }, json)) => exit::run(|| perform(task), json),
         Err(error) => suggestions::without_hidden(error, &Arguments::command(), &arguments).exit(),
+    }
+}
+
+/// Returns true if the command has the option `--json`, and it is given.
+fn has_json(found: &ArgMatches) -> bool {
+    match found.subcommand() {
+        Some((_, found)) => has_json(found),
+        None => found.try_get_one("json").is_ok_and(|json| json == Some(&true)),
     }
 }
 
 fn perform(task: Task) -> Result<ExitCode> {
     match task {
-        Task::Demo(options) => return Ok(demo::run(&options)),
         Task::DemoRank(options) => return Ok(demo::run_rank(&options)),
-        Task::Launch(options) => return Ok(launch::run(&options)),
+        Task::Launch(options) => return launch::run(&options),
+        Task::Demo(options) => demo::run(&options),
         Task::Doctor(options) => doctor::run(&options),
         Task::Fr(options) => fr::run(&options),
         Task::Replay(options) => replay::run(&options),

@@ -1,7 +1,7 @@
 //! The end of a command: its exit code, and its error on standard error.
 
 use std::any::Any;
-use std::io;
+use std::io::{self, Write as _};
 use std::panic::{self, UnwindSafe};
 use std::process::ExitCode;
 
@@ -15,11 +15,16 @@ use crate::plain;
 const BROKEN_PIPE: u8 = 128 + 13;
 
 /// Runs a command and returns its exit code. Prints its error, if it fails, to standard error.
+pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> ExitCode {
+    run(command, false)
+}
+
+/// Like [`exit_code`]. With `json`, prints the error to standard output too, as the object `{"error": TEXT}`.
 ///
 /// A command whose output nobody reads any more (`| head -1`) ends silently. Not by the signal `SIGPIPE`, which a
 /// child's pipe can also raise, and which would leave the command's own children behind. Instead the panic that
 /// `println` makes of a broken pipe unwinds.
-pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> ExitCode {
+pub(crate) fn run(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe, json: bool) -> ExitCode {
     let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         if unwritten(panic.payload()).is_none() {
@@ -30,7 +35,12 @@ pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> Exi
         Ok(Ok(code)) => code,
         Ok(Err(error)) if is_broken_pipe(&error) && has_no_reader() => ExitCode::from(BROKEN_PIPE),
         Ok(Err(error)) => {
-            eprintln!("error: {}", plain::lines(&explain(&error)));
+            let text = plain::lines(&explain(&error));
+            eprintln!("error: {text}");
+            if json {
+                // The error may be that of standard output itself.
+                let _ = writeln!(io::stdout(), "{}", serde_json::json!({ "error": text }));
+            }
             failure(&error)
         }
         Err(panic) => match unwritten(&*panic) {
@@ -50,7 +60,7 @@ pub fn exit_code(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe) -> Exi
 pub(crate) struct UsageError(pub(crate) String);
 
 /// Returns the exit code for an error: 2, as the parser of the command line does, if the arguments are wrong.
-pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
+fn failure(error: &anyhow::Error) -> ExitCode {
     if error.is::<UsageError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 

@@ -13,7 +13,7 @@ const START: &str = "\
 The binary `lockstep` has the commands for users of the crates. Install it from a clone with `cargo install --locked --path cli`, or \
 run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
 `lockstep launch` exits with the code of the rank that failed. \
-Commands that report figures print them as JSON with `--json`. Errors are on standard error. With `--json`, `lockstep demo` that fails and `lockstep fr live` that no member answers print an object with the key `error`, too; other commands print no object for an error. Developer tasks are in [development.md](development.md#tasks).
+Commands that report figures print them as JSON with `--json`. Errors are on standard error. With `--json`, standard output has objects only, one in a line; if the command fails, the last is `{\"error\": TEXT}`, with the text that standard error has. Arguments that cannot be parsed are reported on standard error only. Developer tasks are in [development.md](development.md#tasks).
 
 These are the texts of `--help`. `cargo run -p lockstep-cli -- help-page > docs/commands.md` writes this page.
 ";

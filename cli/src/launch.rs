@@ -30,7 +30,6 @@ use signal_hook::iterator::Signals;
 
 use self::rank::Rank;
 use crate::child::{self, End};
-use crate::exit::explain;
 use crate::job_secret::JobSecret;
 use crate::values;
 
@@ -92,14 +91,7 @@ enum Event {
 
 /// Runs the job. Returns the exit code of the rank that failed, or the code for the signal if one interrupted the
 /// job.
-pub(crate) fn run(options: &Options) -> ExitCode {
-    launch(options).unwrap_or_else(|error| {
-        eprintln!("error: {}", explain(&error));
-        ExitCode::FAILURE
-    })
-}
-
-fn launch(options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let (sender, events) = mpsc::channel();
     let signals = watch_signals(sender.clone())?;
     let mut job = Job::start(options, &sender)?;

@@ -2,7 +2,8 @@
 
 pub(crate) const EXIT_CODES: &str = "\
 The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
-`lockstep launch` exits with the code of the rank that failed.";
+`lockstep launch` exits with the code of the rank that failed. With --json, a command that fails prints the object \
+{\"error\": TEXT} as its last line.";
 
 pub(crate) const DEMO: &str = "\
 Every rank replays a recorded training run through its caching allocator, while a tracker registers every segment with \
@@ -16,7 +17,7 @@ error, and the other groups go on.
 `--backend auto` uses GPUs if there are at least 2, else the embedded device, where host memory is used for touched pages: \
 less than 1 GB in all. With 2 ranks the data-parallel groups have one member. They commit without a window, and copy.
 
-Keys of --json: `ok`; `error` (if not `ok`); `backend`, `ranks`, `nccl_version`; `trace` (the replay of each rank: \
+Keys of --json: `ok`; `backend`, `ranks`, `nccl_version`; `trace` (the replay of each rank: \
 `allocations`, `segments`, `peak_active` and `peak_reserved` in bytes, `registrations`, `milliseconds` of the slowest rank); \
 `groups` (`name`, `ranks`, `windows`, `verified_bytes`; of the slowest member `commit_ms`, `eager_ms`, `graph_ms`; `refused`, \
 the error after the divergence); `divergence` (`detected_on`, the ranks with the error; `error`, its text; `milliseconds` from \
@@ -89,9 +90,8 @@ rounds is reported as not having joined.
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
 `collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
-rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If \
-the store can be reached but no member of any group answers, the exit code is 1, and the only object has no members and the \
-key `error`, the text of the error.";
+rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If no \
+member of any group answers, that is an error.";
 
 pub(crate) const REPLAY: &str = "\
 A trace in text form has one event in a line, in program order: CODE ADDRESS(hex) SIZE(bytes) STREAM. `a` allocates. `r` \

@@ -27,33 +27,21 @@ mod report;
 
 use std::process::ExitCode;
 
-use crate::exit::{self, explain};
+use anyhow::Result;
 
 pub(crate) use backend::Backend;
 pub(crate) use launcher::die_with_launcher;
 pub(crate) use options::{Options, RANK_COMMAND, RankOptions};
 
-/// Runs the demo and reports on standard output; the exit code is 0 only if everything held.
-pub(crate) fn run(options: &Options) -> ExitCode {
-    let (outcome, json) = match launcher::run(options) {
-        Ok(figures) => {
-            if !options.json {
-                report::table(&figures);
-            }
-            (figures.verdict(), report::json(&figures))
-        }
-        Err(error) => {
-            let json = report::failure(&error);
-            (Err(error), json)
-        }
-    };
-    if let Err(error) = &outcome {
-        eprintln!("error: {}", explain(error));
-    }
+/// Runs the demo and reports on standard output. Fails unless everything held.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let figures = launcher::run(options)?;
     if options.json {
-        println!("{json}");
+        println!("{}", report::json(&figures)?);
+    } else {
+        report::table(&figures);
     }
-    outcome.map_or_else(|error| exit::failure(&error), |()| ExitCode::SUCCESS)
+    figures.verdict()
 }
 
 /// Runs one rank, which reports its result to the launcher.

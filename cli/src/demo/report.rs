@@ -6,7 +6,6 @@ use anyhow::{Result, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
-use crate::exit::explain;
 use crate::json::rounded;
 
 use super::backend::Backend;
@@ -329,8 +328,6 @@ fn on(figures: &Figures) -> &'static str {
 #[derive(Serialize)]
 struct Report<'a> {
     ok: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
     backend: &'a str,
     ranks: u32,
     nccl_version: &'a str,
@@ -372,11 +369,9 @@ struct DivergenceReport {
 }
 
 /// The figures as one line of JSON.
-pub(crate) fn json(figures: &Figures) -> String {
-    let error = figures.verdict().err().map(|error| explain(&error));
+pub(crate) fn json(figures: &Figures) -> Result<String> {
     let report = Report {
-        ok: error.is_none(),
-        error,
+        ok: figures.verdict().is_ok(),
         backend: figures.backend.name(),
         ranks: figures.ranks,
         nccl_version: &figures.nccl_version,
@@ -409,12 +404,7 @@ pub(crate) fn json(figures: &Figures) -> String {
             milliseconds: figures.detected_after_ms(),
         },
     };
-    rounded(&report, 3).unwrap_or_else(|error| failure(&error))
-}
-
-/// The line of JSON for a job that has no figures.
-pub(crate) fn failure(error: &anyhow::Error) -> String {
-    serde_json::json!({ "ok": false, "error": explain(error) }).to_string()
+    rounded(&report, 3)
 }
 
 #[cfg(test)]

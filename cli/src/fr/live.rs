@@ -102,21 +102,6 @@ impl From<LastCall> for Last {
     }
 }
 
-/// The result in JSON if no member of any group answers.
-#[derive(Serialize)]
-struct Unanswered {
-    /// The job's first group, without members.
-    #[serde(flatten)]
-    group: Group,
-    error: String,
-}
-
-impl Unanswered {
-    fn new(group: &str, error: String) -> Self {
-        Self { group: Group::new(group.to_owned(), Vec::new(), 0), error }
-    }
-}
-
 impl Member {
     fn new(rank: usize, last: Option<Last>) -> Self {
         Self { rank, answered: last.is_some(), last }
@@ -176,18 +161,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         Err(error @ StoreError::Address { .. }) => return Err(UsageError(error_text(&error)).into()),
         connected => Arc::new(connected?),
     };
-    let unanswered = |error: &str| {
-        if options.json {
-            println!("{}", serde_json::to_string(&Unanswered::new(&options.group, error.to_owned()))?);
-        }
-        anyhow::Ok(())
-    };
     let ask = || ProcessGroup::observe(store.clone(), &options.group, options.epoch, Deadline::after(wait));
     let groups = match ask_twice(ask, || thread::sleep(PAUSE)) {
         Ok(groups) => groups,
         Err(error) => {
             let problem = problem(&error, options);
-            unanswered(&problem)?;
             if is_absent(&error) {
                 bail!(problem);
             }
@@ -195,7 +173,6 @@ pub(super) fn run(options: &Options) -> Result<()> {
         }
     };
     if groups.is_empty() {
-        unanswered(NO_MEMBER)?;
         bail!(NO_MEMBER);
     }
     for group in &groups {
@@ -416,13 +393,6 @@ mod tests {
             verdict(&[Some(first), Some(&[Some(3), None])]),
             "all members of world have called collective 3"
         );
-    }
-
-    #[test]
-    fn json_without_an_answer_has_the_error() {
-        let found = serde_json::to_value(Unanswered::new("world", NO_MEMBER.into())).unwrap();
-        let expected = serde_json::json!({"group": "world", "members": [], "not_joined": [], "unconfirmed": [], "error": NO_MEMBER});
-        assert_eq!(found, expected);
     }
 
     #[test]

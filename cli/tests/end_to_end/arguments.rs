@@ -111,3 +111,35 @@ fn a_rank_that_ends_early_is_named_with_its_round() {
     );
     assert!(error.contains("round 1: rank 0 ended before it was ready, see its error above"), "{error}");
 }
+
+/// Whatever a command has printed before, its last line of output has the error that standard error has.
+#[test]
+fn an_error_is_the_last_object_of_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let [trace, broken] = [("trace", "a 7f00 512 0\nr 7f00 512 0\nf 7f00 512 0\n"), ("broken", "no trace\n")]
+        .map(|(name, text)| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        });
+    for (arguments, objects) in [
+        (&["demo", "--json", "--trace", "/nonexistent/trace"][..], 1),
+        (&["fr", "analyze", "--json", "/nonexistent/folder"], 1),
+        (&["fr", "live", "--json", "127.0.0.1:1", "--wait", "0.1"], 1),
+        (&["replay", "--json", &trace, &broken], 2),
+        (&["bench", "p2p", "--json", "--check"], 1),
+        (&["kill-test", "--json", "--demo", "--backend", "sim", "--ranks", "3"], 1),
+    ] {
+        let (output, said) = run(arguments);
+        assert!(!output.status.success(), "{arguments:?}: {said}");
+        let printed = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<serde_json::Value> =
+            printed.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+        assert_eq!(lines.len(), objects, "{arguments:?}: {printed}{said}");
+        let error =
+            lines[objects - 1]["error"].as_str().unwrap_or_else(|| panic!("{arguments:?}: {printed}"));
+        assert!(said.ends_with(&format!("error: {error}\n")), "{arguments:?}: {error} {said}");
+    }
+    let (output, said) = run(&["fr", "analyze", "/nonexistent/folder"]);
+    assert!(output.stdout.is_empty() && said.starts_with("error: "), "{said}");
+}
