@@ -89,7 +89,7 @@ Ranks answer at different times. If a rank seems to be behind, all are asked aga
 rounds is reported as not having joined.
 
 Keys of --json, one object in a line for each group: `group`, `members` (`rank`, `answered`, and of the last call \
-`collectives`, `messages`, `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
+`collectives`, `messages`, `graph_launches` (those that the program marks), `operation`, `completed`, `age_ms`, `site`), `not_joined` (the ranks that are behind in both \
 rounds), `unconfirmed` (the ranks that are behind in the first, of a group that did not answer in the second). If no \
 member of any group answers, that is an error.";
 

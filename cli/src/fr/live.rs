@@ -61,11 +61,18 @@ struct Group {
     members: Vec<Member>,
     /// Ranks of the members that have not joined a collective that another member has called.
     not_joined: Vec<usize>,
-    /// The latest collective that a member had called by its answer in the first round.
+    /// The latest calls of members by their answers in the first round.
     #[serde(skip)]
-    front: u64,
+    front: Front,
     /// Ranks of the members that were behind in the first round, in a group without answers in the second.
     unconfirmed: Vec<usize>,
+}
+
+/// The largest number of collectives, and of graph launches, that any member of a group has called.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Front {
+    collectives: u64,
+    graph_launches: u64,
 }
 
 /// A member of a group.
@@ -84,6 +91,7 @@ struct Member {
 struct Last {
     collectives: u64,
     messages: u64,
+    graph_launches: u64,
     operation: Option<String>,
     completed: bool,
     #[serde(rename = "age_ms", serialize_with = "milliseconds")]
@@ -97,8 +105,9 @@ fn milliseconds<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::
 
 impl From<LastCall> for Last {
     fn from(last: LastCall) -> Self {
-        let LastCall { collectives, messages, operation, is_completed: completed, age, site, .. } = last;
-        Self { collectives, messages, operation, completed, age, site }
+        let LastCall { collectives, messages, graph_launches, operation, .. } = last;
+        let (completed, age, site) = (last.is_completed, last.age, last.site);
+        Self { collectives, messages, graph_launches, operation, completed, age, site }
     }
 }
 
@@ -107,24 +116,41 @@ impl Member {
         Self { rank, answered: last.is_some(), last }
     }
 
-    /// Returns true if the member answered, and had not called collective `number`.
-    fn is_before(&self, number: u64) -> bool {
-        self.last.as_ref().is_some_and(|last| last.collectives < number)
+    /// Returns the first calls that the member has not made but others have; `None` if there are none, or if it did not
+    /// answer.
+    fn next(&self, front: Front) -> Option<String> {
+        let last = self.last.as_ref()?;
+        let counts = [
+            ("collective", last.collectives, front.collectives),
+            ("graph launch", last.graph_launches, front.graph_launches),
+        ];
+        let behind = counts.iter().filter(|(_, called, front)| called < front);
+        let calls: Vec<_> = behind.map(|(what, called, _)| format!("{what} {}", called + 1)).collect();
+        (!calls.is_empty()).then(|| calls.join(" and "))
     }
 }
 
 impl From<Progress> for Group {
     fn from(progress: Progress) -> Self {
-        let front = progress.front();
         let members = progress.members.into_iter();
         let members = members.map(|member| Member::new(member.rank, member.last.map(Last::from)));
-        Self::new(progress.group, members.collect(), front)
+        Self::first(progress.group, members.collect())
     }
 }
 
 impl Group {
-    fn new(name: String, members: Vec<Member>, front: u64) -> Self {
-        let behind = members.iter().filter(|member| member.is_before(front));
+    /// The group by the answers of the first round.
+    fn first(name: String, members: Vec<Member>) -> Self {
+        let most = |count: fn(&Last) -> u64| {
+            members.iter().filter_map(|member| member.last.as_ref()).map(count).max().unwrap_or(0)
+        };
+        let collectives = most(|last| last.collectives);
+        let front = Front { collectives, graph_launches: most(|last| last.graph_launches) };
+        Self::new(name, members, front)
+    }
+
+    fn new(name: String, members: Vec<Member>, front: Front) -> Self {
+        let behind = members.iter().filter(|member| member.next(front).is_some());
         let not_joined = behind.map(|member| member.rank).collect();
         Self { name, members, not_joined, front, unconfirmed: Vec::new() }
     }
@@ -255,17 +281,17 @@ fn summary(group: &Group) -> String {
     if !silent.is_empty() {
         parts.push(format!("no answer of {}", Ranks(&silent)));
     }
-    for (collective, ranks) in next_collectives(group, &group.not_joined) {
+    for (calls, ranks) in next_calls(group, &group.not_joined) {
         let has = if ranks.len() == 1 { "has" } else { "have" };
-        parts.push(format!("{} {has} not joined collective {collective} of {name}", Ranks(&ranks)));
+        parts.push(format!("{} {has} not joined {calls} of {name}", Ranks(&ranks)));
     }
-    for (collective, ranks) in next_collectives(group, &group.unconfirmed) {
-        let had = format!("{} had not joined collective {collective} of {name}", Ranks(&ranks));
+    for (calls, ranks) in next_calls(group, &group.unconfirmed) {
+        let had = format!("{} had not joined {calls} of {name}", Ranks(&ranks));
         parts.push(format!("{had} when asked first, and the group did not answer a second time"));
     }
     if group.not_joined.is_empty() && group.unconfirmed.is_empty() {
         let who = if silent.is_empty() { "all members" } else { "all others" };
-        parts.push(match group.front {
+        parts.push(match group.front.collectives {
             0 => format!("no member of {name} has called a collective"),
             front => format!("{who} of {name} have called collective {front}"),
         });
@@ -282,12 +308,12 @@ fn ranks_of<'a>(members: impl Iterator<Item = &'a Member>) -> Vec<usize> {
     members.map(|member| member.rank).collect()
 }
 
-/// Returns the first collective that each of these ranks has not called, with all such ranks.
-fn next_collectives(group: &Group, ranks: &[usize]) -> BTreeMap<u64, Vec<usize>> {
-    let mut next: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for Member { rank, last, .. } in group.members.iter().filter(|member| ranks.contains(&member.rank)) {
-        if let Some(last) = last {
-            next.entry(last.collectives + 1).or_default().push(*rank);
+/// Returns the first calls that each of these ranks has not made, with all such ranks.
+fn next_calls(group: &Group, ranks: &[usize]) -> BTreeMap<String, Vec<usize>> {
+    let mut next: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for member in group.members.iter().filter(|member| ranks.contains(&member.rank)) {
+        if let Some(calls) = member.next(group.front) {
+            next.entry(calls).or_default().push(member.rank);
         }
     }
     next
@@ -300,8 +326,12 @@ impl fmt::Display for Group {
             match last {
                 None => writeln!(f, "  rank {rank:<4} does not answer")?,
                 Some(last) => {
-                    let (collectives, messages) = (last.collectives, last.messages);
-                    writeln!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} {last}")?;
+                    let Last { collectives, messages, graph_launches, .. } = last;
+                    write!(f, "  rank {rank:<4} collective {collectives:<8} message {messages:<8} ")?;
+                    if self.front.graph_launches > 0 {
+                        write!(f, "graph launch {graph_launches:<8} ")?;
+                    }
+                    writeln!(f, "{last}")?;
                 }
             }
         }
@@ -335,6 +365,7 @@ mod tests {
             let last = collectives.map(|collectives| Last {
                 collectives,
                 messages: 0,
+                graph_launches: 0,
                 operation,
                 completed: true,
                 age,
@@ -342,8 +373,7 @@ mod tests {
             });
             Member::new(rank, last)
         };
-        let front = collectives.iter().flatten().max().copied().unwrap_or(0);
-        Group::new("world".into(), collectives.iter().enumerate().map(member).collect(), front)
+        Group::first("world".into(), collectives.iter().enumerate().map(member).collect())
     }
 
     /// Asks in rounds with these answers. A round of `None` fails. Returns the summary of the only group.
@@ -401,7 +431,7 @@ mod tests {
         assert_eq!(group["not_joined"], serde_json::json!([0]));
         assert_eq!(group["members"][1], serde_json::json!({"rank": 1, "answered": false}));
         let last = serde_json::json!({
-            "rank": 2, "answered": true, "collectives": 2, "messages": 0, "operation": "all_reduce",
+            "rank": 2, "answered": true, "collectives": 2, "messages": 0, "graph_launches": 0, "operation": "all_reduce",
             "completed": true, "age_ms": 5.0, "site": "a.rs:7",
         });
         assert_eq!(group["members"][2], last);

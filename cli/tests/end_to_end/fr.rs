@@ -1,5 +1,6 @@
 //! Dumps of real jobs, ours and PyTorch's, through `fr analyze`.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
@@ -39,8 +40,8 @@ fn missing(report: &Value) -> (u64, Vec<u64>) {
 }
 
 /// Runs three ranks that call an all-reduce, then a second one; `odd` is the number of elements with which rank 2
-/// joins it. All ranks stay until `look` has returned.
-fn job(folder: &Path, odd: Option<usize>, look: impl Fn(&str) + Sync) {
+/// joins it. Then each rank marks so many graph launches. All ranks stay until `look` has returned.
+fn job(folder: &Path, odd: Option<usize>, launches: [usize; RANKS], look: impl Fn(&str) + Sync) {
     let world =
         World::builder().devices(RANKS).capacity(1 << 30).nccl_release(22809).faithful().start().unwrap();
     // SAFETY: the embedded device keeps the contracts of the C API, and outlives what is made of it here.
@@ -66,12 +67,15 @@ fn job(folder: &Path, odd: Option<usize>, look: impl Fn(&str) + Sync) {
         if let Some(elements) = if rank == 2 { odd } else { Some(8) } {
             all(elements);
         }
+        (0..launches[rank]).for_each(|_| drop(world.track_graph_launch(&stream).unwrap()));
         called.wait();
-        if rank == 0 {
-            look(&address);
-        }
+        // The other ranks wait for its end, also if a check fails.
+        let looked = (rank == 0).then(|| panic::catch_unwind(AssertUnwindSafe(|| look(&address))));
         called.wait();
         world.abort(far()).unwrap();
+        if let Some(Err(failed)) = looked {
+            panic::resume_unwind(failed);
+        }
     };
     let rank = &rank;
     std::thread::scope(|scope| {
@@ -122,7 +126,7 @@ rusty_fork_test! {
     #[test]
     fn a_missing_rank_is_named_in_dumps_and_live() {
         let folder = tempfile::tempdir().unwrap();
-        job(folder.path(), None, |address| {
+        job(folder.path(), None, [0; RANKS], |address| {
             let output = Command::new(lockstep()).args(["fr", "live", address]).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             assert!(text.contains("  rank 2 has not joined collective 2 of world\n"), "{text}");
@@ -137,7 +141,8 @@ rusty_fork_test! {
             let said = String::from_utf8(output.stderr).unwrap();
             assert!(said.ends_with(" or the program has no process group\n"), "{said}");
             let none: Value = serde_json::from_slice(&output.stdout).unwrap();
-            assert!(none["error"].as_str().unwrap().contains("no group none of epoch 0 answers"), "{none}");
+            assert_eq!(none, serde_json::json!({"error": said.trim_end().trim_start_matches("error: ")}));
+            assert!(said.contains("no group none of epoch 0 answers"), "{said}");
             assert_eq!(output.status.code(), Some(1));
             let members = world["members"].as_array().unwrap();
             let collectives: Vec<_> = members.iter().map(|member| member["collectives"].as_u64()).collect();
@@ -159,9 +164,25 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_rank_that_skips_a_graph_launch_is_named_live() {
+        let folder = tempfile::tempdir().unwrap();
+        job(folder.path(), Some(8), [2, 2, 1], |address| {
+            let output = Command::new(lockstep()).args(["fr", "live", address]).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            assert!(text.contains("  rank 2 has not joined graph launch 2 of world\n"), "{text}");
+            let output = Command::new(lockstep()).args(["fr", "live", address, "--json"]).output().unwrap();
+            let world: Value = serde_json::from_slice(&output.stdout).unwrap();
+            let members = world["members"].as_array().unwrap();
+            let launches: Vec<_> = members.iter().map(|member| member["graph_launches"].as_u64()).collect();
+            assert_eq!(launches, [Some(2), Some(2), Some(1)], "{world}");
+            assert_eq!(world["not_joined"], serde_json::json!([2]), "{world}");
+        });
+    }
+
+    #[test]
     fn the_first_mismatch_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        job(folder.path(), Some(4), |_| {});
+        job(folder.path(), Some(4), [0; RANKS], |_| {});
         let report = report(folder.path());
         let found = &report["groups"][0]["mismatch"];
         assert_eq!((&found["collective"], &found["what"]), (&2.into(), &"sizes".into()), "{report:#}");
