@@ -74,6 +74,9 @@ enum OnFailure {
 /// it, and they may end before it.
 const SETTLE: Duration = Duration::from_millis(500);
 
+/// Time after the first rank has ended successfully until a note says that others still run.
+const EARLY: Duration = Duration::from_secs(5);
+
 /// Time to wait for the launcher's own signal after the last rank has ended by the same signal. A signal to all
 /// processes of a job can end a rank before the launcher has read its own.
 const OWN_SIGNAL: Duration = Duration::from_millis(200);
@@ -247,8 +250,10 @@ impl Job {
         let mut stop: Option<Stop> = None;
         // Time at which the ranks that still run are asked to end, and time at which they are killed.
         let (mut settled, mut due): (Option<Instant>, Option<Instant>) = (None, None);
+        // Time at which a note says that some ranks have ended and others still run.
+        let mut note: Option<Instant> = None;
         while !self.running.is_empty() {
-            let event = match settled.or(due) {
+            let event = match settled.or(due).or(note) {
                 Some(due) => events.recv_timeout(due.saturating_duration_since(Instant::now())),
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
@@ -260,6 +265,9 @@ impl Job {
                         Some(Stop::Interrupt(interrupt)) => drop(interrupt.ends.insert(rank, end)),
                         _ if end.is_success() => {
                             if due.is_none() {
+                                if self.finished.is_empty() {
+                                    note = Some(Instant::now() + EARLY);
+                                }
                                 self.finished.insert(rank);
                             }
                         }
@@ -288,6 +296,7 @@ impl Job {
                     self.signal_all(signal);
                     (settled, due) = (None, Some(Instant::now() + grace));
                 }
+                Err(_) if settled.or(due).is_none() && note.take().is_some() => self.note_finished(),
                 // The ranks were not asked to end yet.
                 Ok(Event::Signal(_)) | Err(_) if settled.is_some() => {
                     settled = None;
@@ -298,7 +307,7 @@ impl Job {
                 Err(_) => {
                     self.killed.extend(&self.running);
                     self.signal_all(Signal::KILL);
-                    due = None;
+                    (due, note) = (None, None);
                 }
             }
         }
@@ -331,6 +340,16 @@ impl Job {
             // The reader of standard error may be gone.
             let _ = writeln!(std::io::stderr(), "note: rank {rank} failed: {end}; the others go on");
         }
+    }
+
+    /// Says once that ranks have ended successfully while others, which may wait for them, still run.
+    fn note_finished(&self) {
+        let (ended, running, seconds) = (list(&self.finished), list(&self.running), EARLY.as_secs());
+        // The reader of standard error may be gone.
+        let _ = writeln!(
+            std::io::stderr(),
+            "note: {ended} ended with exit status 0, the first {seconds} s ago; still running: {running}"
+        );
     }
 
     fn signal_all(&self, signal: Signal) {

@@ -36,7 +36,7 @@ Hosts the store with a random secret, prefixes each line of output with its rank
 ranks may fail by themselves in the half second before, because a rank that fails ends their groups too. Names the ranks that failed, and \
 shows the last lines of up to four. The first shown, whose code is the exit code, is one that was killed or crashed, else the first \
 that failed. The code of a rank that a signal ended is 128 plus the number of the signal. Also names ranks that had ended with \
-exit status 0, for which the others may have waited.
+exit status 0, for which the others may have waited. A note says so 5 s after the first of them, if others still run.
 
 With `--on-failure continue` the other ranks go on, as those of a program that shrinks its group do. Each failure is noted \
 when it happens. The exit code is that of the first rank that failed, also if the others end with exit status 0. \

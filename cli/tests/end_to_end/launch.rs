@@ -98,6 +98,27 @@ fn after_rank_1(exit: &str) -> String {
     )
 }
 
+/// The others wait until the launcher has said that rank 1 has ended.
+#[test]
+fn a_rank_that_ends_while_the_others_go_on_is_noted() {
+    let body = "
+        if [ $RANK = 1 ]; then exit 0; fi
+        while [ ! -e $DIR/noted ]; do sleep 0.02; done";
+    let folder = tempfile::tempdir().unwrap();
+    let mut launcher = script(3, &[], body).env("DIR", folder.path()).spawn().unwrap();
+    let (sender, noted) = std::sync::mpsc::channel();
+    let stderr = BufReader::new(launcher.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        stderr.lines().map(Result::unwrap).for_each(|line| sender.send(line).unwrap());
+    });
+    let first = noted.recv_timeout(Duration::from_secs(60));
+    std::fs::write(folder.path().join("noted"), "").unwrap();
+    assert!(launcher.wait().unwrap().success());
+    let expected = "note: rank(s) 1 ended with exit status 0, the first 5 s ago; still running: rank(s) 0, 2";
+    assert_eq!(first.as_deref(), Ok(expected));
+    assert_eq!(noted.iter().collect::<Vec<_>>(), [""; 0], "more was said");
+}
+
 #[test]
 fn the_others_go_on_after_a_failure_if_asked_to() {
     // The others wait for longer than `--on-failure stop` would let them run.
