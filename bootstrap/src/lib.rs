@@ -6,7 +6,7 @@
 //! | [`store`] | key-value stores through which ranks find each other: over TCP, in a file, in memory |
 //! | [`link`] | sockets that pass file descriptors between the processes of a host, and memory that they share |
 //! | [`agreement`] | one protocol for every decision that ranks make together |
-//! | [`runtime`] | clock, waits and threads, which tests can replace by a seeded scheduler (feature `simulation`) |
+//! | [`runtime`] | clock, waits, threads and TCP sockets; tests can replace them by a seeded scheduler (feature `simulation`) |
 //! | [`wire`] | the binary form of the messages that ranks exchange through a store |
 //! | [`hash`] | a hash function for digests that ranks compare |
 //!

@@ -32,7 +32,8 @@
 
 use std::{collections::BTreeMap, convert::Infallible, fmt, time::Duration};
 
-/// Identifies a protocol and its version. Every message begins with these four bytes.
+/// Identifies a protocol and its version. Every message begins with these two fields, four bytes in
+/// total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Protocol {
     /// The first bytes of every message.
@@ -84,8 +85,9 @@ pub enum Malformed {
         /// The type that was being decoded.
         of: &'static str,
     },
-    /// The bytes encode no value of the type: a size that this machine cannot represent, a duration with too many
-    /// nanoseconds, a map with entries out of order or a repeated key, or any value of a type without values.
+    /// The bytes have the right length but encode no value: a size that this machine cannot represent, a duration with
+    /// too many nanoseconds, or a map with entries out of order or a repeated key. Reading a type that has no values
+    /// ([`Infallible`]) always returns this error.
     #[error("the value at byte {at} is no {of}")]
     Value {
         /// The position of the value's first byte.
@@ -99,9 +101,8 @@ pub enum Malformed {
         /// The position of the text's first byte.
         at: usize,
     },
-    /// A list of ranks has too many ranks, or is not in its only valid form: a list of runs of consecutive ranks, where
-    /// each run has at least one rank and is as long as possible. This crate has no such list. Types of other crates
-    /// return this error.
+    /// A list of ranks has too many ranks, contains `u32::MAX`, or is not encoded as runs of consecutive ranks that are
+    /// non-empty and as long as possible. Only types of other crates return this error.
     #[error("the ranks at byte {at} are not runs of at most {most} ranks, each as long as can be")]
     Ranks {
         /// The position of the list's first byte.

@@ -16,8 +16,10 @@ use crate::wire::Malformed;
 /// of these agreements can complete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The name of the agreement, which is also the prefix of its keys. Each agreement needs a new name: build the name
-    /// from the name of the object, the object's generation, and the number of the call.
+    /// The name of the agreement, which is also the prefix of its keys. Use each name once: build it from the name of
+    /// the object and the number of agreements on the object so far. If the name contains the generation, members of
+    /// different generations do not meet, and get [`Failure::Absent`](super::Failure::Absent) in place of
+    /// [`Failure::Generations`](super::Failure::Generations).
     pub name: String,
     /// The rank of this member in the job, one of `members`.
     pub rank: u32,
@@ -25,9 +27,10 @@ pub struct Member {
     pub members: Vec<u32>,
     /// The generation of the object: how many times this rank has created it.
     pub generation: u64,
-    /// The longest time, from the start of the agreement, that this member waits for the records of the others. Failed
-    /// requests are repeated until this time has passed, and for at least 5 s. The longest patience among the members
-    /// determines the time limits of actions and of the waits for outcomes.
+    /// The longest time, from the start of the agreement, that this member waits for the records of the others. While
+    /// the member is in doubt, it repeats requests that fail with a temporary error until this time has passed, and for
+    /// at least 5 s after the first error. The longest patience among the members determines the time limits of actions
+    /// and of the waits for outcomes.
     pub patience: Duration,
 }
 
@@ -53,8 +56,8 @@ pub enum Output<P: Protocol> {
         until: Duration,
         /// The key of the verdict. While this member acts, the key normally has no value. If it has one, the verdict
         /// does not depend on this member's outcome, and the member may stop its action. Possible reasons: another
-        /// member has posted a final outcome, the wait of another member for outcomes has timed out, or a rank has
-        /// [left](super::leave).
+        /// member has posted a final outcome, the wait of another member for outcomes has timed out, a rank has
+        /// [left](super::leave), or the object has ended on another member.
         verdict: String,
     },
     /// The agreement has ended.
@@ -71,16 +74,17 @@ pub struct Conclusion<P: Protocol> {
     /// removes them.
     pub read: Vec<String>,
     /// The keys of the other members, if `result` is [`Ending::Failed`] or [`Ending::Refused`] and no action was begun;
-    /// otherwise empty. Also empty if the agreement of the others was decided before this member found that its member
-    /// list differs. If this process hosts the store and exits at once, the other members cannot read the result. So
-    /// wait for a few seconds, until every member whose record exists has acknowledged the result.
+    /// otherwise empty. Also empty if this member's list differs and a decision, not a failure, was already stored.
+    ///
+    /// The others cannot read the result if this process hosts the store and exits. So wait for a few seconds, until
+    /// every member whose record exists has acknowledged the result.
     pub awaited: Vec<Awaited>,
     /// True if this member was asked to act. If it was, and there is no agreed value, this member has to undo its part
     /// of the action.
     pub has_acted: bool,
-    /// The other members and their result, if this member's member list differs from theirs, and their agreement had
-    /// already ended. `None` if the lists are equal, if the others' agreement has failed because of the difference, or
-    /// if the others have not ended their agreement yet.
+    /// The other members and their result, if this member's list differs from theirs and their decision key already
+    /// held an agreed value, a refusal, or a failure for another reason. Otherwise `None`, also if their decision asks
+    /// for an action, even if the action has ended.
     pub others: Option<OtherMembers<P::Agreed>>,
 }
 

@@ -19,12 +19,13 @@
 //! An agreement is in the circle if links lead from this rank's own agreement to it, and from it back to this rank's
 //! own agreement.
 //!
-//! If the search finds a circle, it reads again the decision keys of the blocked agreements that links lead to from its
-//! own one, and the places of the blocked ranks that have not arrived at them. If the places are the same and no
-//! decision key has a value, these ranks waited in the same agreements from the first read to the second, because the
-//! name of an agreement is used once. So all of them waited at the same moment. A circular wait ends only when one of
-//! its agreements fails: the patience of a rank ends, a rank [leaves](super::leave) the agreement, or a rank has ended
-//! the object, for example aborted the process group.
+//! If the search finds a circle, it reads two things again: the decision keys of all blocked agreements that links lead
+//! to from this rank's own agreement, and the places of the blocked ranks that have not arrived at these agreements. If
+//! the places are the same and no decision key has a value, these ranks waited in the same agreements from the first
+//! read to the second, because the name of an agreement is used once. So all of them waited at the same moment.
+//!
+//! A circular wait ends only when one of its agreements fails, for example because the patience of a rank ends, a rank
+//! [leaves](super::leave) the agreement, or a rank has ended the object (aborted the process group).
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
@@ -123,8 +124,8 @@ impl Trace {
         }
     }
 
-    /// Continues the search: requests the places of all missing members, and the decision keys of all agreements in
-    /// [`Trace::missing`], that were not read yet. If there are none, looks for a circle. If there is one, requests its
+    /// Continues the search. Requests all unread places of missing members, and all unread decision keys of the
+    /// agreements in [`Trace::missing`]. If nothing is unread, looks for a circle. If a circle exists, requests the
     /// second read, otherwise ends the search.
     fn go_on(&mut self) -> Traced {
         let missing = self.missing();
@@ -176,9 +177,9 @@ impl Trace {
         self.seen.get(&rank).map_or(&[], |places| places)
     }
 
-    /// Returns the undecided agreements that can be reached from this rank's own one, through any ranks, blocked or
-    /// not. An agreement whose decision key was not read yet counts as undecided. A rank whose places were not read yet
-    /// counts as one that has arrived nowhere.
+    /// Returns the undecided agreements among these: this rank's own one and, step by step, the places of all ranks,
+    /// blocked or not, that have not arrived at an undecided agreement found before. An unread decision key counts as
+    /// undecided. A rank with unread places counts as one that has arrived nowhere.
     fn missing(&self) -> Missing<'_> {
         let (mut all, mut front) = (Missing::new(), vec![&self.own]);
         while let Some(place) = front.pop() {
@@ -232,8 +233,8 @@ impl Trace {
         reached
     }
 
-    /// Returns the waits of the circle. Its agreements are this rank's own agreement, and the agreements in `reached`
-    /// from which links lead to it. Returns no waits if the own agreement is the only one.
+    /// Returns the waits of all ranks, blocked or not, in the agreements of the circle: this rank's own agreement, and
+    /// those in `reached` from which links lead to the own agreement. Returns no waits if there are no such others.
     fn circle(
         &self,
         missing: &Missing<'_>,

@@ -36,7 +36,8 @@ use super::{Deadline, Result, Store, StoreError, publish};
 ///   of its own: the ranks whose cards were missing at its deadline.
 /// - [`StoreError::RankTaken`] if two processes use one rank. If the meeting has no outcome yet when the second one
 ///   arrives, every rank that arrived gets this error. Otherwise only the second process gets it.
-/// - [`StoreError::Argument`] if `rank` is not below `world`, or if the stored outcome was not written by a meeting.
+/// - [`StoreError::Argument`] if `rank` is not below `world`, or if the stored outcome was not written by a meeting or
+///   lists more than `world` ranks, because the ranks expect different world sizes.
 /// - [`StoreError::Taken`] if another process has written to the key of this rank's card.
 /// - The errors of the store's operations.
 pub fn rendezvous(
@@ -60,8 +61,7 @@ pub fn rendezvous(
     }
 }
 
-/// Waits until all ranks have arrived at the meeting `name`. It is a [`rendezvous`] with empty cards, which it does not
-/// return.
+/// Waits until all ranks have arrived at the meeting `name`, like a [`rendezvous`] with empty cards. Returns no cards.
 ///
 /// # Errors
 /// Those of [`rendezvous`].
@@ -92,7 +92,7 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// Returns the store's key for `what` of this meeting.
+    /// Returns the store's key of one item of this meeting. `what` names the item, for example `outcome`.
     fn key(&self, what: &str) -> String {
         format!("{}/{what}", self.name)
     }

@@ -306,9 +306,10 @@ fn a_member_whose_object_ends_does_not_stay() {
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
-/// A store that counts requests, but not waits without a request, changes of a list of places, proposals of a member
-/// list, and removals. The requests of an acknowledgement count, although a member does not repeat them. If `error` is
-/// set, every eighth counted request fails with it, alternately before and after the request has taken effect.
+/// A store that counts requests. If `error` is set, every eighth counted request fails with it, alternately before and
+/// after the request has taken effect. Not counted: waits for keys without a request after them, changes of a list of
+/// places, proposals of a member list, and removals. The requests of an acknowledgement count, although a member does
+/// not repeat them.
 struct Flaky {
     inner: HashStore,
     count: AtomicU32,

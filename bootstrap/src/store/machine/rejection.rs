@@ -26,7 +26,7 @@ pub enum Rejection {
         /// The most connections that may be without a complete greeting.
         limit: usize,
     },
-    /// A new connection, while as many clients as allowed are connected and all have greeted.
+    /// The server has rejected a new connection, because the limit of clients is reached and all clients have greeted.
     #[error(
         "{limit} clients are connected, and no more are allowed by the store's limit, or by the descriptors that its \
          process may have (`ulimit -n`)"
@@ -44,9 +44,9 @@ pub enum Rejection {
         /// The number of connected clients.
         clients: usize,
     },
-    /// The server's memory is used up, and this connection needs more than is free. The server compares what each other
-    /// connection holds with what this one would hold. It closes the connection with the most; if none has more than
-    /// this one, it closes this one. It repeats this until the memory suffices or this connection is closed.
+    /// The server's memory is used up, and the server has closed the connection that holds the most. This may be the
+    /// connection that needed memory, counted with the bytes that it needed, or another one. If both hold equally much,
+    /// the one that needed memory is closed. The server closes connections in this way until the memory suffices.
     #[error(
         "the store's {limit} bytes of memory are used up, and none holds or needs more of them than this connection: \
          {held} bytes"
@@ -76,8 +76,8 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Returns the bytes to send before the connection is closed. If the reason concerns the secret, they tell that to
-    /// a client of this crate. For all other reasons they are empty.
+    /// Returns the bytes to send before the connection is closed. If the reason concerns the secret, a client of this
+    /// crate recognizes the reason from these bytes. For all other reasons, there are none.
     pub fn last_words(&self) -> &'static [u8] {
         const WANTED: [u8; 4] = secret::MAGIC.to_le_bytes();
         match self {

@@ -17,9 +17,9 @@ use super::{
     request::{Key, Refusal},
 };
 
-/// A wait for at most this many keys ends only when all of them exist at the same time. A wait for more keys ends when
-/// each key has existed at some time during the wait, as with PyTorch's server. Both have one exception: the key whose
-/// change woke the client counts as existing when the wait is resumed, even if it was deleted in between.
+/// A wait for at most this many keys ends only when all of them exist at the same time. Exception: the key whose change
+/// woke the client counts as existing when the wait is resumed, even if it was deleted in between. A wait for more keys
+/// ends when each key has existed at some time during the wait, as with PyTorch's server.
 const EXACT: usize = 1024;
 
 /// All clients that wait.
@@ -138,8 +138,8 @@ impl Waits {
     }
 
     /// Continues the wait of a woken client. A wait for a number ends, because its client is woken only when the number
-    /// is large enough. A wait for keys ends if all keys exist according to `is_there`. If one is absent, the client
-    /// joins the line of that key. If the budget does not allow this work, the client stays woken.
+    /// is large enough. A wait for keys ends if all keys exist according to `is_there` and [`EXACT`]. If one is absent,
+    /// the client joins the line of that key. If the budget does not allow this work, the client stays woken.
     pub(super) fn resume(
         &mut self,
         client: ClientId,
