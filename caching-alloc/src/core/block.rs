@@ -127,7 +127,8 @@ impl Block {
 
     /// Returns true if the block's memory comes from `source` itself, and not from another source or an adapter.
     pub(crate) fn is_from<S: ?Sized>(&self, source: &Arc<S>) -> bool {
-        self.segments().iter().all(|segment| ptr::addr_eq(Arc::as_ptr(segment.source()), Arc::as_ptr(source)))
+        let is_own = |segment: &Segment| ptr::addr_eq(Arc::as_ptr(segment.source()), Arc::as_ptr(source));
+        self.slot.lock().first_segment(self.id, is_own).unwrap_or(false)
     }
 
     /// Returns the [`StreamEvents`](super::StreamEvents) of the block's allocator. Never `None` while the block is

@@ -70,8 +70,9 @@ pub enum AllocError {
     /// The block is memory of another source than that of the [`DeviceAllocator`](crate::driver::DeviceAllocator). Its
     /// pool has a source of its own. Such memory is not known to exist on the device, so it is no typed slice.
     #[error(
-        "the block at {address:#x} is of pool {}, which has a source of its own: typed slices are memory of the \
-         allocator's own source; allocate an untyped block from that pool", pool.0
+        "the block at {address:#x} is of pool {}, which has a source of its own, but typed slices are memory of the \
+         allocator's source: drop the thread's route to that pool, or do not let it lend; the pool gives untyped blocks",
+        pool.0
     )]
     ForeignMemory {
         /// The address of the block's first byte.

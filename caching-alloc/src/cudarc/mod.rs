@@ -19,7 +19,8 @@
 //! let allocator = Allocator::new(source, adopted.events().clone(), Settings::default());
 //!
 //! let stream = cuda.new_stream()?;
-//! let mut memory = adopted.alloc_zeros::<f32>(allocator.default_pool(), &stream, 1000)?;
+//! // SAFETY: the pool's memory is that of `source`, which only the allocator uses.
+//! let mut memory = unsafe { adopted.alloc_zeros::<f32>(allocator.default_pool(), &stream, 1000) }?;
 //! stream.memcpy_htod(&[1.0; 500], &mut memory.as_view_mut().slice_mut(..500))?;
 //! assert_eq!(stream.clone_dtoh(&memory)?[499..501], [1.0, 0.0]);
 //! drop(memory); // freed on `stream`: the next request on that stream may have it at once
@@ -150,7 +151,9 @@ impl Adopted {
     /// [`slice`](Self::slice).
     ///
     /// # Safety
-    /// The memory is not initialised. It must be written before it is read, unless every bit pattern is a valid `T`.
+    /// - The memory is not initialised. It must be written before it is read, unless every bit pattern is a valid `T`.
+    /// - The pool's source has memory behind its addresses, which the device can access, and only the pool's allocator
+    ///   releases or unmaps it. The sources of [`driver`](crate::driver) are such sources, if nothing else calls them.
     #[track_caller]
     pub unsafe fn alloc<T: DeviceRepr>(
         &self,
@@ -169,15 +172,18 @@ impl Adopted {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc), and [`CudarcError::Cuda`].
+    ///
+    /// # Safety
+    /// The pool's source is as [`alloc`](Self::alloc) requires.
     #[track_caller]
-    pub fn alloc_zeros<T: DeviceRepr + ValidAsZeroBits>(
+    pub unsafe fn alloc_zeros<T: DeviceRepr + ValidAsZeroBits>(
         &self,
         pool: &Pool,
         stream: &Arc<CudaStream>,
         len: usize,
     ) -> Result<BlockSlice<T>, CudarcError> {
         // SAFETY: the memory is set to zeros on its stream before anybody else has the slice. cudarc orders uses on
-        // other streams after that.
+        // other streams after that. The caller vouches for the source.
         let mut slice = unsafe { self.alloc(pool, stream, len) }?;
         stream.memset_zeros(&mut slice)?;
         Ok(slice)
@@ -193,7 +199,8 @@ impl Adopted {
     /// cudarc cannot make the slice.
     ///
     /// # Safety
-    /// The block must hold `len` valid elements, or they must be written before they are read.
+    /// - The block holds `len` valid elements, or they are written before they are read.
+    /// - The source of the block's pool is as [`alloc`](Self::alloc) requires.
     pub unsafe fn slice<T: DeviceRepr>(
         &self,
         block: Block,

@@ -9,7 +9,7 @@ use cuda_driver::graph::StreamBound;
 use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
 
 use super::{DriverEvents, Sharing, VirtualMemorySource};
-use crate::core::{AllocError, Allocator, Block, Settings, SourceError};
+use crate::core::{AllocError, Allocator, Block, Settings, SourceError, StreamId};
 
 /// A caching allocator of a context's device memory that returns [`DeviceSlice`]s. Safe functions of `cuda-driver`
 /// accept a slice, and order their work with the slice's stream. Clones of the allocator are cheap and share its state.
@@ -63,11 +63,15 @@ impl DeviceAllocator {
         &self.allocator
     }
 
-    /// Returns the registered streams and their events. [`alloc`](Self::alloc) registers its stream. Each stream is
-    /// kept alive until it is [forgotten](DriverEvents::forget).
-    #[must_use]
-    pub fn events(&self) -> &DriverEvents {
-        &self.events
+    /// Returns the number of a stream for calls of [`allocator`](Self::allocator). Registers the stream if needed, and
+    /// keeps it alive until [`forget`](Self::forget). [`alloc`](Self::alloc) registers its stream itself.
+    pub fn register(&self, stream: &Stream) -> StreamId {
+        self.events.register(stream)
+    }
+
+    /// Removes a stream, like [`DriverEvents::forget`].
+    pub fn forget(&self, stream: StreamId) {
+        self.events.forget(stream);
     }
 
     /// Allocates `len` elements with unspecified values. The slice belongs to `stream`, and its memory is reused in

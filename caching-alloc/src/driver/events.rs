@@ -28,8 +28,14 @@ pub struct DriverEvents {
 #[derive(Debug, Default)]
 struct Streams {
     known: HashMap<StreamId, Stream>,
-    by_handle: HashMap<usize, StreamId>,
+    /// Several contexts have a stream with the same handle: the default streams.
+    by_handle: HashMap<(usize, usize), StreamId>,
     made: u64,
+}
+
+/// Returns the handles of a context and of one of its streams.
+fn handles(context: &Context, stream: CUstream) -> (usize, usize) {
+    (context.raw().addr(), stream.addr())
 }
 
 impl DriverEvents {
@@ -62,21 +68,22 @@ impl DriverEvents {
     /// already. Keeps the stream alive until [`forget`](Self::forget). A number is never reused for another stream.
     pub fn register(&self, stream: &Stream) -> StreamId {
         let mut streams = lock(&self.streams);
-        let handle = stream.raw().addr();
-        if let Some(id) = streams.by_handle.get(&handle) {
+        let handles = handles(stream.context(), stream.raw());
+        if let Some(id) = streams.by_handle.get(&handles) {
             return *id;
         }
         streams.made += 1;
         let id = StreamId(streams.made);
-        streams.by_handle.insert(handle, id);
+        streams.by_handle.insert(handles, id);
         streams.known.insert(id, stream.clone());
         id
     }
 
-    /// Returns the number of the stream with this handle; `None` if it is not [registered](Self::register).
+    /// Returns the number of the stream of this object's context with this handle; `None` if it is not
+    /// [registered](Self::register).
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
-        lock(&self.streams).by_handle.get(&handle.addr()).copied()
+        lock(&self.streams).by_handle.get(&handles(&self.context, handle)).copied()
     }
 
     /// Removes a stream, and drops the handle that kept it alive. Calls of this object with the stream's number fail
@@ -88,7 +95,7 @@ impl DriverEvents {
         let mut streams = lock(&self.streams);
         let gone = streams.known.remove(&stream);
         if let Some(gone) = &gone {
-            streams.by_handle.remove(&gone.raw().addr());
+            streams.by_handle.remove(&handles(gone.context(), gone.raw()));
         }
         drop(streams);
     }

@@ -11,9 +11,10 @@ use std::{env, process, thread};
 
 use ::cudarc::driver::sys::CUstreamCaptureMode;
 use ::cudarc::driver::{
-    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceSlice, LaunchArgs, PushKernelArg, result,
+    CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, DeviceSlice, LaunchArgs, PushKernelArg,
+    ValidAsZeroBits, result,
 };
-use caching_alloc::core::{AllocError, Allocator, SegmentSource, Settings, StreamId};
+use caching_alloc::core::{AllocError, Allocator, Pool, SegmentSource, Settings, StreamId};
 use caching_alloc::cudarc::{Adopted, BlockSlice, CudarcError};
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
 use cuda_driver::Stream;
@@ -85,6 +86,17 @@ fn run(name: &str, libraries: Option<&Path>) {
     told.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| println!("{line}"));
 }
 
+/// Allocates from a pool whose source only its allocator uses.
+fn zeros<T: DeviceRepr + ValidAsZeroBits>(
+    adopted: &Adopted,
+    pool: &Pool,
+    stream: &Arc<CudaStream>,
+    len: usize,
+) -> Result<BlockSlice<T>, CudarcError> {
+    // SAFETY: the sources of these tests have memory that the device can access, and only their allocators use them.
+    unsafe { adopted.alloc_zeros(pool, stream, len) }
+}
+
 /// Returns two allocators over the context, each with its adopted context: one with fixed segments, and one with
 /// pages that move.
 fn allocators(cuda: &Arc<CudaContext>) -> Vec<(Adopted, Allocator)> {
@@ -140,7 +152,7 @@ fn memory_is_read_written_and_used_again() {
         for (adopted, allocator) in allocators(&cuda) {
             let stream = cuda.new_stream().unwrap();
             let pool = allocator.default_pool();
-            let mut slice = adopted.alloc_zeros::<u32>(pool, &stream, 1000).unwrap();
+            let mut slice = zeros::<u32>(&adopted, pool, &stream, 1000).unwrap();
             assert_eq!((slice.len(), slice.num_bytes(), slice.block().bytes()), (1000, 4000, 4096));
             assert!(slice.block().call_site().file().ends_with("cudarc.rs"));
             stream.memcpy_htod(&[7u32; 1000], &mut slice).unwrap();
@@ -178,8 +190,8 @@ fn streams_wait_for_each_other_as_over_cudarcs_own_memory() {
         for (adopted, allocator) in allocators(&cuda) {
             let (stream, other) = (cuda.new_stream().unwrap(), cuda.new_stream().unwrap());
             let pool = allocator.default_pool();
-            let mut slice = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
-            let mut copy = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
+            let mut slice = zeros::<u8>(&adopted, pool, &stream, 4096).unwrap();
+            let mut copy = zeros::<u8>(&adopted, pool, &stream, 4096).unwrap();
             let ones = stream.clone_htod(&[1u8; 4096]).unwrap();
             stream.synchronize().unwrap();
 
@@ -194,7 +206,7 @@ fn streams_wait_for_each_other_as_over_cudarcs_own_memory() {
 
             stream.memcpy_htod(&pattern, &mut slice).unwrap();
             let release = hold(&adopted, &stream);
-            let mut last = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
+            let mut last = zeros::<u8>(&adopted, pool, &stream, 4096).unwrap();
             stream.memcpy_dtod(&slice, &mut last).unwrap();
             other.memcpy_dtod(&last, &mut copy).unwrap();
             drop(release);
@@ -215,8 +227,8 @@ fn what_a_registered_stream_uses_is_kept_back_by_the_allocator() {
             let number = adopted.register(&other).unwrap();
             assert_eq!(adopted.register(&other).unwrap(), number);
             let pool = allocator.default_pool();
-            let slice = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
-            let mut copy = adopted.alloc_zeros::<u8>(pool, &other, 4096).unwrap();
+            let slice = zeros::<u8>(&adopted, pool, &stream, 4096).unwrap();
+            let mut copy = zeros::<u8>(&adopted, pool, &other, 4096).unwrap();
             stream.synchronize().unwrap();
             other.synchronize().unwrap();
 
@@ -226,7 +238,7 @@ fn what_a_registered_stream_uses_is_kept_back_by_the_allocator() {
             drop(slice);
             let pending = used(&allocator.snapshot().unwrap());
             assert_eq!(pending.get(&address), Some(&(4096, true)));
-            let next = adopted.alloc_zeros::<u8>(pool, &stream, 4096).unwrap();
+            let next = zeros::<u8>(&adopted, pool, &stream, 4096).unwrap();
             assert_ne!(next.block().address(), address);
             drop(release);
             drop((next, copy));
@@ -256,10 +268,10 @@ fn what_cannot_be_shared_is_an_error() {
         let (stream, pool) = (cuda.default_stream(), allocator.default_pool());
         let sizes = [0, usize::MAX, usize::MAX / 8, 1 << 60];
         for len in sizes {
-            let error = adopted.alloc_zeros::<u64>(pool, &stream, len).unwrap_err();
+            let error = zeros::<u64>(&adopted, pool, &stream, len).unwrap_err();
             assert!(matches!(error, CudarcError::Alloc(AllocError::Size(_))), "{len}: {error}");
         }
-        let much = adopted.alloc_zeros::<u8>(pool, &stream, 1 << 39).unwrap_err();
+        let much = zeros::<u8>(&adopted, pool, &stream, 1 << 39).unwrap_err();
         assert!(matches!(much, CudarcError::Alloc(AllocError::OutOfMemory(_))), "{much}");
 
         let per_thread = adopted.register(&cuda.per_thread_stream()).unwrap_err();
@@ -283,7 +295,7 @@ fn what_cannot_be_shared_is_an_error() {
         let source = Arc::new(DriverSource::new(adopted.context()));
         events.register(&Stream::legacy_default(adopted.context()));
         let foreign = Allocator::new(source, events, Settings::default());
-        let error = adopted.alloc_zeros::<u8>(foreign.default_pool(), &stream, 1).unwrap_err();
+        let error = zeros::<u8>(&adopted, foreign.default_pool(), &stream, 1).unwrap_err();
         assert!(matches!(error, CudarcError::ForeignBlock { stream: StreamId(1), .. }), "{error}");
         assert_eq!(foreign.stats().all.allocated.current, 0);
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use caching_alloc::core::{AllocError, PoolSettings, Settings};
+use caching_alloc::core::{AllocError, PoolKind, PoolSettings, Settings};
 use caching_alloc::driver::{DeviceAllocator, Sharing};
 use caching_alloc::host::HostSource;
 use cuda_driver::graph::CaptureMode;
@@ -97,10 +97,41 @@ fn memory_of_other_sources_is_no_slice() {
 
         let memory = allocator(&contexts[0]);
         let pool = memory.allocator().pool(settings(true)).unwrap();
-        let events = memory.events();
-        drop(pool.allocate(512, events.register(&stream)).unwrap());
+        drop(pool.allocate(512, memory.register(&stream)).unwrap());
         memory.allocator().set_memory_limit(Some(0));
         is_refused(&memory);
+    });
+}
+
+#[test]
+fn slices_may_be_memory_of_several_pages() {
+    on_devices(1, |_, contexts| {
+        let (memory, stream) = (allocator(&contexts[0]), stream(&contexts[0]));
+        let settings = PoolSettings { kind: PoolKind::Remappable, ..PoolSettings::default() };
+        let pool = memory.allocator().pool(settings).unwrap();
+        let route = pool.use_on_this_thread();
+        let long = (24 << 20) / size_of::<u32>();
+        let small: Vec<_> = (0..4).map(|_| memory.alloc::<u32>(long / 4, &stream).unwrap()).collect();
+        drop(small);
+        let mut slice = memory.alloc::<u32>(long, &stream).unwrap();
+        stream.memset_zeros(&mut slice).unwrap();
+        drop(route);
+        assert_eq!(stream.clone_dtoh(&slice).unwrap(), vec![0; long]);
+        assert!(pool.stats().all.allocated.current >= 24 << 20);
+    });
+}
+
+/// The default stream of each context has the same handle.
+#[test]
+fn default_streams_of_two_contexts_are_two_streams() {
+    on_devices(2, |_, contexts| {
+        let memory = allocator(&contexts[0]);
+        let [own, foreign] = [0, 1].map(|at| Stream::legacy_default(&contexts[at]));
+        let foreign = memory.register(&foreign);
+        drop(memory.alloc::<u32>(4, &own).unwrap());
+        assert_ne!(memory.register(&own), foreign);
+        memory.forget(foreign);
+        memory.alloc::<u32>(4, &own).unwrap();
     });
 }
 

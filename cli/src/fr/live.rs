@@ -59,7 +59,8 @@ struct Group {
     #[serde(rename = "group")]
     name: String,
     members: Vec<Member>,
-    /// Ranks of the members that have not joined a collective that another member has called.
+    /// Ranks of the members that have called the fewest collectives and graph launches, if other members have called
+    /// more.
     not_joined: Vec<usize>,
     /// The latest calls of members by their answers in the first round.
     #[serde(skip)]
@@ -150,8 +151,11 @@ impl Group {
     }
 
     fn new(name: String, members: Vec<Member>, front: Front) -> Self {
-        let behind = members.iter().filter(|member| member.next(front).is_some());
-        let not_joined = behind.map(|member| member.rank).collect();
+        // As `Progress::not_joined`: a member that is behind, but not last, may itself wait for the last ones.
+        let steps = |member: &Member| member.last.as_ref().map(|last| last.collectives + last.graph_launches);
+        let fewest = members.iter().filter_map(steps).min();
+        let last = members.iter().filter(|member| member.next(front).is_some() && steps(member) == fewest);
+        let not_joined = last.map(|member| member.rank).collect();
         Self { name, members, not_joined, front, unconfirmed: Vec::new() }
     }
 

@@ -160,9 +160,12 @@ fn a_rank_that_is_not_there_cannot_be_absent_and_nothing_else_is_said() {
 
 #[test]
 fn the_reason_for_the_embedded_device_fits_a_terminal() {
-    let output = finish(demo(&["--ranks", "2"]), |_| {});
+    let mut demo = demo(&["--ranks", "2"]);
+    demo.env("CUDA_VISIBLE_DEVICES", "");
+    let output = finish(demo, |_| {});
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.lines().all(|line| line.chars().count() <= 100), "{said}");
+    let reason = said.lines().find(|line| line.starts_with("Using the embedded device: "));
+    assert!(reason.is_some_and(|line| line.chars().count() <= 100), "{said}");
 }
 
 #[test]

@@ -309,6 +309,18 @@ impl CacheState {
         }
     }
 
+    /// Calls `ask` with the first segment that contains a block. All segments of a pool are of one source.
+    pub(in crate::core) fn first_segment<R>(
+        &self,
+        id: BlockId,
+        ask: impl FnOnce(&Segment) -> R,
+    ) -> Option<R> {
+        match &self.shared {
+            Some((arena, _)) => arena.lock().pages_of(id).first().map(ask),
+            None => self.fixed.segment_of(id).map(ask),
+        }
+    }
+
     /// Returns the record of a block that is not in the heap.
     pub(in crate::core) fn meta_of(&self, id: BlockId) -> &BlockMeta {
         &self.blocks[id]
