@@ -22,11 +22,11 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// its smallest domain is the union of these groups, usually the world. A domain of one group's ranks makes a pool
 /// for that group alone.
 ///
-/// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A rank that
-/// waits in another generation than the others gets
-/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch). All domains of one store number their ranks
-/// as ranks of the job, and a rank is in one meeting of these domains at a time. Ranks that wait for each other at
-/// different pools are detected this way.
+/// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A domain's
+/// *generation* is the number of domains that the rank has created under its `uid`. A rank that waits in another
+/// generation than the others gets [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch). All domains of
+/// one store number their ranks as ranks of the job, and a rank is in one meeting of these domains at a time. Ranks
+/// that wait for each other at different pools are detected this way.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,

@@ -2,10 +2,10 @@
 //! agreed length.
 //!
 //! Before a rank waits in a meeting of any pool, it publishes the meeting's [`MeetingId`], the rank's *place*. A rank
-//! that has waited too long reads the places of its meeting's members, then those of the members of their meetings,
-//! and so on. If this leads back to its own meeting, more waiting cannot help. All meetings of the circle are then
-//! refused immediately, and every waiting rank gets the complete list of waits. Otherwise the first rank to give up
-//! would release other ranks, and chance would decide which meetings fail.
+//! that has waited too long reads the places of its meeting's members, then those of the members of their meetings, and
+//! so on. If this leads back to its own meeting, more waiting cannot help. All meetings of the circle are then refused
+//! immediately, and every waiting rank gets the complete list of waits. If each rank only refused its own meeting, the
+//! first rank to give up would release other ranks, and chance would decide which meetings fail.
 //!
 //! Every place is read twice. A rank that is in the same undecided meeting both times was waiting in between. So if
 //! nothing has changed, all ranks of the circle waited at one moment. A circular wait does not end by itself.

@@ -5,7 +5,8 @@
 //! keeps the first proposal (compare-and-set), and every member follows the stored one. So all members act alike,
 //! even if the deadline of one member passes while the last member arrives.
 //!
-//! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/stands`, which is written once.
+//! Keys: `PREFIX/RANK`, written by that rank only, `PREFIX/count`, and `PREFIX/stands`, the result, which is written
+//! once.
 
 use std::time::Duration;
 

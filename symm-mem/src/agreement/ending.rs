@@ -11,15 +11,15 @@ use crate::domain::rank_of;
 pub enum AgreementError<R> {
     /// Nothing was agreed. All members get the same reason.
     Refused(R),
-    /// This member could not reach the store. The others will miss it.
+    /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
-        /// True if it had posted its record, so that the others may have acted on it.
+        /// True if this member had posted its record, so that the others may have acted on it.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded: another program writes there. The others may have read the value
     /// before it changed.
     Unreadable(Malformed),
-    /// The driver gave an input that was not requested.
+    /// The state machine got an input that it had not requested.
     OutOfStep,
 }
 

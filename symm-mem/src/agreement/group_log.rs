@@ -121,7 +121,8 @@ impl GroupLog {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
 
-    /// Records that the pool has retired segment `ordinal`. The logs detect members on which the pool has not.
+    /// Records that the pool has retired segment `ordinal`. The log then differs from the log of a member whose pool
+    /// has not retired it.
     pub fn retire(&mut self, ordinal: u32) {
         self.enter([TOMBSTONE, ordinal.into()]);
     }

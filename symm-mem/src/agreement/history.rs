@@ -62,8 +62,8 @@ pub struct Operation {
     pub place: Option<BlockPlace>,
     /// The tag that the program gave the request.
     pub tag: Option<String>,
-    /// The program's source line of the request. Empty for a free, because no line of the program frees a block: its
-    /// last clone is dropped.
+    /// The program's source line of the request. Empty for a free, because the drop of the last clone frees a block,
+    /// and a drop has no source line.
     pub call_site: String,
 }
 wire_struct!(Operation { kind, bytes, place, tag, call_site });
@@ -113,7 +113,7 @@ impl Operation {
     }
 }
 
-/// The parts that are equal in all operations of a list, which a text names once.
+/// The parts that are equal in all operations of a list. An error text names them once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shared {
     tag: bool,
@@ -134,8 +134,8 @@ impl Shared {
     }
 }
 
-/// Returns how the ranks' pools can be made equal again, for the first operations that differ. `can_grant` says whether
-/// an allocation can replace each refused request among them.
+/// Returns advice for the error text: how to make the ranks' pools equal again. `operations` are the first ones that
+/// differ. `can_grant` is that of [`Divergence::At`].
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let mut made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);

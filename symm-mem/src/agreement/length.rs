@@ -1,4 +1,4 @@
-//! Agreement of a domain's ranks on one length: the greatest that any of them needs.
+//! Agreement of a domain's ranks on the length of an allocation: the greatest that any of them needs.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn decide(needs: &[Need]) -> Decision {
     }
 }
 
-/// The next step of a machine of the whole domain.
+/// The next step of an agreement of the whole domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next<T> {
     /// A request to the store.

@@ -24,7 +24,7 @@ pub enum MeetingKind {
 }
 wire_enum!(MeetingKind { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
 
-/// The meeting that a rank has entered last.
+/// Identifies a meeting. A rank publishes the id of the meeting that it entered last as its place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MeetingId {
     /// The pool of the meeting.

@@ -31,9 +31,9 @@ wire_enum!(Attempt { 0 => Done {}, 1 => Failed { cause } });
 /// The decision of all members on their registrations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plain {
-    /// They keep it.
+    /// The members keep their registrations.
     Registered {},
-    /// They undo it.
+    /// The members undo their registrations.
     Undone {
         /// The rank that could not register, the lowest if there are several.
         rank: u32,

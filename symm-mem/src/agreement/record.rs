@@ -17,7 +17,7 @@ use super::{
 pub struct PoolId {
     /// The domain's number.
     pub domain: u64,
-    /// The number of domains with this number that the rank has created, up to this one.
+    /// The number of times that the rank has created a domain with this number, including this one.
     pub generation: u64,
     /// A random number shared by the ranks of this generation of the domain. Pools of two stores may have all other
     /// fields equal.
@@ -114,9 +114,9 @@ wire_enum!(Readiness {
 /// The support of windows by a rank's library for this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
-    /// It can, as far as this is known before trying.
+    /// The library has windows for this group, as far as is known before a registration.
     Available,
-    /// It cannot.
+    /// The library has no windows for this group.
     Unavailable {
         /// The reason; the same text on every rank with the same library and environment.
         reason: String,

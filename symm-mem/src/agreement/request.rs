@@ -139,9 +139,9 @@ pub enum Ending {
     Refused(Refusal),
     /// The group is dead on all members.
     Poisoned(Poison),
-    /// This member could not reach the store. The others will miss it.
+    /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
-        /// True if it had posted its record, so that the others may have acted on it.
+        /// True if this member had posted its record, so that the others may have acted on it.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded: another program writes there. The others may have read the value

@@ -25,7 +25,7 @@ pub struct Range {
 wire_struct!(Range { low, high });
 
 impl Range {
-    /// The range to search for records that differ; `None` if the logs are equal.
+    /// The range to search, if the logs of the records differ; `None` if they are equal.
     pub(super) fn of_difference(records: &[&Record]) -> Option<Self> {
         let first = records.first()?;
         if records.iter().all(|record| record.log == first.log) {

@@ -43,7 +43,7 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
         .prop_map(|(library, windows)| Capabilities { library, windows })
 }
 
-/// A record of rank 0 that is often equal to another.
+/// Draws a record of rank 0. Each field has few values, so two drawn records are often equal in a field.
 fn record() -> impl Strategy<Value = Record> {
     let identity = (select(vec![0u64, 0, 0, 0, 0, 1]), select(vec![7u64, 7, 7, 7, 7, 8]));
     let wishes = (select(vec![Policy::Strict, Policy::Prefix]), 1u64..100, option::of(0u64..1 << 22));
@@ -163,7 +163,8 @@ proptest! {
         prop_assert_eq!(Verdict::from_bytes(&judged.to_bytes()), Ok(judged));
     }
 
-    /// Every member holds the committed segments with the same history, and no member has refused.
+    /// If a commit is decided, every member has the committed segments with the same history, every member is ready,
+    /// and no collective or message is half-enqueued.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Decision::Commit { segments, pending, .. } = decide(&records) {
@@ -202,7 +203,7 @@ proptest! {
         prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
     }
 
-    /// Damaged bytes are rejected, or are the only form of another record.
+    /// Damaged bytes are rejected, or decode to another record that encodes to the same bytes.
     #[test]
     fn damaged_records_do_no_harm(
         record in record(),
@@ -220,7 +221,7 @@ proptest! {
         }
     }
 
-    /// For each kind of message, the bytes are rejected, or are the only form of the decoded message.
+    /// For each kind of message, the bytes are rejected, or the decoded message encodes to the same bytes.
     #[test]
     fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)], kind in 0u8..16) {
         let _ = Record::decode(&garbage);
@@ -362,7 +363,7 @@ fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<Record> {
 }
 
 #[test]
-fn a_message_is_outstanding_where_one_end_is() {
+fn a_message_enqueued_at_one_end_only_is_outstanding() {
     let group = GroupId { uid: 3, epoch: 0 };
     let commits = |records: &[Record]| matches!(decide(records), Decision::Commit { segments: 1, .. });
     assert!(commits(&pipeline([5, 2], [5, 2])), "the ends of a pipeline have fewer messages");

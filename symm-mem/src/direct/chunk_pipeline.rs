@@ -7,7 +7,7 @@ use super::lane::Chunk;
 
 /// Streams, slots and words of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
-    /// The stream that holds the lane's order.
+    /// The stream on which this call's work is ordered after earlier and before later calls of the lane.
     pub(super) first: &'a Stream,
     /// Alternates with the first stream.
     pub(super) second: Option<&'a Stream>,
@@ -28,7 +28,7 @@ impl ChunkPipeline<'_> {
     /// that chunk through it.
     ///
     /// # Safety
-    /// The words, the ring and the chunk's memory are valid until the stream has passed it.
+    /// The words, the ring and the chunk's memory are valid until the stream has executed this step.
     pub(super) unsafe fn step(
         &self,
         stream: usize,

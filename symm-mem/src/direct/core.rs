@@ -40,8 +40,9 @@ pub(super) struct Core {
     context: Context,
     /// Two lanes for each member: to it, and from it.
     lanes: Box<[Lane]>,
-    /// Spare events for points from which several streams continue, outside and inside of captures. They are separate,
-    /// because a wait for an event that was captured before counts as one that may make the stream part of a capture.
+    /// Spare events for points from which several streams continue: index 0 for use outside of captures, index 1
+    /// inside. An event that was recorded in a capture is not used outside of one, because a wait for it might make the
+    /// stream part of the capture.
     forks: [Mutex<Vec<Event>>; 2],
     is_aborted: AtomicBool,
     /// Number of threads that are enqueueing.
@@ -205,7 +206,7 @@ impl Core {
         };
         for (from, to) in own(Way::Send).zip(own(Way::Receive)) {
             if from.ptr != to.ptr && from.bytes() > 0 {
-                // SAFETY: the caller's contract; both are as long.
+                // SAFETY: the caller's contract; the halves of a pair have the same length.
                 unsafe { stream.copy(to.ptr, from.ptr, from.bytes()) }?;
             }
         }
@@ -408,7 +409,7 @@ impl Core {
         }
     }
 
-    /// Waits until no wait was passed for a while: graphs may still be running.
+    /// Waits until streams have passed no wait for a while, because graphs may still be running.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

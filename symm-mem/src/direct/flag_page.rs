@@ -153,8 +153,8 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the waits for this rank's words that streams are in now. Returns whether any word was not set: then a
-    /// stream has passed a wait since the last call.
+    /// Ends the current waits of streams for this rank's words. Returns whether any word was not set. If so, a stream
+    /// has passed a wait since the last call.
     pub(super) fn release(&self) -> bool {
         let mut moved = false;
         for peer in 0..self.layout.world {

@@ -20,9 +20,9 @@ pub(super) struct Lane {
     pub(super) peer: usize,
     /// Created on first use: for calls that use several lanes, and for every other chunk of large messages.
     streams: [OnceLock<Stream>; STREAMS],
-    /// Event behind the last chunk that was not captured, and event behind the last such chunk on the second stream,
-    /// which `end` includes.
+    /// Event behind the last chunk that was not captured.
     end: Event,
+    /// Event behind the last such chunk on the second stream. `end` comes after it.
     second_end: Event,
     /// Streams with work of the lane whose event could not be recorded.
     unmarked: Mutex<Vec<Stream>>,

@@ -73,10 +73,10 @@
 //! peer never does, the group ends when [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
-//! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own.
-//! Within a graph they are in the order of calls. The program orders runs of graphs that have messages of the same
-//! pair, alike on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs that
-//! are under way at an abort, or are launched between the abort and the end of the group, complete without valid
+//! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
+//! a graph they are in the order of calls. The program must order runs of graphs that have messages of the same pair,
+//! in the same order on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs
+//! that are under way at an abort, or are launched between the abort and the end of the group, complete without valid
 //! data.
 //!
 //! # Aborts and timeouts

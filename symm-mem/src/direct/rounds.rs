@@ -19,10 +19,10 @@
 //!
 //! A call of one lane signals a chunk together with the next wait of the same stream. That saves a driver call, and a
 //! step of the device. With one stream nothing comes in between. With two streams, d other chunks come before the
-//! signal. Then chunk c is sent after c + d − s was received, for a ring of s slots, and that after c + 2d − s was
-//! sent. The latter is an earlier chunk if s is more than 2d. If s is even, d is 1; if it is odd, the last slot and
-//! the first have one stream, and d may be 2. So four slots are enough. With fewer slots, chunks are signalled at
-//! once here too.
+//! signal. Then, for a ring of s slots, chunk c is sent after chunk c + d − s was received, and chunk c + d − s is
+//! received after chunk c + 2d − s was sent. That is an earlier chunk than c if s is more than 2d. If s is even, d is
+//! 1; if it is odd, the last slot and the first have one stream, and d may be 2. So four slots are enough. With fewer
+//! slots, chunks are signalled at once here too.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;

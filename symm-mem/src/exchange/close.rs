@@ -109,8 +109,8 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits up to four [`TICK`]s for dropped plans to be closed. An exchange that starts before would find their
-    /// handles still open and keep them open, so the peers would not be told.
+    /// Waits up to four [`TICK`]s for dropped plans to be closed. An exchange that starts before would find the plans'
+    /// handles still open and keep them open. The peers would then not be told that this rank has closed the plans.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -191,7 +191,7 @@ pub(super) fn run(shared: &Shared) {
 /// Closes the peers' memory that a dropped plan holds, if that can be done now; returns whether the peers can be
 /// told. A running exchange may still hold some of it: the peers are then told later.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
-    // Flush the words written on the control stream: a peer that is told may use the slots again.
+    // Flush the words written on the control stream: a peer that learns of the close may use the slots again.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())

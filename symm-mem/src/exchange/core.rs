@@ -148,8 +148,8 @@ impl Core {
         matches!(&*self.imports(), Imports::Closed(_))
     }
 
-    /// Returns whether the plan is closed, and its peers' memory is open only for others of `plans`, to which it was
-    /// lent too.
+    /// Returns whether the plan is closed, and each allocation of a peer that it held is closed too or held by another
+    /// one of `plans`.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
         // Not upgraded: the last strong reference to be dropped closes the memory.

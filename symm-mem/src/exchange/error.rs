@@ -67,11 +67,12 @@ pub enum ExchangeError {
         group: String,
         /// The plan's name.
         plan: String,
-        /// Error that ended the group. The text contains it, so it is no
-        /// [`source`](std::error::Error::source).
+        /// Error that ended the group. It is part of this error's text, so [`source`](std::error::Error::source) does
+        /// not return it.
         cause: Arc<GroupError>,
     },
-    /// The store failed, so this member does not know the decision of the others. They will report it as missing.
+    /// The store failed, so this member does not know the decision of the others. They may report this member as
+    /// missing.
     #[error("exchange in group {group} could not reach the store")]
     Store {
         /// The group's name.

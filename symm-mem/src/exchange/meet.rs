@@ -40,8 +40,8 @@ struct Candidate {
 
 impl Exchange {
     /// Like [`exchange`](Self::exchange), but among the ranks at these places of the group only, and collective over
-    /// them. Ranks that exchange with several sets use the same order everywhere, as for any collective; another
-    /// order ends in an error at the deadline.
+    /// them. If ranks call this for several sets, every rank calls it for these sets in the same order, as for any
+    /// collective. A different order ends in an error at the deadline.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange); [`ExchangeError::NotAMember`].
@@ -300,7 +300,8 @@ impl Exchange {
         if is_nobodys {
             return shared.slots().give_back(candidate.slots.clone());
         }
-        // The others may still have the plan. They are told once the memory that was opened from them is closed.
+        // The others may still have the plan. The closing thread closes the memory that was opened from them, and then
+        // tells them that this rank has closed the plan.
         let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
             let own = words(shared.slab(), slot);
             Wire::new(self.peer_rank(transfer), transfer, None, own, own)

@@ -138,7 +138,7 @@ impl Drop for Owner {
 
 impl Exchange {
     /// Makes the exchange of a group. Collective: all members call it, equally often and with the same options. Each
-    /// value has its own slots, which the members exchange here.
+    /// `Exchange` has its own slots, whose addresses the members exchange in this call.
     ///
     /// # Errors
     /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is the same on every member.

@@ -7,9 +7,9 @@
 //!
 //! Every transfer ends by its deadline, but with a steady flow of transfers such a moment may never come. So after a
 //! while without one, new rounds are held back, and only rounds that one end has begun are finished by both. This is
-//! short and rare: a held-back transfer may be needed by another one in a way that is not visible here. So the moment
-//! may never come while something is always under way. Code that waits for memory to be closed must use a deadline of
-//! its own.
+//! kept short and rare, because a transfer under way may depend on a held-back one in a way that is not visible here.
+//! So a quiet moment may never come while something is always under way. Code that waits for memory to be closed must
+//! use a deadline of its own.
 //!
 //! Only transfers are counted. Other work may also wait on a device for another rank of the process: NCCL kernels, or
 //! kernels that wait for signals. It must have ended before a plan is dropped there, or must depend only on work
@@ -149,8 +149,8 @@ impl Present {
     /// is at the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Held until the rank is registered: a thread that closes memory as the only rank checks for others under
-            // it.
+            // Held until the rank is registered: a thread that closes memory as the only rank holds the gate while it
+            // checks for other ranks.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {

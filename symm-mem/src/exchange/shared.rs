@@ -162,7 +162,7 @@ impl Mirror {
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
-        // SAFETY: as many bytes as there are slots lie there on either side, for as long as `shared`; the host reads them as
+        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. The host reads them as
         // atomics.
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }

@@ -240,9 +240,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// Marks plans that peers have given up as failed, if an operation takes long. The slots are read asynchronously,
-/// since this thread never waits for the device: a copy started now is used on a later call. `begun` is the time at
-/// which the copy was started.
+/// If an operation takes long, reads the slots and marks a plan as failed if a peer has given it up. The slots are read
+/// asynchronously, since this thread never waits for the device: a copy started now is used on a later call. `begun` is
+/// the time at which the copy was started.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],

@@ -1,7 +1,7 @@
 //! The PTX of the crate.
 //!
-//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device loads it: it is of
-//! the oldest release and architecture that have all instructions that the kernels use.
+//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device loads this PTX:
+//! its version and target architecture are the oldest that have all instructions of the kernels.
 
 use std::{io::Read, sync::LazyLock};
 

@@ -106,8 +106,8 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
-    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) tells so once the stream
-    /// has passed.
+    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) says so after the stream has
+    /// completed the kernel.
     pub unsafe fn all_reduce(
         &self,
         stream: &Stream,

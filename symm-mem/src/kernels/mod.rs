@@ -54,8 +54,8 @@ pub const MOST_RANKS: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Ranks {
-    /// An array of [`world`](Self::world) addresses (u64) in memory that the device reaches: the base of each rank's
-    /// block, as this rank's device sees it.
+    /// An array of [`world`](Self::world) addresses (u64) in memory that the device reaches: the start of each rank's
+    /// buffer, as this rank's device sees it.
     pub buffers: DevicePtr,
     /// The same for the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at first, and aligned to 128
     /// bytes.

@@ -26,7 +26,7 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from the launch. If a peer
-    /// does not arrive, the [`FaultRecord`](super::FaultRecord) tells so once the stream has passed.
+    /// does not arrive, the [`FaultRecord`](super::FaultRecord) says so after the stream has completed the kernel.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;

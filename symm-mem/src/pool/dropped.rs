@@ -7,7 +7,7 @@ use cuda_driver::{
     graph::{CaptureStatus, RelaxedCapture},
 };
 
-/// The streams on which slices were dropped. Their blocks may be placed again.
+/// The streams on which slices were dropped. Later allocations may get the memory of these slices.
 #[derive(Debug, Default)]
 pub(super) struct DroppedOn(Mutex<Vec<Stream>>);
 

@@ -17,7 +17,8 @@ use caching_alloc::core::symmetric::Placement;
 use super::{BufferLocation, LookupError, Standing, Table};
 use crate::agreement::GroupId;
 
-/// Up to this number of segments, the search counts instead of halving, which needs no branch.
+/// Up to this number of segments, a look-up counts the segments that begin at or before the address, which needs no
+/// branch. With more segments, it uses binary search.
 const FEW: usize = 16;
 
 /// The segments by address, and their states by group.
@@ -120,7 +121,7 @@ impl Published {
         self.table.load_full()
     }
 
-    /// Publishes a table. The caller holds the lock of the arena, so that tables follow each other.
+    /// Publishes a table. The caller holds the lock of the arena, so that no update of the table is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         self.index.store(Arc::new(Index::of(&table, version)));

@@ -4,8 +4,8 @@
 //! in it. The last owner to be dropped frees the segments, so memory is never freed under a window. A retired segment
 //! is freed earlier, once all ranks have reported that nothing can access it.
 //!
-//! Captured work pins the blocks that it uses, for every call that enqueues: [`GraphMemory::used_by_graph`]. The
-//! graph and its executables hold the pin. If another library began the capture, they cannot hold it. Then declared
+//! Every call that enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]).
+//! The graph and its executables hold the pin. If another library began the capture, they cannot hold it. Then declared
 //! captures hold the pin; without one, the memory is pinned forever.
 
 use std::{
@@ -236,7 +236,8 @@ impl Memory {
         }
     }
 
-    /// Pins memory for a graph that cannot hold a pin itself: by the declared captures, or forever.
+    /// Pins memory for a graph that cannot hold a pin itself: the pins of the declared captures hold it, or it is
+    /// pinned forever.
     pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {
         let mut declared: Vec<u64> = self.arena().pins().declared.iter().copied().collect();
         if declared.is_empty() {
@@ -331,7 +332,7 @@ impl Drop for Memory {
                 // Work on the memory may still run, so the memory is never released.
                 return std::mem::forget(arena);
             }
-            // Memory that a source cannot release remains in its own accounts; it has reported the error.
+            // Errors of the source are ignored, because the release of this memory cannot be repeated.
             let _ = arena.release();
             // Blocks may have been used after the pool was dropped, so groups may have cached the memory again.
             places_changed();

@@ -105,7 +105,8 @@ impl SymmetricPool {
     /// [`with_source`](Self::with_source).
     ///
     /// # Errors
-    /// [`SymmetricError::Source`] if the device has no such memory, or none left to find out how it can be had.
+    /// [`SymmetricError::Source`] if the device has no virtual memory, or not enough free memory for a test of the
+    /// handle types.
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = Sharing::granted(context)
             .and_then(|sharing| VirtualMemorySource::new(context, sharing))
@@ -179,7 +180,8 @@ impl SymmetricPool {
         Ok(())
     }
 
-    /// Allocates a block of `bytes` bytes, which errors about differences between ranks call `tag`. Not collective.
+    /// Allocates a block of `bytes` bytes. Errors about differences between ranks name this request by `tag`. Not
+    /// collective.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).

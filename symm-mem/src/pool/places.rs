@@ -1,4 +1,4 @@
-//! Places of buffers, for groups that compare them before each operation.
+//! Places of buffers (segment and offset in a pool). The members of a group compare them before each operation.
 
 use std::sync::{Arc, Weak};
 
@@ -22,8 +22,9 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// Returns a place in any segment that the group has committed, with a window or without, so that both cases need
-    /// the same calls of the program.
+    /// Returns the place of a range in a segment that the group has committed, with or without a window. So a program
+    /// must make the same calls in both cases. For a range that extends beyond its segment, returns the text of that
+    /// error.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {

@@ -67,7 +67,7 @@ pub enum RetireError {
         /// The groups of this rank that it poisoned.
         groups: Box<[GroupId]>,
     },
-    /// The store failed, so this rank does not know the decision of the others. They will report it as missing.
+    /// The store failed, so this rank does not know the decision of the others. They may report this rank as missing.
     #[error("retirement in {pool} could not reach the store{}", if *poisoned {
         " after this rank had posted its record, so its groups are poisoned"
     } else {
@@ -405,7 +405,7 @@ impl SymmetricPool {
         if is_reached {
             return 0;
         }
-        // Memory that a source cannot release remains in its own accounts; it has reported the error.
+        // Errors of the source are ignored, because the release of this memory cannot be repeated.
         let _ = arena.give_back();
         bytes
     }

@@ -53,17 +53,19 @@ impl<'a> PoolScope<'a> {
     /// what to allocate or to drop. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not
     /// called `finish` or `commit` by the deadline: look at its first error.
     ///
-    /// Later, without new segments for a group, this rank does not take part in a commit: it neither uses the store nor
-    /// waits. This is right if the members made the same requests, as a pool demands. Then they have the same new
-    /// segments, because segments are a function of the requests, and all skip the commit or none. A refused request
-    /// counts as new until it is granted or a commit finds that the requests of all members are equal, so a lack of
-    /// memory on one rank is reported to all at once. If a member made other requests, so that it has nothing new and
-    /// the others have, they wait for their deadlines and get `SyncTimeout`, which names it. Nothing is registered
-    /// then. A skipped commit counts, so the next commit of that member meets the next one of the others, which
-    /// compares all their requests and reports the first difference. If that member comes to its next commit while the
-    /// others still wait in the earlier one, both commits fail with `SyncTimeout`, which names a circle. The commit
-    /// after these reports the difference. Until then, the hash of each collective has the places of its buffers in
-    /// committed segments, so no collective pairs a window with other memory unnoticed.
+    /// After the first commit of a group, a rank without new segments for the group skips the commit: it neither uses
+    /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
+    /// segments, and all of them skip the commit or none. After a refused request, a rank does not skip commits until
+    /// the request is granted, or until a commit finds that the requests of all members are equal. So the next commit
+    /// reports a lack of memory on one rank to all members.
+    ///
+    /// If a member has made other requests, it may skip a commit that the others do not skip. The others then wait
+    /// until their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. A skipped
+    /// commit is counted, so the next commit of that member meets the next commit of the others. That commit compares
+    /// all requests and reports the first difference. If that member begins its next commit while the others still wait
+    /// in the earlier one, both commits fail with a `SyncTimeout` that names a circle, and the commit after them
+    /// reports the difference. Until then, no collective pairs a window with other memory unnoticed: its hash contains
+    /// the places of its buffers in committed segments.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was

@@ -105,11 +105,11 @@ impl PeerMemory {
         Self::mapped(mapped(context, &memory, whole)?, bytes, subject)
     }
 
-    /// Makes memory of a mapping of the caller, for a [`PeerAllocator`] outside of this crate: of another kind of
-    /// device, or with an own way to reserve addresses and pages. Peers map all of the mapping's physical memory, so the
-    /// mapping has all of it, with access for this rank's device. The physical memory can be exported, and the devices
-    /// of the peers can access it. Of its bytes, `bytes` are in use. With `id` it is
-    /// [persistent](PeerAllocator::persistent) memory, and every rank gives the same id.
+    /// Wraps a mapping of the caller as memory for rendezvous, for a [`PeerAllocator`] outside of this crate: one for
+    /// another kind of device, or one with its own way to reserve addresses and pages. Peers map all of the physical
+    /// memory, so the mapping must cover all of it, and must give access to this rank's device. The physical memory
+    /// must be exportable, and accessible to the devices of the peers. Of its bytes, `bytes` are in use. With `id` it
+    /// is [persistent](PeerAllocator::persistent) memory, and every rank gives the same id.
     ///
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or more than the mapping has.

@@ -38,11 +38,12 @@ pub enum RendezvousError {
     GroupOver {
         /// The group's name.
         group: String,
-        /// The error that ended the group. The text contains it, so it is no
-        /// [`source`](std::error::Error::source).
+        /// The error that ended the group. It is part of this error's text, so [`source`](std::error::Error::source)
+        /// does not return it.
         cause: Arc<GroupError>,
     },
-    /// The store failed, so this member does not know the others' decision. They will miss this member.
+    /// The store failed, so this member does not know the others' decision. The others may report this member as
+    /// missing.
     #[error("rendezvous of group {group} could not reach the store")]
     Store {
         /// The group's name.
@@ -60,7 +61,7 @@ pub enum RendezvousError {
         /// The decoding error.
         source: Malformed,
     },
-    /// The driver of the rendezvous's state machine gave a wrong input. This is a bug of this crate.
+    /// The rendezvous's state machine got an input that it had not requested. This is a bug of this crate.
     #[error("the rendezvous of group {group} was driven out of step; this is a bug of symm-mem")]
     OutOfStep {
         /// The group's name.

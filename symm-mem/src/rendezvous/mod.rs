@@ -86,8 +86,8 @@ use crate::{
 /// Options of a group's rendezvous. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time to wait for the other members. A member may come up to half of it later than the first. Mapping has
-    /// its own limit of at least 10 s, and the members' answers of at least 5 s.
+    /// The time limit of the agreement. The members wait for each other for half of it: a member may come that much
+    /// later than the first. Mapping has its own limit of at least 10 s, and the members' answers of at least 5 s.
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,

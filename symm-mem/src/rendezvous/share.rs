@@ -24,7 +24,7 @@ use super::{
 };
 use crate::local_registry::{LocalRegistry, LocalToken};
 
-/// A descriptor of physical memory.
+/// Tag of a message with a descriptor of physical memory.
 pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
 /// Memory for the other ranks of this process.

@@ -60,8 +60,8 @@ impl SymmetricMemory {
         let slots: Vec<Slot> =
             peers.flat_map(|peer| [(Way::To, peer, channel), (Way::From, peer, channel)]).collect();
         self.enqueue(stream, channel, &slots, |kernels| {
-            // SAFETY: the pads and arrays are the group's own, and stay until what was enqueued is done, or by the
-            // caller's promise; operations on one slot are ordered.
+            // SAFETY: the pads and arrays are the group's own. They stay until the enqueued work is done; for launches
+            // of a graph the caller promises this. Operations on one slot are ordered.
             unsafe { kernels.barrier(stream, &self.ranks(deadline), channel) }
         })
     }

@@ -137,7 +137,8 @@ impl World {
         Ok(())
     }
 
-    /// Also returns the number of segments left for plain registration.
+    /// Ends a commit on a rank. Returns the number of segments left for plain registration, and the keys that the rank
+    /// removes.
     fn end_commit(
         &mut self,
         rank: u32,

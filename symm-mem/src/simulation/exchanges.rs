@@ -43,7 +43,8 @@ impl Drop for Allocation {
 #[derive(Debug)]
 pub(super) struct Import(pub(super) Weak<Allocation>);
 
-/// A plan that all members have agreed on, or that the other members may consider agreed.
+/// A plan of a rank: one that all members have agreed on, or one whose exchange failed on this rank although the other
+/// members may have agreed on it.
 pub(super) struct Plan {
     pub(super) key: String,
     pub(super) generation: u64,
@@ -66,6 +67,7 @@ pub(super) struct Named {
 /// A rank's exchanges in a group.
 pub(super) struct Exchanges {
     pub(super) device: Arc<Device>,
+    /// The number of the next exchange.
     pub(super) numbers: u64,
     pub(super) buffers: BTreeMap<u64, Arc<Allocation>>,
     pub(super) plans: BTreeMap<u64, Named>,
@@ -108,7 +110,7 @@ pub(super) struct Exchanging {
     pub(super) slots: Range<usize>,
     pub(super) ends: Vec<End>,
     pub(super) lent: Vec<Arc<Allocation>>,
-    /// Keeps memory open that this rank has reported as open to the others.
+    /// The peers' memory that this rank's record lists as open. It stays open during the exchange.
     pub(super) held: Open<Import>,
     pub(super) opened: Open<Import>,
     pub(super) transfers: Vec<Transfer>,

@@ -146,10 +146,10 @@ pub(super) struct Scenario {
     pub(super) lease: u64,
 }
 
-/// Releases of the library: with windows, without, and one with defective windows.
+/// Releases of the library from which a seed draws: with windows, without, and one with defective windows.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
-/// The releases without usable windows.
+/// Releases without usable windows, for the troubles of plain registration.
 const WINDOWLESS: [u32; 4] = [21304, 22203, 22605, 22803];
 
 /// Returns true if the windows of a release can be used.

@@ -45,7 +45,7 @@ impl World {
         Ok(())
     }
 
-    /// Returns true unless ranks wait in different generations of the domain. They must get an error about the
+    /// Returns false if ranks wait in different generations of the domain. Such ranks must get an error about the
     /// generations, and not about missing ranks.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().map(|it| it.place.pool.generation);

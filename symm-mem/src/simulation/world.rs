@@ -355,8 +355,8 @@ impl World {
         in_doubt.is_some_and(|task| now < task.span.begun + task.span.deadline)
     }
 
-    /// A verdict of poison unblocks the members in the registration, or does not, because unblocking is not
-    /// guaranteed.
+    /// After a verdict of poison, unblocks the members in the registration, except for some that are drawn, because
+    /// unblocking is not guaranteed.
     fn free_the_blocked(&mut self, key: &str, stands: &[u8]) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =

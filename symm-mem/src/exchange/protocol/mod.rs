@@ -26,8 +26,8 @@ pub use self::{
 pub use crate::agreement::sharing::Outcome;
 use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
 
-/// The agreement of one exchange. The result is the plan, or `None` if it is the plan of the action, which every member
-/// has then.
+/// The agreement of one exchange. The result is the plan if no memory had to be opened. Otherwise it is `None`, and the
+/// plan is the one whose memory the members were asked to open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 

@@ -42,7 +42,7 @@ fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
 }
 
 pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
-    // SAFETY: `Gather` is numbers.
+    // SAFETY: `Gather` consists of numbers, so any bytes are a valid value.
     let gather: Gather = unsafe { parameter(launch, 1)? };
     blocks(launch, gather.kernel, |peers, bases, block| {
         let own = if gather.own != 0 { bases[peers.ranks.rank as usize] } else { 0 };
@@ -63,7 +63,7 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
 /// The twin of the kernel for one element type and operation.
 pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
     move |launch| {
-        // SAFETY: `Reduce` is numbers.
+        // SAFETY: `Reduce` consists of numbers, so any bytes are a valid value.
         let what: Reduce = unsafe { parameter(launch, 1)? };
         blocks(launch, what.kernel, |peers, bases, block| {
             let rank = peers.ranks.rank;

@@ -78,6 +78,6 @@ unsafe fn parameter<T: Copy>(launch: &Launch<'_>, index: usize) -> Result<T, Fau
         let (found, wanted) = (bytes.len(), size_of::<T>());
         return Err(Fault::Trap(format!("parameter {index} has {found} bytes, {wanted} were asked for")));
     }
-    // SAFETY: as many bytes as a `T` has; that they are one is the caller's promise.
+    // SAFETY: `bytes` has the size of a `T`, and the caller promises that any bytes are a valid `T`.
     Ok(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }

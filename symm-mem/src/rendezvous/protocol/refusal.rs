@@ -43,7 +43,8 @@ pub enum RendezvousRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks use one name for different groups, or differ in the option to share a device.
+    /// Ranks differ in the group's id or members, in how often they have created the group's rendezvous, in the number
+    /// of this rendezvous, or in the option to share a device.
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
         /// The property that differs.
@@ -201,7 +202,7 @@ impl RendezvousRefusal {
     }
 }
 
-/// Describes the memory of each rank. A pool, and a segment, that all ranks came with is named once.
+/// Describes the memory of each rank. If all ranks have the same pool, or the same segment, the text names it once.
 fn describe_subjects(subjects: &ValuesByRank<Subject>) -> String {
     let in_pool = |subject: &Subject| match *subject {
         Subject::Pool { pool, ordinal, log } => Some((pool, ordinal, log)),
