@@ -1,5 +1,5 @@
-//! A map of this process's memory by address: the segments of followed allocators, and each group's [`Answers`] of the
-//! driver about other memory.
+//! A map of this process's memory by address: the segments of followed allocators (those with a `SegmentRegistrar`),
+//! and each group's [`Answers`] of the driver about other memory.
 //!
 //! A lookup takes a lock. Groups therefore cache the results of lookups, and drop them when the [generation] changes.
 

@@ -141,8 +141,8 @@ pub(super) fn child(
     let setup = MemberSetup { nccl: &parent.nccl, context: &parent.context, rank };
     let shared = Shared::new(&setup, size, &config, raw, handle);
     shared.guard.open();
-    // If the parent's guard closes after this check, the parent's abort flags are set even later. The child's flag is
-    // not linked to the parent's any more then, so the child stays usable.
+    // An abort that closes the parent's guard after this check sets the parent's abort flags later still. By then the
+    // child's flag is no longer linked to the parent's, so the child stays usable.
     let whole = place.and_then(|_| parent.guard.check_not_closed(call));
     match whole.and_then(|()| Service::start(shared.name())) {
         Ok(service) => {

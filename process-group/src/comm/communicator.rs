@@ -401,7 +401,7 @@ mod tests {
     use crate::{ProcessGroup, comm::Window, group::Work};
 
     #[test]
-    fn what_may_cross_threads_may() {
+    fn handles_and_errors_are_send_and_sync() {
         fn crosses<T: Send + Sync>() {}
         crosses::<Communicator>();
         crosses::<AbortHandle>();

@@ -30,11 +30,12 @@ impl Communicator {
     /// deregistered. Destroy captured graphs that use the communicator first: this call waits until they are destroyed.
     ///
     /// # Errors
-    /// [`CommError::DeadlineExceeded`] if other ranks did not finish in time (the communicator is then aborted in the
-    /// background); [`CommError::Leaked`] if NCCL did not return from the destruction itself (which goes on, and may still
-    /// succeed); [`CommError::Poisoned`]
-    /// for a communicator that can only be aborted; [`CommError::Adopted`] for a communicator that was
-    /// [adopted](Self::adopt) (the communicator is then [released](Self::release) in the background).
+    /// - [`CommError::DeadlineExceeded`] if other ranks did not finish in time. The communicator is then aborted in the
+    ///   background.
+    /// - [`CommError::Leaked`] if NCCL did not return from the destruction itself, which goes on and may still succeed.
+    /// - [`CommError::Poisoned`] for a communicator that can only be aborted.
+    /// - [`CommError::Adopted`] for a communicator that was [adopted](Self::adopt). The communicator is then
+    ///   [released](Self::release) in the background.
     #[doc(alias = "ncclCommDestroy")]
     #[doc(alias = "ncclCommFinalize")]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {

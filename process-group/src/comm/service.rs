@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_panics_breaks_its_ticket_only_once_it_is_known() {
+    fn a_job_that_panics_breaks_its_ticket() {
         let service = Service::start("a").unwrap();
         let ticket = service.submit(|| {
             if thread::current().name() == Some("nccl-service") {

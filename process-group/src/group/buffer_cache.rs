@@ -355,7 +355,7 @@ mod interleavings {
     /// A look-up runs concurrently with a change of the looked-up status, such as an agreement on
     /// registration.
     #[test]
-    fn what_is_remembered_under_a_generation_was_found_in_it() {
+    fn a_cached_status_was_found_in_its_generation() {
         check(|| {
             let (fact, slot) = (Arc::new(AtomicU64::new(0)), Arc::new(Slot::default()));
             let changing = {

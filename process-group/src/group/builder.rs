@@ -174,8 +174,8 @@ impl Builder {
     /// The interval at which this process publishes that it is running (default 1 s). Ranks of the same host notice the
     /// death of this process within milliseconds. If the process does not run, they report it as
     /// [silent](crate::peers::Loss::Silent) after at most twice the interval. Ranks of other hosts learn of a death or
-    /// silence through the store, which they read four times per interval. A death or silence ends the group on every
-    /// rank with [`GroupError::Lost`]. All ranks should use the same value.
+    /// silence through the store, which they read at least four times per interval. A death or silence ends the group
+    /// on every rank with [`GroupError::Lost`]. All ranks should use the same value.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
     }
@@ -515,8 +515,8 @@ const NUMBER: &str = "number";
 /// The prefix of the keys of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";
 
-/// Returns the name of a group in texts. Groups of one builder's name in several epochs, such as an old group and the
-/// one grown from it, differ in it.
+/// Returns a group's name for errors and dumps. It contains the epoch, so that it tells groups of one name apart, such
+/// as an old group and the group grown from it.
 pub(super) fn name_of_epoch(name: &str, epoch: u64) -> String {
     if epoch == 0 { name.to_owned() } else { format!("{name}@{epoch}") }
 }

@@ -26,8 +26,8 @@ impl ProcessGroup {
     /// Makes the communicator of a [lazy](super::Builder::lazy) group, and the group's [lanes](super::p2p)
     /// for messages, unless they exist. Collective: every member calls `connect`, or an operation that needs
     /// the communicator. The communicator is made on all members, or on none. The deadline limits the wait
-    /// for the other members. The calls into NCCL may take half of the longest deadline that a member gave,
-    /// and at least 10 s. The agreements of the members after these calls wait for at least 10 s.
+    /// for the other members. The time limit of the calls into NCCL is half of the longest deadline that a
+    /// member gave, at least 10 s and at most 10 minutes. The agreements after these calls wait at least 10 s.
     ///
     /// # Errors
     /// - [`GroupError::Absent`] with the members that did not come to the first agreement. Every member that

@@ -159,7 +159,8 @@ impl GroupHealth {
         }
     }
 
-    /// Returns true if this rank has called more collectives than a member that has left. They will not complete.
+    /// Returns true if this rank has called more collectives than a member that has left. The additional collectives
+    /// will not complete.
     pub(super) fn waits_in_vain(&self) -> bool {
         let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return false };
         self.monitor().is_some_and(|monitor| monitor.rolling().count() > *collectives)

@@ -64,7 +64,7 @@ struct Names {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// `None` for Slurm: its variable lists the numbers of all hosts in a syntax that is not parsed here.
+    /// `None` for Slurm, whose variable lists the rank counts of all hosts, in a syntax that is not parsed here.
     local_world_size: Option<&'static str>,
 }
 

@@ -33,17 +33,17 @@ pub enum GroupError {
         instead: &'static str,
     },
 
-    /// A rank is not below the world size.
+    /// A rank is not below the world size, or the peer of a message is this rank itself.
     #[error("rank {rank} is not below the world size {size}")]
     NoSuchRank {
         /// The rank.
         rank: usize,
-        /// The world size.
+        /// The world size. For the peer of a message: the number of members.
         size: usize,
     },
 
     /// Some ranks took no part in an agreement before the deadline. Every rank that took part gets the same list of
-    /// them.
+    /// missing ranks.
     #[error("{group}: rank(s) {} never came to {meeting} (expected {size} ranks, waited {waited:.1?})", Ranges(.ranks))]
     Absent {
         /// The group's name.
@@ -143,8 +143,9 @@ pub enum GroupError {
         problem: String,
     },
 
-    /// A pool could not be registered, or a pool to deregister was not registered. If a registration failed, no member
-    /// has registered its pool, and every member gets the same error.
+    /// [`register_pool`](super::ProcessGroup::register_pool) failed: no member has registered its pool, and every
+    /// member gets the same error. Or [`deregister_pool`](super::ProcessGroup::deregister_pool) was called for a pool
+    /// that is not registered.
     #[error("{}", not_registered(group, source))]
     NotRegistered {
         /// The group's name.
@@ -295,7 +296,8 @@ pub enum GroupError {
     CallsDiffer {
         /// The group's name.
         group: String,
-        /// The rank of the job that differs from the majority, or that sends.
+        /// For a collective: the rank of the job whose call differs from the majority's. For a message: the sender's
+        /// rank of the job.
         rank: usize,
         /// The call that `rank` was about to make.
         call: String,

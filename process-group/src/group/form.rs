@@ -52,7 +52,7 @@ enum Outcome {
     TimedOut {
         problem: String,
     },
-    /// This rank has stopped, because the group has ended there or because another rank has failed.
+    /// This rank has stopped, because its group has ended or because another rank has failed.
     Ended,
 }
 wire_enum!(Outcome { 0 => Made {}, 1 => Failed { problem }, 2 => TimedOut { problem }, 3 => Ended {} });
@@ -68,7 +68,7 @@ enum Unmade {
     Late {
         ranks: Vec<u32>,
     },
-    /// This rank has stopped, because the group has ended there or because another rank has failed.
+    /// This rank has stopped, because its group has ended or because another rank has failed.
     Ended {
         rank: u32,
     },
@@ -253,7 +253,7 @@ impl Meeting<'_> {
 fn is_timeout(error: &GroupError) -> bool {
     match error {
         GroupError::Comm(CommError::DeadlineExceeded { .. }) => true,
-        // A rank that waits for a late one does not answer a third, which then has any of these errors.
+        // A rank that waits for a late rank does not answer other ranks. These then get an error of this kind.
         GroupError::Peers(error) => !matches!(error, PeerError::Folder { .. }),
         _ => false,
     }

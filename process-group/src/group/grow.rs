@@ -65,9 +65,9 @@ impl ProcessGroup {
     /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work
     ///   of this member is not done by the builder's timeout.
     /// - [`GroupError::Grow`] if the ranks are not the members of one group, followed by new ranks.
-    /// - [`GroupError::Absent`] with a new rank that dies before the processes of its host monitor each other, the same
-    ///   on all other ranks. Comes within the longer of the builder's timeout and 15 s. [`GroupError::Lost`] if the rank
-    ///   dies later.
+    /// - [`GroupError::Absent`] with a new rank that dies before the processes of its host monitor each other. All
+    ///   other ranks get this error, within the longer of the builder's timeout and 15 s. [`GroupError::Lost`] if the
+    ///   new rank dies later.
     /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Disagreement`],
     ///   and [`GroupError::Unmade`] for a rank that could not take part. If NCCL fails or a rank is lost during the
     ///   call, this group is unusable too, and all members must abort it.

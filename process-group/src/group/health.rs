@@ -404,8 +404,8 @@ impl GroupHealth {
             {
                 error
             }
-            // A member has left. Only an error of a kind below can be a consequence of that, and `Revoked` is none,
-            // because this rank caused it. Every other error is kept: all members have agreed on it.
+            // A member has left. Errors of the kinds below can be a consequence of that, except `Revoked`, which this
+            // rank has caused itself. All other errors are kept, because the members have agreed on them.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(

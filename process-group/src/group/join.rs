@@ -35,7 +35,7 @@ impl PlainProtocol for Join {
 }
 
 /// Meets all ranks of a job, each with its record, and returns the members and the group's number. `health` is that of
-/// the group that grows, if any. Its end ends the wait.
+/// the group that grows, if any. The end of that group ends the wait.
 pub(super) fn join(
     (group, health): (&str, Option<&Arc<GroupHealth>>),
     job: &PrefixStore,

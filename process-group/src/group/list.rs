@@ -275,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn refused_is_what_writes_a_byte_that_another_touches(
+        fn overlapping_buffers_are_refused_if_one_is_written(
             send in buffers(), receive in buffers(), own in any::<prop::sample::Index>(),
         ) {
             let in_place = (!send.is_empty() && !receive.is_empty())

@@ -139,8 +139,8 @@ impl Places {
 }
 
 /// Makes all groups of this process look buffers up again: whether the memory exists, and its position. Call
-/// this function after windows of a plan, or memory in such a window, were added or removed, and after the
-/// memory of a plan was freed, even if no window had it.
+/// this function after windows of a plan, or memory in such a window, were added or removed. Call it also
+/// after memory of a plan was freed, even if that memory was in no window.
 pub fn places_changed() {
     memory::renew();
 }

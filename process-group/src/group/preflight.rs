@@ -222,8 +222,8 @@ impl ProcessGroup {
                 CallRecord { places: places(self, &ops), site: site.clone(), ..CallRecord::of(&ops, None) };
             self.meet("all", &self.ranks, record)?;
         }
-        // Peers are met in ascending order, which excludes circular waits: in a circle, each rank would wait for a rank
-        // lower than the one that waits for it.
+        // Peers are met in ascending order, which excludes circular waits. In a circle, each rank would wait for a rank
+        // lower than the rank that waits for it. No rank is lower than the lowest rank of the circle.
         let messages = ops.iter().filter(|op| op.is_message() && op.rank != self.rank);
         let peers: BTreeSet<usize> = messages.map(|op| op.rank).collect();
         for peer in peers {

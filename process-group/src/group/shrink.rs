@@ -258,10 +258,10 @@ impl ProcessGroup {
         health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
     }
 
-    /// Returns true if the attempt of `others` was none of this rank's: they left out this rank, and have failed, or have
-    /// shrunk an intact group. This rank did not make that attempt, so its next one has the number that the next attempt
-    /// of the others has. `left` are the survivors in this rank's call. If none of the others is among them, the others
-    /// may not know that the group is to be shrunk once more. This rank must then learn of their group.
+    /// Returns true if this rank must skip the attempt of `others`, so that its next attempt has the number of their
+    /// next one. That is so if the others left out this rank, and their attempt failed or shrank an intact group.
+    /// `left` are the survivors in this rank's call. If none of the others is among them, the others may not know that
+    /// the group is to be shrunk once more. The result is then false, and this rank's error reports their group.
     fn is_passed_over(&self, others: &OtherMembers<View>, left: &[usize]) -> bool {
         let is_known = |rank: &usize| others.members.contains(&id(*rank));
         !is_known(&self.global_rank())

@@ -20,11 +20,12 @@ impl ProcessGroup {
     /// each member.
     ///
     /// A suspended group refuses operations, splits and new communicators with [`CommError::Suspended`]. The
-    /// group can be resumed, shrunk over the store, destroyed and aborted. The program's memory and its
-    /// windows stay allocated. Messages on a [path](crate::Path) are not affected. The group does not notice
-    /// launches of graphs that captured its operations. Do not launch such graphs before
-    /// [`resume`](Self::resume): their kernels would access memory that is not mapped, which is an error of
-    /// the device. After `resume` the graphs are valid again.
+    /// group can be resumed, destroyed and aborted. It can also be [shrunk](Self::shrink): the survivors
+    /// then make a new communicator over the store. The program's memory and its windows stay allocated.
+    /// Messages on a [path](crate::Path) are not affected. The group does not notice launches of graphs
+    /// that captured its operations. Do not launch such graphs before [`resume`](Self::resume): their
+    /// kernels would access memory that is not mapped, which is an error of the device. After `resume` the
+    /// graphs are valid again.
     ///
     /// Requires NCCL 2.29.7. Groups split from this one are suspended separately.
     ///
@@ -44,8 +45,8 @@ impl ProcessGroup {
     ///   the group is suspended already.
     /// - [`GroupError::InFlight`] with the work of this member that is not done. The other members get
     ///   [`GroupError::Unmade`].
-    /// - [`GroupError::Absent`] with the members that did not come, and [`GroupError::NotAgreed`] if these
-    ///   wait for this member in another call.
+    /// - [`GroupError::Absent`] with the members that did not come. [`GroupError::NotAgreed`] if the absent
+    ///   members wait for this member in another call.
     ///
     /// After these errors nothing has changed. If NCCL fails on a member, the group ends on all members with
     /// [`GroupError::MemberFailed`].

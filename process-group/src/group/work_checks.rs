@@ -155,7 +155,7 @@ mod tests {
     rusty_fork_test! {
         /// For example, a member of this host dies while NCCL destroys the communicator.
         #[test]
-        fn who_waits_for_a_destruction_that_is_blocked_is_let_go_with_the_group() {
+        fn a_wait_for_a_blocked_destruction_ends_with_the_group() {
             let machine = machine(1);
             let hang = Duration::from_secs(60);
             machine.world.faults().inject(Injection::new("ncclCommDestroy", Action::Delay(hang))).unwrap();
@@ -181,7 +181,7 @@ mod tests {
         /// The work about which the other members were asked completes. Work that is late afterwards is asked
         /// about again.
         #[test]
-        fn what_is_late_later_is_asked_about_anew() {
+        fn work_that_is_late_afterwards_is_asked_about_again() {
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();
@@ -242,7 +242,7 @@ mod tests {
         /// This member does not ask the others, because the store says that another member asks. That member
         /// never reports a result.
         #[test]
-        fn who_hears_nothing_of_the_others_ends_a_group_for_what_is_late_alone() {
+        fn a_member_that_gets_no_answer_ends_the_group_for_late_work() {
             let machine = machine(1);
             machine.ranks(1, |rank| {
                 let group = rank.builder().work_timeout(LONG).build().unwrap();

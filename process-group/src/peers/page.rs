@@ -268,7 +268,7 @@ mod tests {
                 let lives = value & OWNER_DIED == 0 && value & OWNER != 0;
                 prop_assert_eq!(page.wait(slot, Duration::ZERO).unwrap().is_none(), lives);
             }
-            // Also while a thread waits.
+            // The word also changes while a thread waits.
             thread::scope(|scope| {
                 let waiter = scope.spawn(|| page.wait(0, Duration::from_millis(1)));
                 forged.words()[0].0.store(later, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Ranges for profilers, around every call of a group until the call returns on the host.
+//! Ranges for profilers. Each range covers one call of a group on the host, until the call returns.
 //!
 //! - `nvtx` (feature `nvtx`): ranges for Nsight Systems and other injected tools. Without such a tool a range costs
 //!   one load and one branch.

@@ -94,8 +94,8 @@ impl Progress {
     /// Maximum number of members whose unfinished call is described.
     const NAMED: usize = 8;
 
-    /// Writes the members whose last call is not complete. Used when all members have called the same number
-    /// of collectives.
+    /// Writes the members whose last call is not complete. Used when all members have answered, with the same
+    /// total number of collectives and graph launches.
     fn not_done(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = |member: &MemberProgress| {
             member.last.clone().filter(|last| last.operation.is_some() && !last.is_completed)
@@ -300,7 +300,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answers_survive_the_store(all in prop::collection::vec(answer(), 0..4)) {
+        fn answers_round_trip(all in prop::collection::vec(answer(), 0..4)) {
             let answers = Answers { all };
             prop_assert_eq!(Answers::from_bytes(&answers.to_bytes()), Ok(answers));
         }

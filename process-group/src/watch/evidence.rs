@@ -173,8 +173,7 @@ pub(super) fn find_divergence(
 }
 
 /// Returns the ranks outside the majority, and one rank of the majority. Each of `groups` is the list of the ranks that
-/// have the same value.
-/// Without a majority, every rank differs from some other rank, so all ranks are returned.
+/// have the same value. Without a majority, every rank differs from some other rank, so all ranks are returned.
 fn minority<'a>(groups: impl Iterator<Item = &'a Vec<usize>> + Clone) -> (Vec<usize>, Option<usize>) {
     let total: usize = groups.clone().map(Vec::len).sum();
     let majority = groups.clone().find(|ranks| 2 * ranks.len() > total);

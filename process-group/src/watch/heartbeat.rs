@@ -427,8 +427,8 @@ impl HeartbeatThread {
             self.signal.hurry();
             return self.wake_all(ranks);
         }
-        // A rank that has dropped or aborted a group needs no notice of that. If it destroys the group, it may be waiting
-        // for the other members.
+        // A rank that has dropped or aborted a group needs no notice of that. A rank that destroys a group needs it,
+        // because it may be waiting for the other members.
         if matches!(&trouble, Trouble::Left { rank, how, .. } if *rank == self.rank && how != Trouble::DESTROYED)
         {
             return Ok(());

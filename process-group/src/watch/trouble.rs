@@ -191,7 +191,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn troubles_survive_the_store(trouble in trouble()) {
+        fn troubles_round_trip(trouble in trouble()) {
             prop_assert_eq!(Trouble::from_bytes(&trouble.to_bytes()), Ok(trouble));
         }
     }

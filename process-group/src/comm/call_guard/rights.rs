@@ -52,7 +52,7 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        // `None` if a seeded world unwinds the thread's wait.
+        // `None` if the thread's wait unwinds, at the end of a seeded world (of `bootstrap::runtime`).
         let Some(state) = &self.state else { return };
         let State { phase, revoked, suspended, inside, group, waiting, .. } = &**state;
         let is_open = matches!(phase, Phase::Open) && !revoked && !suspended;

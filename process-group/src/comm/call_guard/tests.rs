@@ -57,7 +57,7 @@ fn one_call_at_a_time_whichever_way_they_come() {
 }
 
 #[test]
-fn what_is_not_made_lets_in_its_making_alone() {
+fn an_unmade_communicator_admits_only_the_call_that_makes_it() {
     let guard = CallGuard::new("a".into());
     assert!(matches!(guard.enter("all_reduce", Kind::Enqueue, None), Err(CommError::Unmade { .. })));
     let making = guard.enter("init", Kind::Making, None).unwrap();
@@ -132,7 +132,7 @@ fn a_suspended_communicator_admits_its_resumption_and_its_end_alone() {
 }
 
 #[test]
-fn those_who_wait_learn_that_the_gate_has_closed() {
+fn waiting_threads_learn_why_the_guard_admits_no_more_calls() {
     let guard = guard();
     let entry = guard.enter("register windows", Kind::Collective, None).unwrap();
     thread::scope(|scope| {

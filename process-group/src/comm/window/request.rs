@@ -25,9 +25,9 @@ const SUBRANGES: Version = Version::new(2, 28, 0);
 /// Memory to register as a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowRequest {
-    /// Start address: a multiple of 4096 bytes within its allocation; below 2.28 the allocation's start.
+    /// Start address, a multiple of 4096. Below NCCL 2.28, the start of an allocation, a multiple of 2 MiB.
     pub ptr: DevicePtr,
-    /// Length in bytes, the same on every rank below 2.30.7; below 2.28 a multiple of 2 MiB.
+    /// Length in bytes. Below NCCL 2.30.7 the same on every rank. Below 2.28 a multiple of 2 MiB.
     pub bytes: usize,
     /// The uses of the window.
     pub flags: WindowFlags,

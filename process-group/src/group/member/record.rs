@@ -112,7 +112,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_survive_the_store(member in member(), name in "[a-z ]{0,9}", value in any::<String>()) {
+        fn records_round_trip(member in member(), name in "[a-z ]{0,9}", value in any::<String>()) {
             let joining = Joining::new(member, 7).with(&name, value);
             let mut bytes = Vec::new();
             joining.write(&mut bytes);

@@ -17,10 +17,12 @@
 //! | [`Shared`](P2pPolicy::Shared) | none | messages in one batch |
 //! | [`Lanes(k)`](P2pPolicy::Lanes) | k | messages in different lanes; with k = [`colours`] all peers, with twice as many also both directions |
 //! | [`PerPair`](P2pPolicy::PerPair) | one for each peer that is used | messages with different peers |
-//! | [`Direct`](P2pPolicy::Direct) | none, and messages need no group's communicator either: an installed [path](crate::Path) carries them | messages with different peers, and both directions |
+//! | [`Direct`](P2pPolicy::Direct) | none; messages do not use the group's communicator either, because an installed [path](crate::Path) carries them | messages with different peers, and both directions |
 //!
 //! Times in µs, measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench
-//! p2p`), with one stream for each direction and peer. With 2 GPUs:
+//! p2p`), with one stream for each direction and peer. The column "64 KiB down and up, a step" is the time of one step
+//! of a pipeline: a message of 64 KiB passes from the first rank to the last, and an answer of 64 KiB passes back. The
+//! rings of `Direct` replace the memory of the group's communicator, which `Direct` does not need. With 2 GPUs:
 //!
 //! | policy | 256 MiB in both directions | 64 KiB down and up, a step | device memory beyond the group's 582 MiB |
 //! |---|---|---|---|
@@ -185,8 +187,9 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Returns a stream for messages to member `peer`. There is one stream for each communicator, so that messages on
-    /// different communicators overlap. The stream does not wait for other streams, not even for the default stream.
+    /// Returns a stream for messages to member `peer`. Messages that may use different communicators have different
+    /// streams, so that they overlap: one stream for each lane or pair. On a [path](crate::Path), there is one stream
+    /// for each peer and direction. The stream does not wait for other streams, not even for the default stream.
     /// Order it after other work with events, or with [`Work::order_before`](super::Work::order_before).
     ///
     /// # Errors
@@ -244,8 +247,8 @@ impl ProcessGroup {
                 };
                 (0..count).map(lane).collect::<Result<Vec<_>>>()
             })?;
-            // The lanes are guarded only after all are made, so that a lane that is dropped after a failure does not
-            // end the group.
+            // An abort of a guarded communicator ends the group. The lanes are guarded only after all are made, so that
+            // a lane that is dropped after a failure does not end the group.
             lanes.iter().for_each(|lane| self.counter.health.guard(&lane.abort_handle()));
         } else {
             for lane in 0..count {

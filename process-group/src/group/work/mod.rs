@@ -87,13 +87,14 @@ impl Work {
     /// Blocks the calling thread until the operation is complete, or until the deadline.
     ///
     /// # Errors
-    /// The error that ended the group, as soon as it is known: [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`], [`GroupError::MemberFailed`]. [`GroupError::Path`] if another
-    /// member has given up messages on the group's path, and its reason has not arrived in time or by the
-    /// deadline. [`GroupError::WorkTimeout`] after the deadline. If the deadline was at least a second away
-    /// at the start, this error names the members that have not joined. [`GroupError::Comm`] for an
-    /// asynchronous error. [`GroupError::Captured`] if a graph captured the operation. [`GroupError::Driver`]
-    /// if a query of the device fails.
+    /// The error that ended the group, as soon as it is known, for example [`GroupError::Lost`],
+    /// [`GroupError::Left`], [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`] or
+    /// [`GroupError::MemberFailed`]. [`GroupError::Path`] if another member has given up messages on the
+    /// group's path, and that member's reason has not arrived in time or by the deadline.
+    /// [`GroupError::WorkTimeout`] after the deadline. If the deadline was at least a second away at the
+    /// start, this error names the members that have not joined. [`GroupError::Comm`] for an asynchronous
+    /// error. [`GroupError::Captured`] if a graph captured the operation. [`GroupError::Driver`] if a query
+    /// of the device fails.
     pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
         self.mark.counter.health.explain(self.look_until(deadline))
     }

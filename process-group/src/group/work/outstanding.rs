@@ -20,7 +20,7 @@
 //! data of an operation is in one mark, so that a [`Work`] counts references to one object instead of five.
 //!
 //! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
-//! The last work of a stream stays even if it is complete.
+//! The last work of a stream stays even if it is complete, until the whole stream is removed as idle.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -120,8 +120,8 @@ impl<W: Tracked> Outstanding<W> {
         self.state.lock()
     }
 
-    /// Begins a work, and calls `log` under the same lock. Returns the logical time, and a blank for the work,
-    /// from `make` if none is kept. The work's event must be recorded after this call.
+    /// Begins a work, and calls `log` with the ring, both under the ring's lock. Returns the logical time, and
+    /// a blank for the work, from `make` if none is kept. The work's event must be recorded after this call.
     #[inline(always)]
     fn begin<E>(
         &self,
@@ -291,8 +291,9 @@ impl<W: Tracked> StreamWorks<W> {
         {
             self.works.pop_front();
         }
-        // Some of `done` are left. They lie behind an incomplete work of another thread, or follow one in `done` that
-        // another thread has removed already. Or the stream's last work is left, which stays.
+        // Works of `done` can remain here for three reasons. They are behind an incomplete work of another thread.
+        // They follow a work in `done` that another thread has removed already. Or the stream's last work, which
+        // stays, is in `done`.
         if left.peek().is_some() {
             let last = self.works.back().map(entered);
             let is_done = |at| done.binary_search_by_key(&at, entered).is_ok();
@@ -448,8 +449,8 @@ impl Tracked for Work {
 }
 
 impl Outstanding {
-    /// Returns a blank for the next operation, and calls `log` under the same lock. The operation's event must
-    /// be recorded after this call.
+    /// Returns a blank for the next operation, and calls `log` with the ring, both under the ring's lock. The
+    /// operation's event must be recorded after this call.
     #[inline(always)]
     pub(in crate::group) fn blank(
         &self,

@@ -81,7 +81,7 @@ fn completed(ring: &Ring) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn what_is_overwritten_while_the_driver_is_asked_is_not_done() {
+fn records_written_during_a_query_of_the_driver_are_not_completed() {
     let ring = Ring::new(2);
     let old = write(&ring, 1);
     let overwrite = || (2..4).for_each(|number| _ = write(&ring, number));
@@ -97,7 +97,7 @@ fn what_is_overwritten_while_the_driver_is_asked_is_not_done() {
 }
 
 #[test]
-fn a_work_is_done_without_what_another_thread_records_in_between() {
+fn completing_a_work_leaves_records_of_other_works_in_between() {
     let ring = Ring::new(8);
     let batch = write(&ring, 1);
     let other = write(&ring, 2);

@@ -117,7 +117,7 @@ fn work_is_not_done_before_its_event_is() {
 }
 
 #[test]
-fn who_looks_meanwhile_forgets_nothing_that_is_open() {
+fn concurrent_queries_remove_no_incomplete_work() {
     for open in [0, 1] {
         check(move || {
             let group = Group::new();
@@ -162,7 +162,7 @@ fn many_threads_launch_and_look() {
 
 /// Two threads query at the same time, like the watchdog and a thread that writes a dump.
 #[test]
-fn two_who_look_forget_the_same_once() {
+fn two_threads_remove_the_same_works_once() {
     check(|| {
         let group = Group::new();
         (0..3).for_each(|_| group.launch());
