@@ -6,7 +6,7 @@ use process_group::{ProcessGroup, store::Store};
 use symm_mem::{
     AgreedError, CommitError, CommunicatorGroup, Domain, Geometry, GroupId, Refusal, RetireError,
     SymmetricPool,
-    agreement::{Membership, PROTOCOL_VERSION, RankList},
+    agreement::{MeetingKind, Membership, PROTOCOL_VERSION, RankList},
 };
 
 use super::{
@@ -58,6 +58,14 @@ impl Call {
         Err(refusal)
     }
 
+    fn kind(self, group: &ProcessGroup) -> MeetingKind {
+        match self {
+            Self::Commit => MeetingKind::Commit { group: group.id() },
+            Self::Retire => MeetingKind::Retire {},
+            Self::Length => MeetingKind::Length {},
+        }
+    }
+
     /// Store key of the arrival at the first call of a pool: the record of rank `of`, or the `count`.
     fn arrival(self, pool: &SymmetricPool, group: &ProcessGroup, of: impl fmt::Display) -> String {
         let (pool, GroupId { uid, epoch }) = (pool.id(), group.id());
@@ -103,6 +111,39 @@ fn commits_of_two_pools_that_cross_are_told_as_a_circle() {
                 rank.sum(&blocks[at], groups[at]);
             }
             drop((blocks, pools));
+            rank.leave();
+        });
+    }
+}
+
+/// Rank 0 makes one call of a pool first, rank 1 the other one. Both are told the circle.
+#[test]
+fn calls_of_two_kinds_that_cross_are_told_as_a_circle() {
+    for calls in [[Call::Commit, Call::Retire], [Call::Commit, Call::Length], [Call::Retire, Call::Length]] {
+        on_ranks(2, |rank| {
+            let pool = make(&rank, &rank.domain);
+            drop(pool.allocate(1 << 20).expect("there is room"));
+            let call = |at: usize, deadline| calls[at].make(&pool, &rank.world, deadline);
+            let refusals = if rank.rank == 0 {
+                let arrival = calls[1].arrival(&pool, &rank.world, 1);
+                rank.world.job_store().wait(&[&arrival], soon()).expect("rank 1 is at its first call");
+                [0, 1].map(|at| call(at, SHORT))
+            } else {
+                let [second, first] = [1, 0].map(|at| call(at, LONG));
+                [first, second]
+            };
+            for (at, refusal) in refusals.into_iter().enumerate() {
+                let refusal = refusal.expect_err("the ranks are at different calls");
+                let Refusal::SyncTimeout { missing, circle, .. } = &refusal else {
+                    panic!("{calls:?}: {refusal}")
+                };
+                let absent: Vec<u32> = missing.iter().map(|it| it.rank).collect();
+                assert_eq!(absent, [1 - at as u32], "{calls:?}: {refusal}");
+                let told: Vec<_> = circle.iter().map(|it| (it.rank, it.place.kind)).collect();
+                let [one, other] = calls.map(|call| call.kind(&rank.world));
+                assert_eq!(told, [(0, one), (1, other)], "{calls:?}: {refusal}");
+            }
+            drop(pool);
             rank.leave();
         });
     }
