@@ -34,7 +34,7 @@ pub enum GroupError {
     },
 
     /// A rank is not below the world size, or the peer of a message is this rank itself.
-    #[error("rank {rank} is not below the world size {size}")]
+    #[error("rank {rank} is not {} {size}", if rank < size { "another member of a group of" } else { "below the world size" })]
     NoSuchRank {
         /// The rank.
         rank: usize,

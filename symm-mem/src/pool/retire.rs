@@ -31,9 +31,9 @@ use crate::{
 pub struct RetireReport {
     /// Ordinals of the retired segments.
     pub ordinals: Vec<u32>,
-    /// Number of bytes returned to the driver. It is 0 on a rank with a poisoned group, whose communicator may have
-    /// windows that could not be freed. Those bytes are returned by the next retirement after the pool has
-    /// [forgotten](SymmetricPool::forget) the group, or with the pool.
+    /// Number of bytes returned to the driver, without those that it failed to release. It is 0 on a rank with a
+    /// poisoned group, whose communicator may have windows that could not be freed. Those bytes are returned by the next
+    /// retirement after the pool has [forgotten](SymmetricPool::forget) the group, or with the pool.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
     pub windows: usize,
@@ -405,9 +405,9 @@ impl SymmetricPool {
         if is_reached {
             return 0;
         }
-        // Errors of the source are ignored, because the release of this memory cannot be repeated.
-        let _ = arena.give_back();
-        bytes
+        // The release of this memory cannot be repeated, so an error of the source only reduces the count.
+        let failed = arena.give_back().err().unwrap_or_default();
+        bytes.saturating_sub(failed.iter().map(|(memory, _)| memory.bytes).sum())
     }
 
     /// Poisons the groups of `group_states` that match, and returns them.

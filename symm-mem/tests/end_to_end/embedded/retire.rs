@@ -1,11 +1,15 @@
 //! Retirement of segments, graphs that keep them, and groups that are committed later.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use caching_alloc::{
+    core::{MemoryInfo, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError},
+    driver::{Sharing, VirtualMemorySource},
+};
 use gpu_sim::{Action, Injection};
 use symm_mem::{
-    BufferLocation, CommitReport, Poison, Refusal, RetireError, RetireReport, Standing, SymmetricBlock,
-    SymmetricGroup, SymmetricPool,
+    BufferLocation, CommitReport, Geometry, Poison, Refusal, RetireError, RetireReport, Standing,
+    SymmetricBlock, SymmetricGroup, SymmetricPool,
 };
 
 use super::{NCCL_2_28_9, job, on_ranks, options, run, windows};
@@ -223,6 +227,57 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
     );
     assert_eq!(results[0], results[1]);
     assert!(matches!(results[0], Poison::RetirementFailed { .. }), "{results:?}");
+}
+
+/// A source that releases memory, but says that it has failed.
+#[derive(Debug)]
+struct Failing(VirtualMemorySource);
+
+impl SegmentSource for Failing {
+    fn device(&self) -> u32 {
+        self.0.device()
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
+        self.0.allocate(bytes)
+    }
+
+    fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
+        self.0.release(memory)?;
+        Err(SourceError::Failed { call: "cuMemUnmap", source: "it fails always".into() })
+    }
+
+    fn is_exportable(&self) -> bool {
+        self.0.is_exportable()
+    }
+
+    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
+        self.0.export(memory, kind)
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo, SourceError> {
+        self.0.memory_info()
+    }
+}
+
+#[test]
+fn memory_that_the_source_does_not_release_is_not_counted() {
+    on_ranks(2, |rank| {
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        let source =
+            VirtualMemorySource::new(&rank.context, Sharing::by_descriptor()).expect("virtual memory");
+        let source: Arc<dyn SegmentSource> = match rank.rank {
+            0 => Arc::new(Failing(source)),
+            _ => Arc::new(source),
+        };
+        let pool = SymmetricPool::with_source(&rank.domain, source, geometry).expect("its steps are small");
+        drop(pool.allocate(2 << 20).expect("there is room"));
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        let report = retire(&pool, &[0], &[&rank.world]).expect("nothing holds it");
+        assert_eq!(report.bytes, [0, 2 << 20][rank.rank as usize]);
+        drop(pool);
+        rank.leave();
+    });
 }
 
 #[test]

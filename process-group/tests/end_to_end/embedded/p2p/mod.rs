@@ -281,6 +281,8 @@ rusty_fork_test! {
             assert_eq!((world.sequence(), world.dump().entries.len()), (0, 0));
             let outside = world.connect_to(2, far()).unwrap_err();
             assert!(matches!(outside, GroupError::NoSuchRank { rank: 2, size: 2 }), "{outside}");
+            let itself = world.connect_to(rank.rank, far()).unwrap_err();
+            assert_eq!(itself.to_string(), format!("rank {} is not another member of a group of 2", rank.rank));
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
