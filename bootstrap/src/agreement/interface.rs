@@ -18,8 +18,7 @@ use crate::wire::Malformed;
 pub struct Member {
     /// The name of the agreement, which is also the prefix of its keys. Use each name once: build it from the name of
     /// the object and the number of agreements on the object so far. If the name contains the generation, members of
-    /// different generations do not meet, and get [`Failure::Absent`](super::Failure::Absent) in place of
-    /// [`Failure::Generations`](super::Failure::Generations).
+    /// different generations do not meet, and get [`Failure::Absent`] in place of [`Failure::Generations`].
     pub name: String,
     /// The rank of this member in the job, one of `members`.
     pub rank: u32,
