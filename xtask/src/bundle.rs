@@ -45,9 +45,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         ["build", "--workspace", "--exclude", "xtask", "--test", "end_to_end", "--examples", "--bins"];
     let tests = [&tests[..], &["--features", &features]].concat();
     let mut tests = release(&root, "target/bundle-tests", &tests);
-    // Tests measure nothing, so they are built in less time: in parts, our crates optimised little, others not at all.
-    // Without any optimisation, they would be too large for the archive.
-    for setting in ["codegen-units=16", "opt-level=1", "package.'*'.opt-level=0"] {
+    // Tests measure nothing, so they are built in less time: in parts that are not optimised together, our crates little,
+    // others not at all. Without any optimisation, they would be too large for the archive.
+    for setting in ["codegen-units=16", "lto='off'", "opt-level=1", "package.'*'.opt-level=0"] {
         tests.args(["--config", &format!("profile.release.{setting}")]);
     }
     // At the same time, because the program's crates are compiled one after another.

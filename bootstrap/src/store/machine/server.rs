@@ -452,7 +452,9 @@ impl Server {
     }
 
     /// Updates [`Client::memory`] of a client, and the sum over all clients. Call this after the client's buffers, its
-    /// request or its wait have changed. The claim of a woken client is counted in its next turn.
+    /// request or its wait have changed. If a client is woken for an element of a
+    /// queue, the memory of its claim to the element (an entry in the table's `waits`) is counted in the client's next
+    /// turn.
     fn count(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let memory = CLIENT + client.buffers() + self.table.wait_memory(id);

@@ -87,8 +87,9 @@ struct Inner {
     sockets: Vec<SocketAddr>,
     /// The idle connections.
     kept: Mutex<Vec<Connection>>,
-    /// True once the host has closed a connection because of a `get`, as the older of PyTorch's servers does if the key
-    /// is absent. Every later `get` then waits for its key before it reads the value.
+    /// False at first: `get` reads the value at once, and waits only if the key is absent. Becomes true when such a read
+    /// loses its connection although the host still serves, as with the older of PyTorch's servers if the key is absent.
+    /// From then on, `get` first waits for its key.
     hangs_up: AtomicBool,
     /// The server, if this process hosts the store. Dropping it stops the server.
     host: Option<Host>,
