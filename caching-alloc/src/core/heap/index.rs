@@ -121,10 +121,11 @@ impl FreeIndex {
         self.next_occupied(0).map(|bin| self.heads[bin])
     }
 
-    /// Returns every block.
+    /// Returns every block of the bins that the bitmaps mark.
     #[cfg(test)]
     pub(super) fn all(&self, records: &[Record]) -> impl Iterator<Item = BlockId> {
-        (0..BINS).flat_map(|bin| self.blocks(records, bin))
+        let bins = std::iter::successors(self.next_occupied(0), |bin| self.next_occupied(bin + 1));
+        bins.flat_map(|bin| self.blocks(records, bin))
     }
 
     #[inline]
