@@ -73,18 +73,21 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 ///
 /// `record` is this member's contribution. `act` executes the action with a plan until the deadline, and returns the
 /// outcome. It is called once per action, and never if there is no action. Its third argument is a function that
-/// returns true once the verdict is stored, and so no longer depends on this member's outcome. Reasons: the outcome of
-/// another member was final, another member's wait for outcomes has timed out, or a rank has [left](leave). `act` can
-/// poll this function to stop early. The function returns false if the store fails.
+/// returns true once the verdict is stored: from then on, the outcome of this member's `act` changes nothing. The
+/// verdict is stored this early if the outcome of another member was final, another member's wait for outcomes has
+/// timed out, or a rank has [left](leave). `act` can poll this function to stop early. The function returns false if
+/// the store fails.
 ///
 /// `goes_on` returns an error once the object has ended on this rank. It is polled during waits and retries, but not
 /// during `act`. After its error, a wait for the others ends, and the agreement fails with [`Failure::Left`] on all
 /// members, unless its result is already stored. Retries of a failed request also end, with [`Ending::InDoubt`].
 ///
-/// This function blocks, one after the other:
-/// - until all records are posted, the patience of a member has ended, or the agreement has failed for another reason;
-/// - if there is an action: during `act`, and then until the verdict is stored;
-/// - if the agreement has failed or was refused before an action: until the others have read the result, for up to 3 s.
+/// This function blocks in these phases, which follow one another:
+/// - It waits until all records are posted, the patience of a member has ended, or the agreement has failed for another
+///   reason.
+/// - If there is an action, it runs `act`, and waits until the verdict is stored.
+/// - If the agreement has failed, or was refused before an action, it waits until the others have read the result, for
+///   at most 3 s.
 ///
 /// It also blocks while it repeats failed requests. If the host of a [`TcpStore`](crate::store::TcpStore) does not
 /// answer, each operation of the store may block for about twice the store's patience
@@ -126,8 +129,8 @@ pub fn run<P: Protocol>(
                 Input::Acted(act(&plan, session.deadline(until), &has_failed))
             }
             Output::Store(request) => {
-                let retries = machine.is_in_doubt().then_some(patience);
-                Input::Store(session.ask(&request, retries, &goes_on))
+                let retry_until = machine.is_in_doubt().then_some(patience);
+                Input::Store(session.ask(&request, retry_until, &goes_on))
             }
         };
         output = machine.step(input, session.begun.elapsed());
@@ -173,14 +176,14 @@ impl Session<'_> {
 
     /// Sends a request to the store, and returns the answer. After an error, there are three cases:
     /// - [`StoreError::Taken`]: returns [`Answer::Taken`].
-    /// - The error is temporary, and `retries` is given: repeats the request while `goes_on` succeeds. Stops when the
-    ///   time `retries` since the start of the agreement, and [`RETRY_FLOOR`] since the first error, have passed.
+    /// - The error is temporary, and `retry_until` is given: repeats the request while `goes_on` succeeds, until this
+    ///   time on the clock of the state machine, and for at least [`RETRY_FLOOR`] after the first error.
     /// - Otherwise, or after the last repetition: stores the error in `failure`, and returns [`Answer::StoreFailed`],
     ///   or [`Answer::Unsent`] if the store rejected the value of a post.
     fn ask(
         &mut self,
         request: &Request,
-        retries: Option<Duration>,
+        retry_until: Option<Duration>,
         goes_on: &dyn Fn() -> Result<(), Gone>,
     ) -> Answer {
         let mut first_failed = None;
@@ -197,8 +200,8 @@ impl Session<'_> {
                 Err(error) => error,
             };
             let now = self.begun.elapsed();
-            let until = *first_failed.get_or_insert(now) + RETRY_FLOOR;
-            let is_late = retries.is_none_or(|patience| now >= until.max(patience));
+            let floor = *first_failed.get_or_insert(now) + RETRY_FLOOR;
+            let is_late = retry_until.is_none_or(|until| now >= until.max(floor));
             if is_late || !may_pass(&error) || goes_on().is_err() {
                 self.failure = Some(error);
                 return Answer::StoreFailed;

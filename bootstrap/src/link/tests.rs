@@ -1,5 +1,5 @@
-//! Tests of exchanges, with connections that are not part of them, missing members, and processes of another user.
-//! Tests of the folders of listeners. The members of an exchange are threads of one process, but their descriptors pass
+//! Tests of exchanges: connections that do not belong to the exchange, missing members, processes of another user. And
+//! tests of the folders of listeners. The members of an exchange are threads of one process, but their descriptors pass
 //! through the kernel as between processes.
 
 use std::{
@@ -215,8 +215,8 @@ fn an_exchange_without_free_descriptors() {
     let listeners = listeners(2);
     let _waiting = knock(&listeners[1]);
     let own = file("");
-    // The number of a file that is closed again at once is the lowest free one. With this number as the limit, no
-    // descriptor can be opened.
+    // This file is closed at once, so the number of its descriptor is free again, and no smaller number is free. With
+    // this number as the limit, no descriptor can be opened.
     let free = file("").as_fd().as_raw_fd() as u64;
     let limit = Rlimit { current: Some(free), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, limit).unwrap();
@@ -262,7 +262,8 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
     drop(listener);
     assert!(!folder.exists());
 
-    // A killed process leaves an unlocked folder. If the folder has no socket, a process may be making it.
+    // A killed process leaves a folder that no process has locked, with a socket. A folder without a socket may be one
+    // that another process is creating.
     fs::create_dir(&folder).unwrap();
     sweep();
     assert!(folder.exists(), "it may be one that is being made");
@@ -276,11 +277,11 @@ fn the_folder_goes_with_the_listener_and_after_its_death() {
 /// The user id of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The environment variable that is set for a process that runs as another user. For `another_users_listener`, it
-/// contains the path of the socket.
+/// The environment variable that is set for a test's process that runs as another user. For the process of
+/// `another_users_listener`, its value is the path of the socket.
 const OTHER: &str = "PROCESS_GROUP_TEST_OTHER_USER";
 
-/// The outputs of `another_user`: it could not enter the listener's folder, or it could, and has connected.
+/// The outputs of `another_user`: it could not enter the listener's folder, or it entered it and connected.
 const PLACES: [&str; 2] = ["outside", "inside"];
 
 /// The process that [`start_as_nobody`] starts. It reads an endpoint from its input, and tries to connect. If it can,

@@ -1,4 +1,4 @@
-//! Finds the secret of the job's store in the environment.
+//! Reads the secret of the job's store from environment variables, or from the file that one of them names.
 
 use std::{
     env,

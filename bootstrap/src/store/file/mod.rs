@@ -1,7 +1,7 @@
 //! A store in a file that all ranks can open, compatible with PyTorch's `FileStore`.
 //!
-//! `log` contains the format of the file, its lock, the removal of an incomplete record, and the effect of requests.
-//! [`FileStore`] adds the waits for keys.
+//! The module `log` contains the format of the file, its lock, the removal of an incomplete record, and the execution of
+//! requests. [`FileStore`] adds the waits for keys.
 
 mod log;
 
@@ -30,11 +30,12 @@ const LONGEST_LOOK: Duration = Duration::from_millis(100);
 /// A store in a file, for ranks that share a file system. It needs no network. Clones are the same store.
 ///
 /// Ranks in Python may share the file (`torch.distributed.FileStore`). The file system must support `flock`; NFS does
-/// so with version 4, or with a lock daemon. The file only grows, up to [`Limits::store_bytes`]. Use a path for one job
-/// only, because a job cannot distinguish the data of an earlier job from its own. If the file of an earlier job is
-/// still there, a [`rendezvous`](super::rendezvous()) under a name that the earlier job used fails with
-/// [`RankTaken`](StoreError::RankTaken) on every rank that took part in the earlier rendezvous. A rank that did not
-/// take part in it gets its result from the file, and may get values that ranks of the earlier job published.
+/// so with version 4, or with a lock daemon. Complete records stay in the file, which grows up to
+/// [`Limits::store_bytes`]. Use a path for one job only, because a job cannot distinguish the data of an earlier job
+/// from its own. If the file of an earlier job is still there, a [`rendezvous`](super::rendezvous()) under a name that
+/// the earlier job used fails with [`RankTaken`](StoreError::RankTaken) on every rank that took part in the earlier
+/// rendezvous. A rank that did not take part in it reads the earlier rendezvous's result from the file, and may get
+/// values that ranks of the earlier job published.
 ///
 /// Differences from PyTorch's store:
 /// - If a process is killed while it writes, the other processes ignore its incomplete record, and the next writer

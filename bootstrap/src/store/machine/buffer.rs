@@ -60,10 +60,10 @@ impl Buffer {
 
     /// Returns an upper bound on the additional memory, in bytes, while `bytes` more bytes are appended; 0 if they fit.
     /// If they do not fit, this is the size of the whole new allocation, because the old allocation is freed only after
-    /// its bytes were copied.
+    /// its bytes were copied. A vector doubles its capacity, and allocates at least 8 bytes.
     pub(super) fn growth(&self, bytes: usize) -> usize {
         let (length, capacity) = (self.bytes.len(), self.bytes.capacity());
-        if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes) }
+        if length + bytes <= capacity { 0 } else { (capacity * 2).max(length + bytes).max(8) }
     }
 
     /// Removes `count` bytes from the front, or all bytes if there are fewer.
@@ -159,4 +159,24 @@ pub(super) enum Filled {
     Incomplete,
     /// The budget is spent.
     Unfinished,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_new_allocation_is_at_most_the_predicted_growth(steps in prop::collection::vec((0..40usize, 0..60usize), 1..50)) {
+            let mut buffer = Buffer::default();
+            for (bytes, removed) in steps {
+                let (growth, before) = (buffer.growth(bytes), buffer.memory());
+                buffer.extend(&vec![0; bytes]);
+                prop_assert!(buffer.memory() == before || buffer.memory() <= growth);
+                buffer.skip(removed);
+            }
+        }
+    }
 }

@@ -16,7 +16,7 @@ use crate::store::{
 pub(super) struct Connection {
     socket: Box<dyn ClientSocket>,
     machine: Client,
-    /// The longest time for which the host may accept no bytes.
+    /// The longest time for which a write may wait until the host accepts more bytes.
     patience: Duration,
     /// The origin of the state machine's clock.
     opened: Instant,
@@ -47,7 +47,8 @@ pub(super) enum Broken {
 
 impl Connection {
     /// Connects and completes the greeting before `deadline`. `limits` are the largest sizes of replies. `patience` is
-    /// how long the host may take to answer a request that does not wait, and how long it may accept no bytes.
+    /// how long the host may take to answer a request that does not wait, and how long a write may wait until the
+    /// host accepts more bytes.
     pub(super) fn open(
         address: SocketAddr,
         limits: Limits,

@@ -30,11 +30,11 @@ impl Run {
         names.map(|name| Place { name: name.into(), members: self.members[name].clone() }).collect()
     }
 
-    /// Returns true if `circle` is a circular wait now. For each entry of `circle`, the rank must wait at the place,
-    /// and the agreement of the place must be undecided. At least one member that has not arrived there must be in
-    /// the circle and not be free.
+    /// Returns true if `circle` is a circular wait now. A rank is *free* if it waits in no agreement, or if one of its
+    /// agreements is decided or lacks only free ranks.
     ///
-    /// A rank is *free* if it waits in no agreement, or if one of its agreements is decided or lacks only free ranks.
+    /// For each entry of `circle`, the rank must wait at the place, and the agreement of the place must be undecided.
+    /// At least one rank of the circle that is not free must be a member of the place, and must not have arrived there.
     pub(super) fn is_circle(&self, circle: &[Waiting]) -> bool {
         let places: Vec<Vec<Place>> = (0..self.ranks.len()).map(|rank| self.places(rank)).collect();
         let is_open = |place: &Place| !self.store.0.contains_key(&place.decision_key());
@@ -62,7 +62,8 @@ impl Run {
         })
     }
 
-    /// Checks the results of the run. Returns a description of the first problem as the error.
+    /// Checks that the ranks have the same results and have detected the fault, and that no rank waits for ever.
+    /// Returns a description of the first problem as the error.
     pub(super) fn judge(&self) -> Result<(), String> {
         for (name, results) in &self.results {
             let told: Vec<&(usize, Outcome)> = results

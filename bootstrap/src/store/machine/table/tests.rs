@@ -47,8 +47,8 @@ proptest! {
     /// After each request, the memory equals the recount, has grown by no more than predicted, and is within the limit.
     /// A refused request does not change the memory. A reply to the client, except for `MultiGet` and `ListKeys`, has
     /// at most the predicted size, or at most 8 bytes if the prediction is smaller. The wait memory of a client
-    /// that waits is not 0. No wait that can be resumed is left, even if the request was refused. After all clients
-    /// have left, the table contains no wait.
+    /// that waits is not 0. Every wait whose key has arrived has been resumed, even if the request was refused. After
+    /// all clients have disconnected, the table contains no wait.
     #[test]
     fn memory_is_counted(requests in vec((0..5u64, request()), 1..200), limit in 1000..20_000usize) {
         let mut table = Table::new(Limits { store_bytes: limit, value_bytes: 1000, ..Limits::default() });
