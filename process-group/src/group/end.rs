@@ -120,21 +120,21 @@ impl GroupHealth {
             group: monitor.id().to_owned(),
             rank: self.rank(),
             how: how.how().into(),
-            collectives: monitor.rolling().count(),
+            steps: monitor.steps(),
             members: Unsent(self.ranks.clone()),
         });
     }
 
-    /// Publishes that this rank destroys the group. A member that has called more collectives then ends the group on all
-    /// members, because this rank will not join. Does not block.
+    /// Publishes that this rank destroys the group. A member that has made more [steps](WorkMonitor::steps) then ends
+    /// the group on all members, because this rank will not join. Does not block.
     pub(super) fn announce_destruction(&self) {
         if let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) {
-            self.signal.destroy(monitor.id(), monitor.rolling().count());
+            self.signal.destroy(monitor.id(), monitor.steps());
         }
     }
 
-    /// Called by the watchdog after another member has left. Aborts the group's communicators once this rank has called
-    /// more collectives than that member, or after one heartbeat. Until then, work that both members have called may
+    /// Called by the watchdog after another member has left. Aborts the group's communicators once this rank has made
+    /// more [steps](WorkMonitor::steps) than that member, or after one heartbeat. Until then, work of both members may
     /// complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
         if !self.was_left() {
@@ -159,11 +159,11 @@ impl GroupHealth {
         }
     }
 
-    /// Returns true if this rank has called more collectives than a member that has left. The additional collectives
-    /// will not complete.
+    /// Returns true if this rank has made more [steps](WorkMonitor::steps) than a member that has left. The additional
+    /// steps will not complete.
     pub(super) fn waits_in_vain(&self) -> bool {
-        let Some(End::Trouble(Trouble::Left { collectives, .. })) = self.end.get() else { return false };
-        self.monitor().is_some_and(|monitor| monitor.rolling().count() > *collectives)
+        let Some(End::Trouble(Trouble::Left { steps, .. })) = self.end.get() else { return false };
+        self.monitor().is_some_and(|monitor| monitor.steps() > *steps)
     }
 
     /// Aborts communicators or a path that were added while the group was ending. The abort at the group's end may have
@@ -287,7 +287,7 @@ mod tests {
 
     fn left(rank: usize) -> End {
         let (group, how, members) = (String::new(), String::new(), Unsent::default());
-        End::Trouble(Trouble::Left { group, rank, how, collectives: 0, members })
+        End::Trouble(Trouble::Left { group, rank, how, steps: 0, members })
     }
 
     #[test]

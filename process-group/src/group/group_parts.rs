@@ -213,7 +213,7 @@ impl GroupParts {
             look,
             plans: plans.clone(),
         };
-        let log = recorder.log(entry, rank, monitor.rolling());
+        let log = recorder.log(entry, rank, monitor.counts(), monitor.rolling());
         let guard = Watchdog::add(&health).map_err(|source| GroupError::Thread {
             group: name.to_string(),
             thread: "watchdog",

@@ -15,7 +15,11 @@ use super::{
     GroupSettings,
     calls::{Calls, Pending},
 };
-use crate::{record::ProgressRpc, store::PrefixStore, watch::Rolling};
+use crate::{
+    record::{Counts, ProgressRpc},
+    store::PrefixStore,
+    watch::Rolling,
+};
 
 /// The enqueued work of a group, as the watchdog sees it.
 pub(super) trait OpenWork: Send + Sync {
@@ -43,6 +47,7 @@ pub(crate) struct WorkMonitor {
     pub(super) store: PrefixStore,
     pub(super) progress_rpc: Arc<ProgressRpc>,
     rolling: Arc<Rolling>,
+    counts: Arc<Counts>,
     work: Weak<dyn OpenWork>,
     work_timeout: Duration,
     /// The longest pause between two checks by the watchdog.
@@ -79,10 +84,23 @@ impl WorkMonitor {
     ) -> Self {
         let (work_timeout, pause) = (settings.work_limit(), settings.pause());
         let progress_rpc = progress_rpc.clone();
-        let (rolling, calls) = (Arc::new(Rolling::new()), Calls::default());
+        let (rolling, counts, calls) = (Arc::new(Rolling::new()), Arc::default(), Calls::default());
         let (oldest, asked) = (Mutex::default(), Mutex::default());
         let suspected = AtomicBool::new(false);
-        Self { id, store, progress_rpc, rolling, work, work_timeout, pause, calls, oldest, suspected, asked }
+        Self {
+            id,
+            store,
+            progress_rpc,
+            rolling,
+            counts,
+            work,
+            work_timeout,
+            pause,
+            calls,
+            oldest,
+            suspected,
+            asked,
+        }
     }
 
     /// Returns the group's id.
@@ -93,6 +111,16 @@ impl WorkMonitor {
     /// Returns the rolling hash of the group's calls.
     pub(crate) fn rolling(&self) -> &Arc<Rolling> {
         &self.rolling
+    }
+
+    /// Returns the numbers of the group's recorded calls.
+    pub(super) fn counts(&self) -> &Arc<Counts> {
+        &self.counts
+    }
+
+    /// Returns the number of calls that wait for all members: collectives, and marked launches of graphs.
+    pub(crate) fn steps(&self) -> u64 {
+        self.rolling.count() + self.counts.graph_launches()
     }
 
     /// Records that members have made different calls. The members then find out which calls differ.

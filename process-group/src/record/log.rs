@@ -49,11 +49,18 @@ pub(crate) struct Log {
 
 /// Numbers of calls that this rank has recorded in a group. Changed only under the ring's lock.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     pub(super) collectives: AtomicU64,
     pub(super) messages: AtomicU64,
     /// Number of graph launches. Changed without the ring's lock.
     pub(super) graph_launches: AtomicU64,
+}
+
+impl Counts {
+    /// Returns the number of graph launches that this rank has marked.
+    pub(crate) fn graph_launches(&self) -> u64 {
+        self.graph_launches.load(Ordering::Acquire)
+    }
 }
 
 /// Numbers of launched calls that not all members make.
@@ -272,7 +279,7 @@ impl Log {
 
     /// Counts a launch of a graph that captured calls.
     pub(crate) fn count_graph_launch(&self) {
-        self.counts.graph_launches.fetch_add(1, Ordering::Relaxed);
+        self.counts.graph_launches.fetch_add(1, Ordering::Release);
     }
 
     /// Returns the number of launched calls.

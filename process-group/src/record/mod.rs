@@ -39,6 +39,6 @@ pub use progress::{LastCall, MemberProgress, Progress};
 pub(crate) use call::{Call, Span, are_one};
 pub(crate) use clock::ticks;
 pub(crate) use guarded::{Guarded, Locked};
-pub(crate) use log::{Exchanged, Log, LogEntry, Ring, RingState};
+pub(crate) use log::{Counts, Exchanged, Log, LogEntry, Ring, RingState};
 pub(crate) use progress_rpc::{ProgressRpc, ask};
 pub(crate) use recorder::{GroupEntry, Look, Recorder};

@@ -110,12 +110,18 @@ impl Recorder {
         groups.iter().for_each(|group| group.look());
     }
 
-    /// Adds a group in which this rank is `rank`, and returns the group's log. `rolling` is the hash that members
-    /// compare.
-    pub(crate) fn log(&self, group: GroupEntry, rank: usize, rolling: &Arc<Rolling>) -> Log {
-        let (counts, size) = (Arc::new(Counts::default()), group.ranks.len());
+    /// Adds a group in which this rank is `rank`, and returns the group's log. The log keeps `counts` and `rolling`, the
+    /// hash that members compare, up to date.
+    pub(crate) fn log(
+        &self,
+        group: GroupEntry,
+        rank: usize,
+        counts: &Arc<Counts>,
+        rolling: &Arc<Rolling>,
+    ) -> Log {
+        let size = group.ranks.len();
         let number = self.add(group, counts.clone());
-        Log::new(&self.ring, (number, counts), (rank, size), rolling)
+        Log::new(&self.ring, (number, counts.clone()), (rank, size), rolling)
     }
 
     /// Adds a group, and returns the group's number. If there are many groups, first removes the dropped
@@ -153,7 +159,7 @@ impl Recorder {
                 timeout: group.timeout,
                 collectives: counts.collectives.load(Ordering::Relaxed),
                 messages: counts.messages.load(Ordering::Relaxed),
-                graph_launches: counts.graph_launches.load(Ordering::Relaxed),
+                graph_launches: counts.graph_launches(),
             })
             .collect();
         let scale = self.clock.scale();

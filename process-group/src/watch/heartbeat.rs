@@ -43,8 +43,8 @@ struct Heartbeat {
     number: Option<u64>,
     /// The hash marks of the rank's groups, each with the group's id.
     marks: Vec<(String, Vec<Mark>)>,
-    /// The ids of the groups that the rank destroyed most recently, each with the number of collectives that the rank
-    /// had called in the group.
+    /// The ids of the groups that the rank destroyed most recently, each with the number of
+    /// [steps](WorkMonitor::steps) that the rank had made in the group.
     destroyed: Vec<(String, u64)>,
 }
 wire_struct!(Heartbeat { number, marks, destroyed });
@@ -391,14 +391,14 @@ impl HeartbeatThread {
             // A heartbeat that cannot be decoded is replaced by a constant, so that its rank counts as silent.
             let Heartbeat { number, marks, destroyed } = Heartbeat::from_bytes(bytes).unwrap_or_default();
             snapshot.beats.push((other, number));
-            for (group, collectives) in destroyed {
+            for (group, steps) in destroyed {
                 let health = groups.iter().find(|health| {
                     let monitor = health.monitor().filter(|monitor| monitor.id() == group);
-                    monitor.is_some_and(|monitor| monitor.rolling().count() > collectives)
+                    monitor.is_some_and(|monitor| monitor.steps() > steps)
                 });
                 if let Some(members) = health.map(|health| Unsent(health.ranks().into())) {
                     let how = Trouble::DESTROYED.into();
-                    snapshot.noticed.push(Trouble::Left { group, rank: other, how, collectives, members });
+                    snapshot.noticed.push(Trouble::Left { group, rank: other, how, steps, members });
                 }
             }
             for (group, marks) in marks {

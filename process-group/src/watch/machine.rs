@@ -71,7 +71,7 @@ pub(super) struct StoreSnapshot {
     /// left.
     pub(super) beats: Vec<(usize, Option<u64>)>,
     /// One [`Trouble::Suspect`] for each difference between this rank's hashes and another rank's, and one
-    /// [`Trouble::Left`] for each group that another rank has destroyed after fewer collectives than this rank called.
+    /// [`Trouble::Left`] for each group that another rank has destroyed after fewer steps than this rank made.
     pub(super) noticed: Vec<Trouble>,
 }
 

@@ -20,8 +20,8 @@ struct State {
     notices: Option<Notices>,
     /// Ranks to wake once this rank's next heartbeat is written.
     wakes: Vec<usize>,
-    /// The ids of the groups that this rank destroyed most recently, each with the number of collectives that the rank
-    /// had called in the group.
+    /// The ids of the groups that this rank destroyed most recently, each with the number of steps that the rank had made in
+    /// the group.
     destroyed: Vec<(String, u64)>,
     /// True once the heartbeat thread has ended.
     gone: bool,
@@ -68,14 +68,14 @@ impl WatchSignal {
         self.hurry();
     }
 
-    /// Publishes that this rank destroys a group after so many collectives. A member that has called more waits for this
-    /// rank in vain, and then ends the group.
-    pub(crate) fn destroy(&self, group: &str, collectives: u64) {
+    /// Publishes that this rank destroys a group after so many steps: collectives and marked graph launches. A member
+    /// that has made more waits for this rank in vain, and then ends the group.
+    pub(crate) fn destroy(&self, group: &str, steps: u64) {
         {
             let destroyed = &mut self.lock().destroyed;
             let excess = (destroyed.len() + 1).saturating_sub(Self::DESTROYED);
             destroyed.drain(..excess);
-            destroyed.push((group.to_owned(), collectives));
+            destroyed.push((group.to_owned(), steps));
         }
         self.hurry();
     }

@@ -14,15 +14,15 @@ pub(crate) enum Trouble {
     /// A rank is lost. Ends every group of which that rank is a member.
     Lost { rank: usize, loss: Loss },
     /// A member has dropped or aborted the group while others may wait for it, or has destroyed it before another member
-    /// called a collective.
+    /// called a collective or marked a graph launch.
     Left {
         group: String,
         rank: usize,
         /// `dropped`, `aborted` or `destroyed`.
         how: String,
-        /// Number of collectives that the rank had called. A member that has called more waits for that rank
-        /// in vain.
-        collectives: u64,
+        /// Number of collectives that the rank had called, plus the graph launches that it had marked. A member with
+        /// more waits for that rank in vain.
+        steps: u64,
         /// The members to wake. Not stored, so only the rank that left knows them.
         members: Unsent<Arc<[usize]>>,
     },
@@ -105,7 +105,7 @@ impl Trouble {
 
 wire_enum!(Trouble {
     0 => Lost { rank, loss },
-    1 => Left { group, rank, how, collectives, members },
+    1 => Left { group, rank, how, steps, members },
     2 => Failed { group, rank, reason },
     3 => Overdue { group, rank, operation, sequence, waited, progress },
     4 => Suspect { group, number, ranks },
@@ -156,8 +156,8 @@ mod tests {
             any::<usize>().prop_map(|rank| Trouble::Lost { rank, loss: Loss::Died }),
             (any::<usize>(), time())
                 .prop_map(|(rank, time)| Trouble::Lost { rank, loss: Loss::Silent(time) }),
-            (word(), any::<usize>(), word(), any::<u64>()).prop_map(|(group, rank, how, collectives)| {
-                Trouble::Left { group, rank, how, collectives, members: Unsent::default() }
+            (word(), any::<usize>(), word(), any::<u64>()).prop_map(|(group, rank, how, steps)| {
+                Trouble::Left { group, rank, how, steps, members: Unsent::default() }
             }),
             (word(), any::<usize>(), word()).prop_map(|(group, rank, reason)| Trouble::Failed {
                 group,

@@ -3,7 +3,7 @@
 
 use std::{env, sync::Arc, thread, time::Duration};
 
-use cuda_driver::Stream;
+use cuda_driver::{Stream, graph::CaptureMode};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp, ShrinkMode, wait_for_dropped},
@@ -65,6 +65,35 @@ fn destroyed_by_one(machine: &Machine) {
     assert!(wait_for_dropped(far()));
 }
 
+/// All ranks capture an all-reduce, and launch the graph once. Then rank 1 leaves with `leave`, and the others launch the
+/// graph again.
+fn left_before_a_launch(how: &str, leave: fn(ProcessGroup) -> Result<(), GroupError>) {
+    let machine = faithful(3, 22809);
+    machine.ranks(3, |rank| {
+        let world = rank.world();
+        let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
+        let one = Buffer::new(memory.ptr(), 1, F32);
+        let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+        // SAFETY: the memory is alive until the graph's launches have ended.
+        unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
+        let graph = capture.end().unwrap().instantiate().unwrap();
+        let launch = || {
+            stream.launch(&graph).unwrap();
+            world.track_graph_launch(&stream)?.wait_until(far())
+        };
+        launch().unwrap();
+        if rank.rank == 1 {
+            if let Err(error) = leave(world) {
+                assert_left(&error, 1, how);
+            }
+            return;
+        }
+        assert_left(&launch().unwrap_err(), 1, how);
+        let _ = stream.synchronize();
+    });
+    assert!(wait_for_dropped(far()));
+}
+
 /// Returns true if the stream becomes idle before the deadline.
 fn is_done_by(stream: &Stream, deadline: Deadline) -> bool {
     while !stream.query().unwrap() {
@@ -95,6 +124,19 @@ const WAITS: [(&str, Option<&str>, Wait); 5] = [
 ];
 
 rusty_fork_test! {
+    #[test]
+    fn who_launches_a_graph_again_is_told_that_a_member_has_destroyed_the_group() {
+        left_before_a_launch("destroyed", |world| world.destroy(far()));
+    }
+
+    #[test]
+    fn who_launches_a_graph_again_is_told_that_a_member_has_dropped_the_group() {
+        left_before_a_launch("dropped", |world| {
+            drop(world);
+            Ok(())
+        });
+    }
+
     #[test]
     fn who_waits_for_a_member_that_drops_or_aborts_the_group_is_told() {
         let machine = faithful(3, 22809);
