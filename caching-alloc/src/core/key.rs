@@ -14,8 +14,8 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The key of a retired cache: one that was removed from its pool because it was empty. No pool has this number,
-    /// because those of [`new_pool`](Self::new_pool) begin at 1.
+    /// The key of a retired cache: one that was removed from its pool because it was empty. No pool has the number 0,
+    /// because the numbers from [`new_pool`](Self::new_pool) begin at 1.
     pub(super) const RETIRED: Self = Self { pool: 0, stream: StreamId(0) };
 
     /// Returns a number that no other pool of the process has or had.

@@ -35,7 +35,7 @@ pub(super) struct Ranked<T> {
     mutex: Mutex<T>,
 }
 
-/// A lock with a rank that a hit takes. It is held only for a short time.
+/// A spin lock with a rank. Hits take such locks, so they are held only for a short time.
 #[derive(Debug)]
 pub(super) struct RankedSpin<T> {
     rank: Rank,

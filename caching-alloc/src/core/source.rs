@@ -109,7 +109,7 @@ pub enum SourceError {
     BadSegment {
         /// Bytes asked for.
         wanted: u64,
-        /// The memory that it returned.
+        /// The memory that the source returned.
         given: SegmentMemory,
         /// Description of the fault.
         what: &'static str,

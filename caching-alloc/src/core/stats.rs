@@ -9,9 +9,10 @@ use super::size::SizeClass;
 pub struct Gauge {
     /// The current value.
     pub current: u64,
-    /// The highest value since creation or the last reset.
+    /// The highest value since creation, or since the last `reset_peaks` of the allocator or the pool.
     pub peak: u64,
-    /// The sum of all additions since creation. A reset sets it to the current value.
+    /// The sum of all additions since creation. `reset_totals` of the allocator or the pool sets it to the current
+    /// value.
     pub total: u64,
 }
 
@@ -261,8 +262,9 @@ impl PoolUsages {
     }
 }
 
-/// The usage that the retired caches of a pool have counted: the sum of their totals, and an upper bound of the pool's
-/// peak up to the last retirement. The current values are 0, because retired caches have no blocks.
+/// The usage that the retired caches of a pool have counted. A retired cache was removed from its pool because it was
+/// empty. Each total is the sum of the caches' totals. Each peak is an upper bound of the pool's peak up to the last
+/// retirement. The current values are 0, because retired caches have no blocks.
 #[derive(Debug, Default)]
 pub(super) struct PastUsages(PoolUsages);
 

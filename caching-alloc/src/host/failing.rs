@@ -80,8 +80,8 @@ impl Failing {
         Self { for_ever: true, ..Self::once(calls) }
     }
 
-    /// Makes the failure an out-of-memory error. Use it for calls that can fail so: those that allocate a segment,
-    /// create a page or map one. It has no effect on calls of [`HostStreams`](super::HostStreams).
+    /// Makes the failure an out-of-memory error. Use it for calls that can return such an error: those that allocate a
+    /// segment, create a page or map a page. It has no effect on calls of [`HostStreams`](super::HostStreams).
     #[must_use]
     pub fn for_want_of_memory(self) -> Self {
         Self { scarce: true, ..self }

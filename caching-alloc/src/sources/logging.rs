@@ -14,10 +14,11 @@ use crate::core::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 
-/// Passes a record of each call to a source to a sink: the method, address, bytes, token, outcome and duration.
+/// A source that passes calls on to another source, and gives a sink a [record](LoggedCall) of each logged call.
 ///
-/// It logs [`export`](SegmentSource::export), and all methods that change the state of the source. The adapter calls
-/// the sink after the source, and holds no lock meanwhile. If the sink fails or panics, the record is lost and
+/// Calls of [`export`](SegmentSource::export), and of all methods that change the state of the source, are logged. A
+/// record has the method, address, bytes, token, outcome and duration, among other things. The adapter calls the
+/// sink after the source, and holds no lock meanwhile. If the sink fails or panics, the record is lost and
 /// [counted](Self::lost), and the call still returns the result of the source.
 ///
 /// ```

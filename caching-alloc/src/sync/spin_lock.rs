@@ -2,8 +2,8 @@
 //!
 //! When a [`std::sync::Mutex`] is unlocked, it has to find out whether a thread sleeps in it. That takes an atomic
 //! read-modify-write operation, about 5 ns. A `SpinLock` is unlocked by a plain store. In exchange, nobody wakes a
-//! waiting thread: it tries again, first at once, then after it has let other threads run, then after it has slept. The
-//! sleep lets a holder run that has a lower priority.
+//! waiting thread. Such a thread tries again and again: first after short spins, then after it has yielded to other
+//! threads, then after it has slept. While it sleeps, a holder of lower priority can run.
 //!
 //! A thread that holds a `SpinLock` must not wait for anything.
 
@@ -124,9 +124,9 @@ struct Pause(u32);
 
 #[cfg(not(all(test, any(loom, shuttle))))]
 impl Pause {
-    /// Pauses in which the thread keeps its processor. Together about 2 µs.
+    /// The number of pauses in which the thread spins. Together they take about 2 µs.
     const SPINS: u32 = 6;
-    /// Further pauses in which it lets others run.
+    /// The number of pauses after those in which the thread yields to other threads.
     const YIELDS: u32 = 64;
     /// The first and the longest sleep, in µs.
     const SLEEPS: [u64; 2] = [20, 1000];

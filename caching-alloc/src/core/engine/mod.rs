@@ -124,8 +124,8 @@ impl Engine {
         self.pools().iter().flat_map(|pool| pool.caches()).collect()
     }
 
-    /// Returns the number of operations in all caches so far: blocks that were handed out, freed, or completed after
-    /// their uses on other streams.
+    /// Returns the number of operations in all caches so far: blocks that were handed out, blocks that were freed, and
+    /// pending blocks that became free when their uses on other streams had ended.
     fn operations(&self) -> u64 {
         self.caches().iter().map(|cache| cache.state.lock().ring.operations()).sum()
     }

@@ -20,12 +20,13 @@ use crate::core::source::{self, PageSource, SegmentMemory, SourceError};
 const SLACK_SHARE: u64 = 64;
 /// The minimum slack, in bytes, of a pool in which moves of pages are costly (8 MiB).
 const COSTLY_SLACK: u64 = 8 << 20;
-/// Moves are costly if they have needed more than one call to the source per this many operations of the pool.
+/// Moves are costly if they have needed more than one call to the source per this many operations of the pool. The
+/// operations are blocks that were handed out, freed, or completed after their uses on other streams.
 const OPERATIONS_PER_CALL: u64 = 80;
 
 /// Divisor for the limit on the bytes in each stream's quick list, the cache of whole freed blocks. The limit is the
 /// pool's peak use divided by this, or [`quick_list_bytes`](crate::core::Settings::quick_list_bytes) if that is less.
-/// It is low because blocks in the list do not merge.
+/// The limit is low because blocks in the list do not merge.
 const QUICK_LIST_SHARE: u64 = 4096;
 
 /// Bytes of addresses to reserve at a time, unless a block needs more.
@@ -57,9 +58,9 @@ impl Miss<'_> {
         self.hit()
     }
 
-    /// Allocates a block that may lie outside of the request's tier. A tier has the addresses for short blocks, or
-    /// those for long ones. First tries this stream's free memory in the other tier. Then tries the free memory of all
-    /// streams in both tiers; see [`take_fragments`](Self::take_fragments).
+    /// Allocates a block that may lie outside of the request's tier. A pool has two tiers of addresses: one for short
+    /// blocks, and one for long blocks. First tries this stream's free memory in the other tier. Then tries the free
+    /// memory of all streams in both tiers; see [`take_fragments`](Self::take_fragments).
     pub(super) fn other_tier(self) -> Option<Block> {
         self.hit_other_tier().or_else(|| self.take_fragments(false))
     }
@@ -70,9 +71,10 @@ impl Miss<'_> {
         Some(Block::hand_out(self.cache.state, &mut state, id, self.request, self.stream()))
     }
 
-    /// Allocates a block from the shortest free span that is long enough: one free block, or several neighbouring ones,
-    /// of any streams. Orders this stream after those streams first. Skips the memory of a stream if that is
-    /// impossible.
+    /// Allocates a block from the shortest free span that is long enough: one free block, or several neighbouring ones.
+    /// The blocks may be free memory of this stream, shared memory, and, if the settings allow it, free memory of other
+    /// streams. Before it takes memory of other streams, it orders this stream after them. If that is impossible for
+    /// one of them, it skips the memory of that stream.
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {

@@ -60,9 +60,10 @@ impl Heap {
         taken
     }
 
-    /// Allocates a block in the shortest free block of the list with at least `units`. Its place in the free block is:
-    /// - If only one neighbour is a hole or the end of the range: away from it. The rest can then merge with memory
-    ///   that is mapped there.
+    /// Allocates a block of `units` in the shortest free block of the list that is long enough. The place of the new
+    /// block in the free block is:
+    /// - If exactly one neighbour of the free block is a hole: at the end away from the hole. The rest can then merge
+    ///   with memory that is mapped in the hole later. The end of the segment counts as a hole.
     /// - Else, if only the next neighbour is a used block of the requested length: at the end, beside it. Blocks of one
     ///   length are often freed together, and then merge into one free block.
     /// - Else: at the beginning.

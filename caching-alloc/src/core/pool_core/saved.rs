@@ -40,9 +40,10 @@ impl SavedBlock {
 impl PoolCore {
     /// Returns the blocks that are handed out, grouped by stream cache.
     pub(in crate::core) fn owned_blocks(&self) -> Vec<SavedBlock> {
-        // A request that borrows a block reserves it in the lender's cache first, where it already counts as handed
-        // out. The request holds the structure lock meanwhile, so under this lock no such block is listed. Inside a
-        // tracker the lock cannot be taken, so there a block that is only reserved may be listed too.
+        // A request that borrows a block first reserves it in the lender's cache. `owned` lists such a block too. The
+        // request holds the structure lock until it hands the block out or ends the reservation. So while this function
+        // holds the lock, `owned` lists no block that is only reserved for a loan. Inside a tracker this function
+        // cannot take the lock, and may list such a block.
         let _structure = self.registry().lock_structure();
         let saved = |cache: Arc<StreamCache>| {
             let owned = cache.state.lock().blocks.owned();

@@ -61,15 +61,15 @@ pub(in crate::core) struct DeferredEntries {
 }
 
 impl Registry {
-    /// Takes over the memory of a dropped stream cache or pool. Releases it at once if the structure lock is free and
-    /// this is not inside a tracker.
+    /// Takes over the memory and the entries of a dropped stream cache or pool. Calls [`reap`](Self::reap) at once if
+    /// the structure lock is free and this thread is not inside a tracker.
     pub(in crate::core) fn defer_release(&self, left: DeferredRelease) {
         if left.segments.is_empty() && left.entries.is_empty() && left.ranges.is_empty() {
             return;
         }
         locked(&self.deferred).push(left);
-        // If the lock is taken, or this is inside a tracker, the next call of `reap` releases the memory, for example
-        // in a miss or a trim.
+        // If the lock is taken, or this thread is inside a tracker, the next call of `reap` releases the memory. A miss
+        // or a trim calls it, for example.
         if !tracker::inside()
             && let Some(mut structure) = self.try_structure()
         {
@@ -96,8 +96,8 @@ impl Registry {
     }
 
     /// Delivers the entries of dropped caches. Then waits on the host for the uses of deferred memory, and releases it.
-    /// Also releases quarantined segments that are no longer held: those that were held when they should have been
-    /// released. Memory that captured streams use stays deferred.
+    /// Memory that captured streams use stays deferred. Also releases those quarantined segments that are no longer
+    /// held. A segment is quarantined if it was held when it should have been released.
     pub(in crate::core) fn reap(&self, structure: &mut StructureLock<'_>) {
         let deferred = loop {
             let entries = self.take_deferred_entries(structure);
@@ -123,8 +123,8 @@ impl Registry {
         }
     }
 
-    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream is being captured
-    /// or a wait fails. The entries are delivered already.
+    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream is being
+    /// captured or a wait fails. The entries are delivered already.
     fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
         for pending in &mut left.pending {
             pending.waits.retain(|wait| !self.wait_for(wait));

@@ -1,11 +1,12 @@
 //! Blocks, pages and addresses of a re-mappable pool.
 //!
-//! A reserved range of addresses is a segment of the heap. That segment is lengthened when memory is mapped after its
-//! end. Its holes are the parts without usable memory: nothing is mapped there, or only pages that are now used at
-//! other addresses (stale addresses). Short and long blocks have separate ranges (see [`Tier`]).
+//! A reserved range of addresses is a segment of the heap. (The type [`Segment`] stands for a page here.) The heap's
+//! segment is lengthened when memory is mapped after its end. Its holes are the parts without usable memory: nothing is
+//! mapped there, or only pages that are now used at other addresses (stale addresses). Short and long blocks have
+//! separate ranges (see [`Tier`]).
 //!
 //! The free memory of a stream is its [arena list](ArenaList). The stream can use memory that it has freed at once.
-//! Another stream can use that memory only after it is ordered after the stream that freed it.
+//! Another stream can use that memory only if its work is ordered after the work of the stream that freed the memory.
 
 use super::plan::longest_page;
 use crate::core::fixed::BlockView;
@@ -39,9 +40,9 @@ pub(in crate::core) struct Arena {
     pub(in crate::core) move_calls: u64,
     /// Length of the longest short block.
     short: Units,
-    /// Up to this many reserved bytes, plans may use new pages without moving idle ones first. It is the pool's
-    /// reserved memory when the source last ran out of memory for such new pages. `u64::MAX` if it never did, or if the
-    /// pool has reserved more since.
+    /// While the pool has reserved fewer bytes than this, plans may use new pages without moving idle ones first. When
+    /// the source runs out of memory for such new pages, the ceiling is set to the memory that the pool has reserved
+    /// then. The ceiling is `u64::MAX` before that, and again once the pool has reserved more than the ceiling.
     pub(in crate::core) ceiling: u64,
 }
 
@@ -208,8 +209,8 @@ impl Arena {
     }
 
     /// Updates the pool's peak and the length of short blocks, for a request of `units`. Returns the peak in bytes: the
-    /// largest sum of the bytes in use and the bytes requested, over all calls so far. Cached blocks count as in use,
-    /// so the caller should merge them first.
+    /// largest sum of the bytes in use and the bytes requested, over all calls so far. Blocks in the quick lists of
+    /// caches count as in use, so the caller should first merge them into the heap.
     pub(in crate::core) fn note_active(&mut self, units: Units) -> u64 {
         self.active_peak = self.active_peak.max(self.taken * UNIT + bytes_of(units));
         let longest_page = longest_page(self.active_peak, self.smallest_page());

@@ -21,13 +21,14 @@
 //! - While the source is called to create, map, unmap or release pages, the [engine](super::engine)'s structure lock is
 //!   held, and no other lock.
 //! - A pool's reserved memory has an upper bound while all its pages may move, that is, while no page is held, no
-//!   stream is being captured, and the streams may wait for each other. The pool grows beyond its peak use plus a slack
-//!   only when every page has a block in it. A block fills all its pages except perhaps the first and the last, so at
-//!   most `2 * n` pages are partly empty. Therefore the bound is the peak, plus the slack, plus `2 * n` times the
-//!   length of the longest page. The peak is the largest number of bytes, and `n` the largest number of blocks, that
-//!   were in use at one time. A block is in use if it is handed out, or if it was freed but another stream may still
-//!   use it. The slack is at most 8 MiB, or 1/64 of the peak if that is more. The pool usually reserves far less than
-//!   the bound (see `plan`).
+//!   stream is being captured, and the streams may wait for each other. A block is in use if it is handed out, or if it
+//!   was freed but another stream may still use it. The peak is the largest number of bytes, and `n` the largest number
+//!   of blocks, that were in use at one time. The slack is the memory that the pool may reserve beyond the peak before
+//!   it moves idle pages. It is at most 8 MiB, the length of the smallest page or 1/64 of the peak, whichever is the
+//!   most. The bound is the peak, plus the slack, plus `2 * n` times the length of the longest page. The reason is that
+//!   the pool grows beyond the peak plus the slack only when every page has a block in it. A block fills all its pages
+//!   except perhaps the first and the last, so at most `2 * n` pages are partly empty. The pool usually reserves far
+//!   less than the bound (see `plan`).
 
 mod arena;
 mod plan;

@@ -11,7 +11,7 @@ use crate::core::heap::{Heap, List, State};
 use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
 use crate::core::source::{self, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// The tag of the operations that [`SymmetricArena::reserve`] logs.
+/// The tag of the request that [`SymmetricArena::reserve`] logs. The free that it logs has no tag.
 pub const RESERVED: &str = "reserved";
 
 /// The number of the heap's only list of free blocks. All sizes share it, because a symmetric pool has few blocks, and
@@ -76,7 +76,7 @@ pub enum SymmetricError {
         ordinal: u32,
         /// The size of the segment, which is the same on every rank.
         segment: u64,
-        /// Bytes in all segments of the pool.
+        /// Bytes in all segments of the pool that are not retired.
         reserved: u64,
         /// Bytes in all blocks of the pool.
         in_use: u64,
@@ -161,8 +161,8 @@ impl SymmetricArena {
         self.place(bytes, Location::caller())
     }
 
-    /// Makes room for a block of `bytes`: a new segment, unless a segment has that room already. The log records it as
-    /// a block that was placed and freed.
+    /// Makes room for a block of `bytes`: a new segment, unless a segment has that room already. Places a block and
+    /// frees it at once, and logs both operations. Returns where the block was.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).

@@ -271,7 +271,7 @@ fn a_refusal_counts_until_it_is_granted() {
     assert!(!arena.has_refused_since(0));
     source.fail(SourceCall::Allocate, Failing::for_ever(0).for_want_of_memory());
     arena.allocate(5 << 20).unwrap_err();
-    // Later operations do not change that another rank may have got the memory.
+    // Another rank may have got the memory that this rank was refused. So later operations do not remove the refusal.
     arena.free(small).unwrap();
     assert!(arena.has_refused_since(1) && !arena.has_refused_since(2));
     arena.allocate(6 << 20).unwrap_err();

@@ -22,8 +22,9 @@ use crate::driver::DriverEvents;
 /// - The block is not dropped before they are enqueued.
 /// - No slice of the bytes is in use until they have ended.
 pub struct PinnedBlock {
-    // Dropped before `block`. Until the block is freed, the source owns the segment too, so this is not its last
-    // reference. The source frees the memory later, and can report a failure.
+    // This field is declared, and so dropped, before `block`. Until `block` is freed, the source has a reference to the
+    // segment too. So the drop of this field does not free the memory. The source's `release` frees it later, and can
+    // return an error.
     segment: Arc<PinnedSegment>,
     block: Block,
     offset: usize,
@@ -34,8 +35,8 @@ pub struct PinnedBlock {
 }
 
 impl PinnedBlock {
-    /// Makes a pinned block of `block`, which must lie entirely in `segment`, at `offset` bytes from its start, and
-    /// be the only block there. `events` are those of its allocator.
+    /// Makes a pinned block of `block`, which must lie entirely in `segment`, `offset` bytes after the segment's start.
+    /// No other block may have these bytes. `events` are those of the block's allocator.
     pub(super) fn new(
         block: Block,
         (segment, offset): (Arc<PinnedSegment>, usize),
@@ -73,8 +74,8 @@ impl PinnedBlock {
         self.segment.device.map(|base| base + self.offset)
     }
 
-    /// Records that work on `stream` uses the block, now or in work enqueued before the block is dropped. Its memory is
-    /// reused only after that work, and [`wait_ready`](Self::wait_ready) waits for it.
+    /// Records that work on `stream` uses the block. The memory is then reused only after all work that is enqueued on
+    /// `stream` before the block is dropped. [`wait_ready`](Self::wait_ready) then waits for `stream` too.
     ///
     /// # Errors
     /// As [`Block::record_stream`].
@@ -87,7 +88,7 @@ impl PinnedBlock {
     }
 
     /// Blocks the host until all work enqueued so far on the block's stream, and on the recorded ones, has ended, and
-    /// then returns the bytes. This work includes all uses of the memory by earlier blocks.
+    /// then returns the bytes. All uses of the memory as part of earlier blocks have ended then, too.
     ///
     /// The bytes are always initialised, but may hold data of an earlier block.
     ///
