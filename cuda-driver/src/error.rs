@@ -114,8 +114,9 @@ pub enum Error {
         offset: usize,
         /// The range's length in bytes.
         bytes: usize,
-        /// End of the pages that fill the addresses from `offset` on without a hole, in bytes from `start`. Equal to
-        /// `offset` if no page begins there, or the range is empty. May lie past the end of the range.
+        /// The pages from `offset` on follow each other without a hole up to this offset, in bytes from `start`. The
+        /// value is `offset` if no page begins there or the range is empty. It exceeds the end of the range if a page
+        /// crosses that end.
         up_to: usize,
     },
 
@@ -125,22 +126,22 @@ pub enum Error {
          device"
     )]
     DifferentDevices {
-        /// Description of the object.
+        /// Description of the first object.
         what: &'static str,
-        /// The ordinal of the object's device.
+        /// The ordinal of the first object's device.
         found: u32,
-        /// The object that would use it.
+        /// Description of the second object.
         user: &'static str,
-        /// The ordinal of the device of `user`.
+        /// The ordinal of the second object's device.
         wanted: u32,
     },
 
     /// Two objects belong to different drivers. A handle of one driver is not valid for another.
     #[error("{what} belongs to another driver than {user}: make both from one `Driver`")]
     DifferentDrivers {
-        /// Description of the object.
+        /// Description of the first object.
         what: &'static str,
-        /// The object that would use it.
+        /// Description of the second object.
         user: &'static str,
     },
 
@@ -153,10 +154,11 @@ pub enum Error {
         instead: &'static str,
     },
 
-    /// During a call that enqueues work on slices, allocates a slice, or makes a stream wait for another stream,
-    /// another thread may have made a stream of the call part of a capture, or ended such a capture. It is then unknown
-    /// whether the work of the call is part of a graph. If the work may have been enqueued, the memory that it uses is
-    /// never freed.
+    /// During the call, another thread may have made a stream of the call part of a capture, or may have ended the
+    /// capture that the stream was in. It is then unknown whether the work of the call is part of a graph. If the work
+    /// may have been enqueued, the memory that it uses is never freed.
+    ///
+    /// Calls that enqueue work on slices, allocate a slice, or make a stream wait for another stream return this error.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
          is never freed (do not begin captures of a stream that other threads use)"

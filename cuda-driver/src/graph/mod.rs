@@ -189,7 +189,8 @@ impl GraphExec {
 
     /// Replaces the parameters of the nodes with those of `graph`. `graph` must have the same nodes and dependencies as
     /// the graph from which the executable was made. This is faster than instantiating `graph`. Launches in flight do
-    /// not change. The executable then also holds the objects that `graph` holds.
+    /// not change. From this call on, the executable also holds the objects that `graph` holds, even if the driver
+    /// refuses the update.
     ///
     /// # Errors
     /// [`Error::GraphUpdate`] if the nodes or dependencies differ, or if a parameter differs that the driver cannot
@@ -239,8 +240,8 @@ impl Stream {
     /// # Errors
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuGraphLaunch`, or from the calls on streams and events
     /// that order the launch. If the graph uses slices, also:
-    /// - [`Error::WhileCapturing`] if a slice's stream is in a capture that this stream is not in, or if this stream is
-    ///   in a capture that another library began.
+    /// - [`Error::WhileCapturing`] if a slice's stream is in a capture that this stream is not in, if this stream is in
+    ///   a capture that another library began, or if the capture of one of these streams is invalidated.
     /// - [`Error::CaptureRace`] if another thread may have begun or ended a capture of this stream or of a slice's
     ///   stream during the call.
     #[doc(alias = "cuGraphLaunch")]

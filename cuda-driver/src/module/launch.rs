@@ -83,8 +83,8 @@ impl LaunchConfig {
     }
 
     /// Returns the configuration of a launch in one dimension with one thread for each of `elements` elements, in
-    /// blocks of `block` threads. The last block may have more threads than elements are left; the kernel must let
-    /// these threads do nothing.
+    /// blocks of `block` threads. If `elements` is not a multiple of `block`, the last threads of the last block have
+    /// no element. The kernel must make these threads do nothing.
     ///
     /// ```
     /// # use cuda_driver::module::LaunchConfig;
@@ -97,8 +97,8 @@ impl LaunchConfig {
     }
 
     /// Sets the dynamic shared memory of each block to `bytes` bytes, in addition to the memory that the code declares.
-    /// If a block has more than 48 KiB of both together, [`Function::set_max_dynamic_shared_bytes`] must allow it
-    /// first.
+    /// If dynamic and declared shared memory together exceed 48 KiB per block, call
+    /// [`Function::set_max_dynamic_shared_bytes`] before the launch.
     pub fn shared_bytes(mut self, bytes: u32) -> Self {
         self.shared_bytes = bytes;
         self
@@ -137,8 +137,8 @@ impl LaunchConfig {
     /// - The number of threads in a block, or the dynamic shared memory of a block, exceeds its limit.
     /// - The grid does not consist of whole clusters.
     ///
-    /// The caller checks that the driver and the device support the attributes. The driver checks the size of a
-    /// cluster.
+    /// [`Stream::launch_checked`] checks that the driver supports clusters and programmatic serialisation, and that the
+    /// device supports clusters. The driver checks the rest, such as the size of a cluster.
     fn check(&self, function: &Function, limits: &Limits) -> Result<()> {
         let kernel = || function.name().to_owned();
         for (what, found, (limit_name, limit)) in [
@@ -237,12 +237,14 @@ impl Stream {
     /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller).
     ///
     /// # Errors
-    /// [`Error::Launch`] for mistakes that are found before the driver's launch function is called;
-    /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a function of another context than the
-    /// stream's; [`Error::Missing`] for clusters and programmatic serialisation below CUDA 11.8; [`Error::Driver`]
-    /// from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of earlier
-    /// asynchronous work, and from the queries before the launch: `cuFuncGetAttribute`, `cuDeviceGetAttribute` and
-    /// `cuStreamGetCaptureInfo_v2`.
+    /// - [`Error::Launch`] for mistakes that are found before the driver's launch function is called.
+    /// - [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a function of another context than the
+    ///   stream's.
+    /// - [`Error::Missing`] for clusters and programmatic serialisation below CUDA 11.8.
+    /// - [`Error::Driver`] from `cuLaunchKernel`, `cuLaunchCooperativeKernel` or `cuLaunchKernelEx`, also for errors of
+    ///   earlier asynchronous work.
+    /// - [`Error::Driver`] from the queries before the launch: `cuFuncGetAttribute`, `cuDeviceGetAttribute` and
+    ///   `cuStreamGetCaptureInfo_v2`.
     #[doc(alias = "cuLaunchKernel")]
     #[doc(alias = "cuLaunchCooperativeKernel")]
     #[doc(alias = "cuLaunchKernelEx")]

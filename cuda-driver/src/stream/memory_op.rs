@@ -17,7 +17,7 @@ pub enum WaitCondition {
     Equal,
     /// `(word & value) != 0`.
     AnyBit,
-    /// `!(word | value) != 0`.
+    /// `!(word | value) != 0`. Needs [`Capabilities::STREAM_WAIT_NOT_OR`](crate::Capabilities::STREAM_WAIT_NOT_OR).
     NotOr,
 }
 
@@ -34,7 +34,8 @@ impl WaitCondition {
 }
 
 /// Memory operations. They need [`Feature::STREAM_MEMORY_OPERATIONS`], and an address that is aligned to the size of
-/// the word.
+/// the word. Operations on 64-bit words also need
+/// [`Capabilities::STREAM_WORDS_64`](crate::Capabilities::STREAM_WORDS_64).
 impl Stream {
     fn require_memory_operations(&self) -> Result<()> {
         let feature = Feature::STREAM_MEMORY_OPERATIONS;
