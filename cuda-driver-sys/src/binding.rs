@@ -71,8 +71,8 @@ unsafe impl dynload::Table for Table {
 
     /// Resolves the functions through `cuGetProcAddress`. A request names a function and a release, and
     /// `cuGetProcAddress` returns the newest revision up to that release. Each request names the first release with the
-    /// revision that the table declares, so that the returned function has the declared signature. A function that
-    /// `cuGetProcAddress` does not know is resolved by its symbol.
+    /// revision that the table declares, so that the returned function has the declared signature. The
+    /// revisions of `cuGetProcAddress` itself, and the functions that it does not know, are resolved by their symbols.
     ///
     /// If the driver is older than the revision, `cuGetProcAddress` is not called, because it could return an older
     /// revision with another signature. Such a function is resolved only by its symbol, because every revision has a
@@ -92,8 +92,8 @@ unsafe impl dynload::Table for Table {
         // SAFETY: both `ask` and `by_name` return the driver's function in the declared revision, or no address.
         unsafe {
             Self::from_addresses(|function| {
-                // `cuGetProcAddress` itself is resolved by its symbol: a request for the release of its first revision
-                // may return its second revision.
+                // A request for `cuGetProcAddress` itself does not follow the rule in the documentation above: if it
+                // names the release of the first revision, the answer may be the second revision.
                 let is_asked = function.base != "cuGetProcAddress" && function.since <= release;
                 let answer = if is_asked { ask(&entry_points, function) } else { None };
                 answer.unwrap_or_else(|| by_name(symbol, function.name))

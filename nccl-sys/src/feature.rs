@@ -47,7 +47,7 @@ features! {
     ];
     /// Non-blocking communicators, whose calls may return before the operation is done (2.14.3).
     NON_BLOCKING: ["ncclCommInitRankConfig", "ncclCommFinalize", "ncclCommGetAsyncError"];
-    /// Sums of values that NCCL multiplies by a factor first (2.13.4, and before).
+    /// Sums of values that NCCL multiplies by a factor first (2.13.4 or older).
     PRE_MUL_SUM: ["ncclRedOpCreatePreMulSum", "ncclRedOpDestroy"];
     /// Splitting a communicator so that the new one shares the old one's resources (2.18.1; wrong until 2.27.3).
     SPLIT_SHARE: ["ncclCommSplit"]
@@ -101,8 +101,8 @@ features! {
     ] since (2, 29, 2);
     /// Teams of ranks, for example those that can access each other's memory, and rank numbers in teams (2.28.3).
     TEAMS: ["ncclTeamWorld", "ncclTeamLsa", "ncclTeamRail", "ncclTeamRankToWorld", "ncclTeamRankToLsa"];
-    /// Compute Fabric Transport (CFT), by which kernels move data through logical endpoints of the CUDA fabric: its
-    /// teams of ranks, and the endpoints of windows (2.31.2).
+    /// Teams of ranks and logical endpoints of windows for Compute Fabric Transport, CFT (2.31.2). With CFT, kernels
+    /// move data through logical endpoints of the CUDA fabric.
     COMPUTE_FABRIC: [
         "ncclTeamCft", "ncclTeamCftMultimem", "ncclGetCftDeviceLeInfo", "ncclGetPeerDeviceLeInfo",
         "ncclGetMultimemDeviceLeInfo",
