@@ -160,8 +160,8 @@ pub enum Error {
     ///
     /// Calls that enqueue work on slices, allocate a slice, or make a stream wait for another stream return this error.
     #[error(
-        "a capture of the stream began or ended on another thread while {what} was enqueued: the memory that it uses \
-         is never freed (do not begin captures of a stream that other threads use)"
+        "a capture of the stream began or ended on another thread while {what} was enqueued: memory that the work may \
+         use is never freed (do not begin captures of a stream that other threads use)"
     )]
     CaptureRace {
         /// Description of the work.

@@ -58,9 +58,11 @@ impl fmt::Display for Override {
 /// Returns the settings that override fields that `release` reads. If several places set the same variable, this
 /// process's own environment wins. Next comes the file that `NCCL_CONF_FILE` names (`$HOME/.nccl.conf` if it names
 /// none), then `/etc/nccl.conf`. The settings of an environment plug-in of NCCL (since 2.28.7) are not included.
+///
+/// The files are read as 2.30.3 reads them. Releases before 2.30.3 take the home directory from the user database
+/// instead of `HOME`, and keep a carriage return at the end of a line. Releases before 2.23.4 ignore `NCCL_CONF_FILE`.
 pub fn overrides(release: Version) -> Vec<Override> {
-    let named = env::var_os("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
-    let own = named.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".nccl.conf")));
+    let own = own_file(release, env::var_os("NCCL_CONF_FILE"), env::var_os("HOME"));
     let files = own.into_iter().chain([PathBuf::from("/etc/nccl.conf")]);
     let files: Vec<_> = files.filter_map(|path| fs::read(&path).ok().map(|text| (path, text))).collect();
 
@@ -76,6 +78,12 @@ pub fn overrides(release: Version) -> Vec<Override> {
             find(variable).map(|(value, file)| Override { field, variable, value, file })
         })
         .collect()
+}
+
+/// Returns the user's configuration file that `release` reads, for these values of `NCCL_CONF_FILE` and `HOME`.
+fn own_file(release: Version, named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let named = named.filter(|file| !file.is_empty() && release >= Version::new(2, 23, 4));
+    named.map(PathBuf::from).or_else(|| Some(Path::new(&home?).join(".nccl.conf")))
 }
 
 /// Returns the value of `variable` in the first line of the form `variable=value`; `None` if there is no such line.
@@ -97,6 +105,16 @@ mod tests {
             assert!(CONFIG_FIELDS.iter().any(|known| known.name == *field), "{field}");
             assert!(variable.starts_with("NCCL_"));
         }
+    }
+
+    #[test]
+    fn a_named_file_replaces_the_one_in_the_home_directory() {
+        let file = |release, named: &str| own_file(release, Some(named.into()), Some("/home/me".into()));
+        let (old, new) = (Version::new(2, 22, 3), Version::new(2, 23, 4));
+        assert_eq!(file(new, "/job.conf"), Some("/job.conf".into()));
+        assert_eq!(file(new, ""), Some("/home/me/.nccl.conf".into()));
+        assert_eq!(file(old, "/job.conf"), Some("/home/me/.nccl.conf".into()));
+        assert_eq!(own_file(old, Some("/job.conf".into()), None), None);
     }
 
     #[test]

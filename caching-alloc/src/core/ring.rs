@@ -203,8 +203,8 @@ impl Ring {
         self.pushed + self.doubled
     }
 
-    /// Returns the number of operations so far: blocks that were handed out, freed, or completed after their uses on
-    /// other streams.
+    /// Returns the number of operations so far: blocks that were handed out or freed, and freed blocks whose uses on
+    /// other streams have ended since.
     pub(super) fn operations(&self) -> u64 {
         self.pushed
     }

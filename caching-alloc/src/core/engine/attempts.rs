@@ -32,7 +32,7 @@
 //! 3. If more is reserved than `collect_above` permits, release segments whose idle time is at least average, in pools
 //!    of fixed segments. Then map pages at addresses where the block fits: new pages while the pool stays close to its
 //!    peak use, otherwise idle ones.
-//! 4. Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
+//! 4. Take free memory of the other tier. A pool has two tiers of addresses: one for short blocks, one for long ones.
 //! 5. Map idle and new pages in a hole: a range of addresses without memory. If there are not enough pages for the
 //!    best hole, try every other hole, of both tiers.
 //! 6. Borrow a block from a pool that lends to this one.
@@ -81,7 +81,7 @@ pub(super) enum Effect {
     Merge,
     /// Take neighbouring free blocks of several streams, in the tier of the request.
     TakeFragments,
-    /// Take free memory of the other tier. A tier has the addresses for short blocks, or those for long ones.
+    /// Take free memory of the other tier. A pool has two tiers of addresses: one for short blocks, one for long ones.
     OtherTier,
     /// Map pages at addresses where the block fits. `extent` limits the new pages.
     MapPages { extent: Extent },
