@@ -295,9 +295,14 @@ fn summary(group: &Group) -> String {
     }
     if group.not_joined.is_empty() && group.unconfirmed.is_empty() {
         let who = if silent.is_empty() { "all members" } else { "all others" };
-        parts.push(match group.front.collectives {
-            0 => format!("no member of {name} has called a collective"),
-            front => format!("{who} of {name} have called collective {front}"),
+        let Front { collectives, graph_launches } = group.front;
+        parts.push(match (collectives, graph_launches) {
+            (0, 0) => format!("no member of {name} has called a collective"),
+            (0, launch) => format!("{who} of {name} have marked graph launch {launch}"),
+            (call, 0) => format!("{who} of {name} have called collective {call}"),
+            (call, launch) => {
+                format!("{who} of {name} have called collective {call} and marked graph launch {launch}")
+            }
         });
         let is_open = |last: &Last| last.operation.is_some() && !last.completed;
         let open = ranks_of(group.members.iter().filter(|member| member.last.as_ref().is_some_and(is_open)));
@@ -399,6 +404,21 @@ mod tests {
         assert_eq!(verdict(&[Some(&[Some(2), Some(3)]), Some(&[Some(3), Some(3)])]), format!("{all} 3"));
         // The job goes on between the answers of the second round, too.
         assert_eq!(verdict(&[Some(&[Some(2), Some(9)]), Some(&[Some(9), Some(14)])]), format!("{all} 9"));
+    }
+
+    #[test]
+    fn calls_that_all_have_made_are_named() {
+        let group = |collectives: u64, launches: u64| {
+            let mut group = answers(&[Some(collectives), Some(collectives)]);
+            group
+                .members
+                .iter_mut()
+                .for_each(|member| member.last.as_mut().unwrap().graph_launches = launches);
+            summary(&Group::first(group.name, group.members))
+        };
+        assert_eq!(group(0, 0), "no member of world has called a collective");
+        assert_eq!(group(0, 2), "all members of world have marked graph launch 2");
+        assert_eq!(group(3, 2), "all members of world have called collective 3 and marked graph launch 2");
     }
 
     #[test]

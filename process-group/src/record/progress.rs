@@ -116,9 +116,15 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut missing = self.not_joined().peekable();
         if missing.peek().is_none() {
-            match self.front() {
-                0 => write!(f, "no member of {} has called a collective", self.group)?,
-                front => write!(f, "all members of {} have called collective {front}", self.group)?,
+            let group = &self.group;
+            match (self.front(), self.graph_launches()) {
+                (0, 0) => write!(f, "no member of {group} has called a collective")?,
+                (0, launch) => write!(f, "all members of {group} have marked graph launch {launch}")?,
+                (call, 0) => write!(f, "all members of {group} have called collective {call}")?,
+                (call, launch) => write!(
+                    f,
+                    "all members of {group} have called collective {call} and marked graph launch {launch}"
+                )?,
             }
             return self.not_done(f);
         }
@@ -270,6 +276,13 @@ mod tests {
         let both = "all members of world have called collective 3";
         let first = "; rank 0: its last call was recv from 1 at a.rs:7, 2.0s ago, not done";
         assert_eq!(progress.to_string(), format!("{both}{first}"));
+        let last = progress.members.iter_mut().filter_map(|member| member.last.as_mut());
+        last.for_each(|last| last.graph_launches = 2);
+        assert_eq!(progress.to_string(), format!("{both} and marked graph launch 2{first}"));
+        let last = progress.members.iter_mut().filter_map(|member| member.last.as_mut());
+        last.for_each(|last| last.collectives = 0);
+        assert_eq!(progress.to_string(), format!("all members of world have marked graph launch 2{first}"));
+        progress.members = (0..2).map(member).collect();
         progress.members.extend((2..20).map(member));
         assert!(progress.to_string().ends_with("; and 11 more whose last call is not done"), "{progress}");
     }
