@@ -264,6 +264,9 @@ impl Machine {
                 self.leave_attempts += u32::from(self.leaving);
                 // After some failed attempts, a leaving rank ends its watch without having written that it leaves.
                 self.left |= self.leave_attempts >= Self::LEAVE_ATTEMPTS;
+                if let Some(Output::Act(trouble)) = self.last.take() {
+                    self.acts.push_front(trouble);
+                }
             }
         }
         let output = self.choose(now);
@@ -371,7 +374,9 @@ impl Machine {
     }
 
     fn choose(&mut self, now: Duration) -> Output {
-        if let Some(trouble) = self.acts.pop_front() {
+        // Only the act for a suspicion makes store requests: it writes this rank's call history.
+        let may_act = |trouble: &Trouble| now >= self.retry || !matches!(trouble, Trouble::Suspect { .. });
+        if let Some(trouble) = self.acts.iter().position(may_act).and_then(|at| self.acts.remove(at)) {
             return Output::Act(trouble);
         }
         if !self.dumps.is_empty() {

@@ -161,7 +161,9 @@ impl World {
             rank.is_gone = true;
             return;
         }
-        let fails = self.dice.below(1000) < self.losses && !matches!(output, Output::Act(_));
+        let requests =
+            matches!(output, Output::Act(Trouble::Suspect { .. })) || !matches!(output, Output::Act(_));
+        let fails = self.dice.below(1000) < self.losses && requests;
         let effect = !fails || self.dice.below(2) == 0;
         let answer = if effect { self.perform(at, now, output) } else { Input::StoreFailed };
         let later = now + Duration::from_micros(200 + self.dice.below(REQUEST_MS * 1000));
