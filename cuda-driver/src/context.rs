@@ -235,9 +235,9 @@ impl Context {
     /// Sets a limit of the context. The driver may round the value: [`limit`](Self::limit) returns the actual one.
     ///
     /// # Errors
-    /// As [`limit`](Self::limit), from `cuCtxSetLimit`. Also `CUDA_ERROR_OUT_OF_MEMORY`, and
-    /// `CUDA_ERROR_INVALID_VALUE` for the size of the `printf` buffer or of the `malloc` heap after a kernel that uses
-    /// it was launched.
+    /// As [`limit`](Self::limit), from `cuCtxSetLimit`. Also `CUDA_ERROR_OUT_OF_MEMORY`. Also
+    /// `CUDA_ERROR_INVALID_VALUE` for `CU_LIMIT_PRINTF_FIFO_SIZE` after a kernel that calls `printf` was launched, and
+    /// for `CU_LIMIT_MALLOC_HEAP_SIZE` after a kernel that calls `malloc` or `free` was launched.
     #[doc(alias = "cuCtxSetLimit")]
     pub fn set_limit(&self, limit: CUlimit, value: usize) -> Result<()> {
         let _current = self.enter()?;

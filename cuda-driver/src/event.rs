@@ -155,7 +155,7 @@ impl Event {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one handle, to a local that outlives the call. The driver checks the IPC handle.
         unsafe { call!(context.api(), cuIpcOpenEventHandle(&mut raw, handle)) }?;
-        // An event of several processes cannot be captured.
+        // No process can capture a record of an event that processes share. So no earlier record needs to be counted.
         Ok(Self { context: context.clone(), raw, maybe_captured: AtomicU64::new(0) })
     }
 }

@@ -21,7 +21,7 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// Returns the device with an ordinal. Ordinals count from 0.
+    /// Returns the device with the given ordinal. Ordinals count from 0.
     ///
     /// # Errors
     /// [`Error::NoSuchDevice`] if there is no device with this ordinal; [`Error::Driver`] from `cuDeviceGetCount` or
@@ -48,8 +48,8 @@ impl Driver {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
 
-    /// Returns the device with a PCI bus id, such as `0000:3b:00.0`. The domain or the function may be left out:
-    /// `3b:00.0`, `0000:3b:00`.
+    /// Returns the device with the given PCI bus id, such as `0000:3b:00.0`. The domain or the function may be left
+    /// out: `3b:00.0`, `0000:3b:00`.
     ///
     /// # Errors
     /// [`Error::NoDeviceNamed`] if the process sees no such device, or if `id` is not a PCI bus id; [`Error::Driver`]

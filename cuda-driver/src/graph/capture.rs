@@ -161,12 +161,13 @@ impl Stream {
 /// An open capture. Dropping it without [`end`](Self::end) ends the capture and discards the recorded work.
 ///
 /// A capture cannot be sent to another thread: in every mode but [`Relaxed`](CaptureMode::Relaxed), the driver requires
-/// that a capture ends on the thread on which it began. A capture can be ended only once:
+/// that a capture ends on the thread on which it began. This does not compile:
 /// ```compile_fail,E0277
 /// fn elsewhere(capture: cuda_driver::graph::Capture) {
 ///     std::thread::spawn(move || capture.end());
 /// }
 /// ```
+/// A capture can be ended only once. This does not compile:
 /// ```compile_fail,E0382
 /// fn twice(capture: cuda_driver::graph::Capture) {
 ///     let first = capture.end();

@@ -100,9 +100,9 @@ impl OpenCapture {
         let key = (stream.context().driver().identity(), id);
         COUNT.fetch_add(1, Ordering::SeqCst);
         let (stream, thread) = (stream.clone(), thread::current().id());
-        // A capture that could not be ended leaves its entry. If the driver uses the id of that capture again, the
-        // new entry replaces the old one. The old entry is dropped after the lock is released, because dropping an
-        // owner may call the driver.
+        // A former entry with this key exists only if the driver reuses the id of a capture that this crate could not
+        // end: such a capture stays in the map. The former entry is dropped after the lock is released, because
+        // dropping an owner may call the driver.
         let _former = open().insert(key, Open { kept: Kept::default(), stream, thread });
         Ok(Some(Self(key)))
     }

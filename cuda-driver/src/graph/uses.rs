@@ -52,8 +52,8 @@ impl Drop for KeepForEver<'_> {
 }
 
 /// Calls `work`, which enqueues work on `stream` that uses `memory`, and orders that work with other uses of the
-/// memory. If failed calls, a panic of `work` or a race with a capture leave the order unknown, the memory is never
-/// freed.
+/// memory. The order may be unknown after a failed call, a panic of `work` or a race with a capture. The memory is then
+/// never freed.
 ///
 /// The work may have been enqueued even if the result is an error.
 pub(crate) fn enqueue<T, E: From<Error>>(

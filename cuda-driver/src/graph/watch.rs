@@ -1,8 +1,8 @@
 //! Detection of captures that begin on other threads while work is enqueued.
 //!
 //! Another thread may begin a capture after a query has shown that a stream does not capture, and before the work is
-//! enqueued. The work is then part of a graph, although its caller expects it to run. So the caller checks with
-//! [`Watch`] after it has enqueued the work.
+//! enqueued. The work is then part of a graph, although its caller expects it to run. So the caller creates a
+//! [`Watch`] before it enqueues the work, and checks with it afterwards.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,11 +29,13 @@ impl Drop for CountedCapture {
     }
 }
 
-/// A time in which it is known whether a capture of [`Stream::begin_capture`] was open.
+/// A period that starts at [`begin`](Self::begin) and lasts until now. It detects whether a capture of
+/// [`Stream::begin_capture`] was open during the period.
 #[derive(Clone, Copy)]
 struct Period {
+    /// The value of [`BEGUN`] at the start of the period.
     begun: u64,
-    /// True if no such capture was open at the begin of the time.
+    /// True if no such capture was open at the start of the period.
     none_open: bool,
 }
 
@@ -45,7 +47,7 @@ impl Period {
         Self { begun, none_open: begun == ended }
     }
 
-    /// Returns true if no such capture was open until now.
+    /// Returns true if no such capture was open at any time of the period.
     #[inline]
     fn is_without_captures(&self) -> bool {
         self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun
@@ -64,7 +66,8 @@ impl Uncaptured {
     /// Called before the call on `stream`.
     #[inline]
     pub(crate) fn before(stream: &Stream) -> Self {
-        // Loaded before the query: a capture that begins in between is seen by one of the two.
+        // The count of calls is loaded before the query of the status. The query sees a capture that began before the
+        // load. A capture that begins later changes the count, which `holds` compares.
         let calls = stream.capture_calls();
         let period = Period::begin();
         let was_uncaptured =
@@ -95,9 +98,13 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain in
-    /// two cases: no capture of [`Stream::begin_capture`] was open or began in this time, or no thread made a call that
-    /// begins a capture on one of the streams or makes one of them wait for an event that may be part of a capture.
-    /// Captures that another library began may go undetected. Once the result is false, it stays false.
+    /// two cases:
+    /// - No capture of [`Stream::begin_capture`] was open or began in this time.
+    /// - No call began a capture on one of the streams, and no call made one of them wait for an event that may be part
+    ///   of a capture.
+    ///
+    /// Captures that another library began may go undetected. The result is also false while another thread's
+    /// [`Stream::wait`] on one of the streams is running. It can become true after that call.
     pub(crate) fn is_certain(&self) -> bool {
         self.period.is_without_captures()
             || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)

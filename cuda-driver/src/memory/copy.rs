@@ -30,7 +30,7 @@ impl Context {
     /// As [`copy_from_host`](Self::copy_from_host). The copy is done after the next synchronisation of the legacy
     /// stream.
     pub(crate) unsafe fn enqueue_copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
-        // The caller waits with this function. If it is missing, no copy may start that nobody can wait for.
+        // The caller waits for the copy by `cuStreamSynchronize`. If the driver lacks that function, no copy may start.
         self.api().cuStreamSynchronize()?;
         let _current = self.enter()?;
         // SAFETY: the caller promises that the device range is valid; the host range is the slice.

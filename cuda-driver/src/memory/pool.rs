@@ -308,7 +308,7 @@ impl MemoryPool {
         let Inner { context, raw, .. } = &*self.inner;
         let value = (&raw mut value).cast();
         // SAFETY: the pool is alive; each caller in this module chooses `T` as the attribute's type, an integer. The
-        // driver reads it during the call.
+        // driver reads the value during the call.
         unsafe { call!(context.api(), cuMemPoolSetAttribute(*raw, attribute, value)) }
     }
 }

@@ -293,8 +293,8 @@ fn attribute_of(api: &Api, function: CUfunction, attribute: CUfunction_attribute
     Ok(value)
 }
 
-/// Returns the sizes of a function's parameters in bytes; `None` if the driver does not report them. There is no
-/// query for the number of parameters. The first index that the driver refuses is their number.
+/// Returns the sizes of a function's parameters in bytes; `None` if the driver does not report them. The number of
+/// parameters is the first index that the driver refuses: drivers below CUDA 13.2 have no query for the number.
 fn parameters_of(api: &Api, function: CUfunction) -> Result<Option<Vec<usize>>> {
     if api.table().cuFuncGetParamInfo.is_none() {
         return Ok(None);

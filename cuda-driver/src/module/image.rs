@@ -44,8 +44,7 @@ fn number<const N: usize>(image: &[u8], at: u64) -> u64 {
 }
 
 /// Returns the expected length of a fat binary in bytes: the size of its header plus the size of the rest. The size of
-/// the header is the 2-byte number at offset 6, or 16 if that is larger. The size of the rest is the 8-byte number at
-/// offset 8.
+/// the header is the 2-byte number at offset 6, but at least 16. The size of the rest is the 8-byte number at offset 8.
 fn fat_binary_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 16;
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))

@@ -157,9 +157,9 @@ impl<'a> LaunchArgs<'a> {
     /// capture that [`Stream::begin_capture`] began, the graph keeps the slices and the kernel's module alive.
     ///
     /// # Safety
-    /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller). This crate keeps
-    /// the slices and views that are arguments alive, and orders their uses. The caller promises that the kernel stays
-    /// inside them, and writes only those that were passed exclusively.
+    /// The caller keeps the [promises of a launch](crate::module#what-a-launch-asks-of-the-caller). For arguments that
+    /// are slices or views, this crate keeps the memory alive and orders the uses. The caller promises that the kernel
+    /// stays inside these slices and views, and writes only those that were passed exclusively.
     ///
     /// # Errors
     /// The errors of [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice

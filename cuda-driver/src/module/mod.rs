@@ -152,7 +152,7 @@ impl Module {
         }
         let image =
             CString::new(text).map_err(|nul| ModuleError::Nul { what: "PTX", at: nul.nul_position() })?;
-        // SAFETY: a text that ends with NUL, as the driver wants PTX; `image` outlives the call.
+        // SAFETY: `image` is a text that ends with a NUL, the form in which the driver takes PTX. It outlives the call.
         unsafe { Self::load(context, image.as_ptr().cast(), image::describe_ptx(text), options) }
     }
 

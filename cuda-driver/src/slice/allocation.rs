@@ -44,9 +44,10 @@ impl Allocation {
     }
 }
 
-// SAFETY: the stream never changes. `Drop` frees the memory in the order of that stream. While the stream captures,
-// `Drop` first hands the memory to the graph of the capture, and the free comes when the last graph or executable that
-// holds it is dropped. If neither is possible, or after `keep_for_ever`, the memory is never freed.
+// SAFETY: the stream never changes. `Drop` frees the memory in the order of that stream. If the stream captures, `Drop`
+// instead makes the graph of the capture hold the memory. The last graph or executable that holds it then frees it, in
+// the same order. If the graph cannot hold the memory, if the driver would refuse the free because of a capture, or
+// after `keep_for_ever`, the memory is never freed.
 unsafe impl StreamBound for Allocation {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -68,9 +69,9 @@ impl Drop for Allocation {
             Ok(CaptureStatus::None) => drop(memory),
             Ok(_) => free_with_graph(&self.stream, memory),
             Err(error) => {
-                // With this code, the stream is the legacy default stream, and a blocking stream of its context
-                // captures. A free would be refused and would invalidate that capture, so the memory is leaked. After
-                // any other error, the memory is dropped here, which frees it in the stream's order.
+                // `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the stream is the legacy default stream, and a blocking stream
+                // of its context captures. The driver would refuse a free and invalidate that capture, so the memory is
+                // leaked. After any other error, the memory is dropped here, which frees it in the stream's order.
                 if error.code() == Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
                     std::mem::forget(memory);
                 }

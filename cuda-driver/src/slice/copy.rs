@@ -75,7 +75,8 @@ impl Stream {
     /// # Errors
     /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another
     /// context than the stream's; [`Error::WhileCapturing`] if one of the two streams captures; [`Error::Driver`] from
-    /// `cuStreamSynchronize` or `cuMemcpyHtoD_v2`, also for errors of earlier asynchronous work.
+    /// `cuStreamIsCapturing`, `cuThreadExchangeStreamCaptureMode`, `cuStreamSynchronize` or `cuMemcpyHtoD_v2`, also for
+    /// errors of earlier asynchronous work.
     #[doc(alias = "cuMemcpyHtoD")]
     pub fn memcpy_htod<'a, T: Element>(&self, from: &[T], to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
@@ -271,8 +272,9 @@ impl Stream {
         });
         match copied {
             Err(Error::CaptureRace { .. }) if is_enqueued => pinned.lose(),
-            // An event whose record may be part of a capture gives `CaptureRace`, for which the arm above is. So this
-            // event is not part of a capture, and a stream that later waits for it does not join one.
+            // If the record of the event may be part of a capture, `enqueue` returns `CaptureRace`, which the arm above
+            // handles. In this arm the record is not part of a capture, so a stream that later waits for the event does
+            // not join one.
             _ if is_recorded => pinned.add_use(event, &earlier),
             _ => {}
         }

@@ -59,15 +59,14 @@ impl<T: Element> DeviceSlice<T> {
         Ok(Self { memory, start, len, elements: PhantomData })
     }
 
-    /// Makes a slice of `len` elements at `start` from the memory of another allocator. The slice holds the owner.
+    /// Makes a slice of `len` elements at `start` from the memory of another allocator. The slice keeps `memory` alive.
     ///
     /// # Safety
     /// `start` must be a multiple of the element's size, and the `len` elements there must lie in `memory`.
     ///
-    /// The slice exists until it is dropped, and so does every capture, graph and executable that captured work on it.
-    /// As long as any of them exists, every other use of these elements must be ordered with the work of the owner's
-    /// [stream](crate::graph::StreamBound::stream): it is enqueued on that stream, or events make that stream and the
-    /// other use wait for each other.
+    /// Until the slice, and every capture, graph and executable with work on it, has been dropped, every other use of
+    /// these elements must be ordered with the work of the [stream](crate::graph::StreamBound::stream) of `memory`:
+    /// the use is enqueued on that stream, or events make that stream and the use wait for each other.
     #[must_use]
     pub unsafe fn from_owner(memory: BoundMemory, start: DevicePtr, len: usize) -> Self {
         let start = if len == 0 { DevicePtr::NULL } else { start };

@@ -35,8 +35,9 @@
 //!
 //! A call that enqueues a use of a slice on another stream makes the two streams wait for each other: the using stream
 //! waits for all earlier work of the slice's stream, and the slice's stream waits for the use. Calls on a slice
-//! therefore take effect in the order in which they are made. Such a call records one event on its own stream, and one
-//! on each other stream that its slices belong to. Where this cost matters, use a slice only on its own stream.
+//! therefore take effect in the order in which they are made. Such a call records one event on the using stream, and
+//! one on each other stream that its slices belong to. Where this cost matters, use a slice only on the stream that it
+//! belongs to.
 //!
 //! This crate does not order raw work that uses the address of a slice
 //! ([`Stream::launch_kernel`](crate::Stream::launch_kernel) with [`DeviceSlice::device_ptr`]). The caller orders such

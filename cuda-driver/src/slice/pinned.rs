@@ -39,7 +39,7 @@ impl Context {
     /// of locked memory is reached.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn alloc_pinned<T: Element>(&self, len: usize) -> Result<PinnedSlice<T>> {
-        // Saturates. The driver then refuses the allocation, because no host has as much memory.
+        // A size that overflows saturates. The driver refuses to allocate it, because no host has as much memory.
         let memory = match len.saturating_mul(size_of::<T>()) {
             0 => None,
             bytes => Some(PinnedMemory::new(self, bytes, PinnedFlags::PORTABLE)?),

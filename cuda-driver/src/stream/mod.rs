@@ -72,8 +72,9 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; the driver synchronises calls from several threads.
 unsafe impl Sync for Inner {}
 
-/// Weak references to streams, and the length of the list at which it is cleaned up next. A clean-up removes the
-/// references to streams without handles. It then sets that length to twice the remaining one, but to at least 64.
+/// Weak references to streams, and a threshold. If the list has at least that many references, the next insertion first
+/// removes the references to streams without handles. The new threshold is twice the number of remaining references,
+/// but at least 64.
 static ALIVE: Mutex<(Vec<Weak<Inner>>, usize)> = Mutex::new((Vec::new(), 64));
 
 /// Returns the streams of `context` with live handles, except its legacy default stream.

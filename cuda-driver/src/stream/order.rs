@@ -60,14 +60,14 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::WhileCapturing`] if one of the streams captures; [`Error::CaptureRace`] if another thread may have begun
-    /// a capture of one during the call. Then the wait may be missing, or part of that capture.
+    /// a capture of one of the streams during the call. Then the wait may be missing, or part of that capture.
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from calls on streams and events.
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         order_after(self, other)
     }
 
-    /// Like [`wait`](Self::wait), but not counted by [`count_capture_call`](Self::count_capture_call). For an event
-    /// that no capture recorded, or one that this stream's own capture recorded.
+    /// Does the work of [`wait`](Self::wait) without [`count_capture_call`](Self::count_capture_call). The caller must
+    /// count the call, unless no capture recorded the event, or this stream's own capture recorded it.
     pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let (ours, theirs) = (self.context().driver(), event.context().driver());
         ours.require_same("the event", theirs, "the stream that should wait for it")?;

@@ -110,8 +110,8 @@ fn properties(device: &Device, handle_types: HandleTypes) -> CUmemAllocationProp
     }
 }
 
-/// Converts the access of each device to the driver's description. Returns an error if a device belongs to another
-/// driver than `driver`. The error's message names `user`, the object whose access is to be set.
+/// Converts each device and its access to the driver's description. Returns an error if a device belongs to another
+/// driver than `driver`. `user` names, for the error's message, the object that the devices are to access.
 pub(crate) fn access_descriptions(
     driver: &Driver,
     devices: &[(&Device, Access)],

@@ -4,9 +4,9 @@
 //! **Off unless a program opts in**, with [`Multicast::opt_in`]. Creating a multicast object programs switches that all
 //! processes of the host, or of the rack, share. On a host whose fabric is not set up for multicast, this has stalled
 //! the fabric for all processes until a restart. So no crate of this workspace opts in by itself. The devices must
-//! report support, and the caller must assert that the host is set up. The assertion is a value that an `unsafe`
-//! function returns, and not a Cargo feature: a feature that one crate of a program turns on is on for all crates, and
-//! is not visible at the call.
+//! report support, and the caller must assert that the host is set up. The caller does so by calling `opt_in`, an
+//! `unsafe` function that returns the permission as a value. The permission is not a Cargo feature: a feature that one
+//! crate of a program turns on is on for all crates, and is not visible at the call.
 //!
 //! The order of calls is: one process calls [`Multicast::create`] and exports the object, and the others import it.
 //! Each process then calls [`add_device`](MulticastObject::add_device) for its devices. After that each calls

@@ -67,8 +67,9 @@ struct Inner {
 }
 
 impl PhysicalMemory {
-    /// Allocates `bytes` bytes on the context's device, a multiple of the [granularity](super::Granularity). The memory
-    /// can be exported as the given handle types. Other devices can access it by RDMA if the device supports that.
+    /// Allocates `bytes` bytes on the context's device. The size must be a multiple of the
+    /// [granularity](super::Granularity). The memory can be exported as the given handle types. Other devices can
+    /// access the memory by RDMA if the context's device supports that.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls, or is older than CUDA 12.3 and fabric handles are
@@ -119,7 +120,7 @@ impl PhysicalMemory {
     /// states, as for [`import_fd`](Self::import_fd).
     ///
     /// # Errors
-    /// [`Error::NoFabric`] if this host has no access to the fabric; [`Error::Missing`] below CUDA 12.3;
+    /// [`Error::NoFabric`] if this process has no access to a fabric; [`Error::Missing`] below CUDA 12.3;
     /// [`Error::Driver`] from `cuMemImportFromShareableHandle` for other errors.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fabric(context: &Context, handle: &FabricHandle, bytes: usize) -> Result<Self> {
@@ -202,8 +203,8 @@ impl PhysicalMemory {
         Ok(FabricHandle(bits.data))
     }
 
-    /// Returns the properties that the driver reports. A process that imported the memory can find out its device this
-    /// way.
+    /// Returns the properties that the driver reports. A process that imported the memory can find out the memory's
+    /// device this way.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemGetAllocationPropertiesFromHandle`.

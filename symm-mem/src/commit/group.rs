@@ -97,7 +97,7 @@ impl SymmetricGroup for ProcessGroup {
 
     fn standing(&self) -> Result<(), GroupError> {
         match self.standing() {
-            // A failed commit aborts the communicator itself, and reports another reason.
+            // After a failed commit the communicator is aborted. The commit reports its own reason, not `Closed`.
             Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
             standing => standing,
         }
@@ -123,9 +123,9 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
-/// Returns a description of the problem if `ranks` cannot be the members of `communicator` with this rank at its
-/// place, where `rank` is this rank in the domain. The members compare their lists with each other, so each member
-/// checks only its own place.
+/// Checks the list `ranks` of a group's members against `communicator`, and returns a description of the problem if
+/// they do not fit. `rank` is this rank's number in the domain. It must be at the index that is this rank's number in
+/// the communicator. The places of the others are not checked: the members also compare their lists with each other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

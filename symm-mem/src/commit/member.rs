@@ -1,5 +1,5 @@
-//! Answers the requests of a commit's state machine to this rank: its allocation history, and the agreed
-//! registration.
+//! This rank's services for the state machine of a commit: entries of its allocation history, and the registration of
+//! the agreed windows.
 
 use std::{any::Any, sync::Arc};
 
@@ -73,8 +73,8 @@ impl Local for Member<'_> {
         let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
-        // SAFETY: the communicator itself keeps the memory, on this rank and by the same code on the others, until
-        // it is gone; segments neither move nor shrink, and a retired one goes when all have deregistered it.
+        // SAFETY: each rank's communicator keeps that rank's memory until the communicator is gone. Segments neither
+        // move nor shrink. A retired segment is freed only after all ranks have deregistered its window.
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,

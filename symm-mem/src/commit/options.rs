@@ -13,11 +13,11 @@ pub struct CommitOptions {
     /// that is too short refuses the commit ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)) and leaves the
     /// group unchanged.
     ///
-    /// Once all members have come, the phases after their decision have budgets of their own, equal on all members.
-    /// These follow the longest deadline of a member, and are at least 10 s for the registration and 5 s for the
-    /// members' answers. Store requests that do not wait for a member are bounded by the store itself
+    /// Once all members have come, the phases after their decision have their own time limits, equal on all members.
+    /// Each limit is a share of the longest deadline of a member, but at least 10 s for the registration and 5 s for
+    /// the members' answers. Store requests that do not wait for a member are bounded by the store itself
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host
-    /// is stopped, members may get the error later by that time.
+    /// is stopped, members may get the error later than the limits above, by up to this bound.
     pub deadline: Duration,
     /// If true, adjacent new segments share a window if the library allows it (NCCL 2.30.3), so that fewer windows
     /// have to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use them

@@ -6,10 +6,11 @@
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
 //! memory) and *empty* (the peer has taken a chunk out of its own memory). The peer's stream sets a word, and the
-//! stream that waited for it resets it. So after a message all words have their initial values, and a graph can run
-//! any number of times. After the words, for every peer, there are two logs of half messages: those that this rank has
-//! called [to](Way::Send) and [from](Way::Receive) the peer. Only this rank writes them. The first word of the page is
-//! a flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid.
+//! stream that waited for the word resets it. So after a message all words have their initial values, and a graph can
+//! run any number of times. After the words, for every peer, there are two logs of half messages (a half describes one
+//! end of a message): this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank
+//! writes them. The first word of the page is a flag: this rank has ended its waits, so data that it sends or receives
+//! afterwards is invalid.
 
 use std::{
     io,
@@ -32,8 +33,8 @@ const GAVE_UP: usize = 0;
 /// Number of half messages in a log.
 const LOG: u64 = 1024;
 
-/// Largest number of messages by which a rank may be ahead of its peer: the peer must still find its halves in the
-/// log.
+/// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
+/// hold these halves when the peer compares its own with them.
 pub(super) const AHEAD: u64 = LOG / 2;
 
 /// Offsets within a flag page, the same on all flag pages of a group.
@@ -153,8 +154,8 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the current waits of streams for this rank's words. Returns whether any word was not set. If so, a stream
-    /// has passed a wait since the last call.
+    /// Ends the current waits of streams for this rank's words. Returns whether any word was not set. After
+    /// an earlier call, an unset word means that a stream has passed a wait since then.
     pub(super) fn release(&self) -> bool {
         let mut moved = false;
         for peer in 0..self.layout.world {
@@ -167,7 +168,7 @@ impl FlagPage {
         moved
     }
 
-    /// The log of halves that this rank has called with `peer`.
+    /// The log of the halves of the page's rank: its messages to or from `peer`.
     pub(super) fn log(&self, peer: usize, way: Way) -> Log<'_> {
         let at = self.layout.log(peer, way);
         // SAFETY: the layout keeps these words aligned and inside the mapping. Other processes access them by whole

@@ -24,12 +24,13 @@ enum Op {
     Wait(Word),
     Reset(Word),
     Set(Word),
-    /// Copies the chunk of this number into a ring's slot, or from it.
+    /// Copies the chunk of this number into a ring's slot.
     Put {
         ring: (usize, usize),
         slot: usize,
         number: usize,
     },
+    /// Copies the chunk of this number out of a ring's slot.
     Take {
         ring: (usize, usize),
         slot: usize,
@@ -41,11 +42,11 @@ enum Op {
 #[derive(Debug, Clone, Default)]
 struct Lane {
     chunks: usize,
-    /// The first stream of the last call, and its mark.
+    /// The first stream of the lane in its last call, and the mark at the end of that call.
     last: Option<(usize, usize)>,
 }
 
-/// The operations that a rank enqueues, with their streams, in its order.
+/// The operations of a rank with their streams, in the order in which the rank enqueues them.
 #[derive(Debug)]
 struct Rank {
     rank: usize,
@@ -123,7 +124,7 @@ impl Rank {
         }
     }
 
-    /// This rank's part of messages that all ranks call together.
+    /// Enqueues this rank's ends of `messages` as one call.
     fn calls(&mut self, messages: &[Message], caller: usize) {
         let mut lanes: Vec<(usize, bool, usize)> = Vec::new();
         for sends in [true, false] {

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Memory is given back if and only if all peers close the plan in time.
+        /// A lease is over once all peers have closed the plan, and overdue if that has not happened in time.
         #[test]
         fn a_lease_ends_with_the_last_peer_or_its_time(
             peers in proptest::collection::vec(0u32..6, 0..6),

@@ -36,7 +36,7 @@
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O |
 //! | `memory`, `transfer` | [`Memory`], and transfers from and to it |
-//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams, by the current plan of a name |
+//! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
 //! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of waits |
@@ -150,7 +150,7 @@ impl Exchange {
         let (slab, tools) = match prepared(&info, context, &options) {
             Ok(prepared) => prepared,
             Err(error) => {
-                // A rank that has no slab tells the others.
+                // A rank without slots posts the error to the others.
                 rendezvous.decline(error_text(&error));
                 return Err(error);
             }
@@ -201,12 +201,11 @@ impl Exchange {
     /// possibly none, in any order. The members always agree first. If all memory is already open, nothing is
     /// opened.
     ///
-    /// An earlier plan of that name becomes stale. Its transfers under way end before this rank announces itself to
-    /// the others.
+    /// An earlier plan of that name becomes stale. This rank first waits for that plan's transfers under way. If they
+    /// do not end within an eighth of [`ExchangeOptions::deadline`], the exchange fails on all members.
     ///
     /// # Errors
-    /// [`ExchangeError`]; [`Refused`](ExchangeError::Refused) is the same on every member, and comes before its
-    /// deadline.
+    /// [`ExchangeError`]. All members get the same [`Refused`](ExchangeError::Refused), before their deadlines.
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, ExchangeError> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
@@ -235,9 +234,9 @@ impl Exchange {
     /// but peers must have dropped their plans too. If this is the last handle and no plan is left, the exchange ends
     /// with its threads.
     ///
-    /// Returns at most 5 s after the deadline. Plans may be impossible to close even then: the device does not
-    /// answer, or the ranks of this process always have a transfer under way. The exchange's threads close those when
-    /// they can, tell the peers then, and end.
+    /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
+    /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they
+    /// can, report that to the peers, and end.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));

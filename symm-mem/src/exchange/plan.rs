@@ -36,13 +36,17 @@ use super::{
 /// own memory, which one peer writes. Words count upwards, so a missed round cannot be mistaken for another.
 ///
 /// *Waits can delay other work.* Streams of a device that share a hardware queue block each other: with many streams,
-/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. All copies from peers go through one queue, in the order
-/// of their calls, on any streams and priorities (measured on H200, driver 580; puts, and copies within a device, do
-/// not). So a `get` whose peer is not ready blocks every later `get`. Call them in an order in which their peers can
-/// become ready, and use puts for buffers that become ready in any order. A signal that is enqueued during a copy of
-/// the same device may arrive only after the copy (seen there). So call [`ready`](Self::ready) before `put` and
-/// `get`, and use a second buffer for consecutive transfers. In a process of several ranks, a call that begins a
-/// round may block the host while dropped plans are closed, and for up to 50 ms before that.
+/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. The following two limits were measured on H200 with driver
+/// 580:
+///
+/// - All copies from peers go through one queue in the order of their calls, on any streams and priorities. Puts and
+///   copies within a device do not. So a `get` whose peer is not ready blocks every later `get`. Call `get` in an order
+///   in which the peers can become ready, and use puts for buffers that become ready in any order.
+/// - A signal that is enqueued during a copy of the same device may arrive only after the copy. So call
+///   [`ready`](Self::ready) before `put` and `get`, and use a second buffer for consecutive transfers.
+///
+/// In a process of several ranks, a call that begins a round may block the host while the memory of dropped plans is
+/// closed, and for up to 50 ms before that.
 ///
 /// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
 /// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
@@ -110,8 +114,8 @@ impl Plan {
     /// captures this call is not launched once the plan is gone.
     ///
     /// # Errors
-    /// [`TransferError`]: `WrongPart` on the end that copies, `OutOfTurn` if the previous round was not waited for,
-    /// `StalePlan`, `Fault`, and errors of the driver.
+    /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if the previous round was
+    /// not waited for, `StalePlan`, `Fault`, and errors of the driver.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
@@ -124,7 +128,7 @@ impl Plan {
     /// is not launched once the plan is gone.
     ///
     /// # Errors
-    /// As [`ready`](Self::ready).
+    /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
     pub unsafe fn put(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let steps = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
         let awaited = Some((Awaited::Ready, deadline));
@@ -138,21 +142,21 @@ impl Plan {
     /// not launched once the plan is gone.
     ///
     /// # Errors
-    /// As [`ready`](Self::ready).
+    /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
     pub unsafe fn get(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let steps = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
         let awaited = Some((Awaited::Ready, deadline));
         self.enqueue(at, stream, ("get", &[Part::GetFrom]), steps, awaited)
     }
 
-    /// Makes the stream wait until the peer's copy has ended, which [`ready`](Self::ready) allowed. After that the
+    /// Makes the stream wait until the peer has ended the copy that [`ready`](Self::ready) allowed. After that the
     /// buffer belongs to this rank again.
     ///
     /// # Safety
     /// A graph that captures this is not launched once the plan is gone.
     ///
     /// # Errors
-    /// As [`ready`](Self::ready); `OutOfTurn` if that was not called before.
+    /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round.
     pub unsafe fn wait(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         let awaited = Some((Awaited::Done, deadline));
@@ -255,8 +259,8 @@ impl Plan {
         }
         let begins = !matches!(asked, "wait");
         let turn = || wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        // `wait` is never held back: it completes a round that has begun. Nor is a round that the other end has
-        // begun.
+        // New rounds may be held back (see `quiet`). A `wait` is not, because it completes a round that has begun.
+        // Neither is a round that the other end has begun.
         let _gate = quiet::beginning(|| !begins || wire.rounds.reach(turn().round.wrapping_add(1)));
         // Held until the end is recorded: the steps of two threads must not interleave.
         let mut turn = turn();
@@ -336,7 +340,7 @@ fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Erro
 /// Enqueues one step of a round, with counts.
 fn eager(step: &Step, wire: &Wire, stream: &Stream, round: u32) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.count, wire.theirs.count);
-    // SAFETY: the words lie in the slabs, which stay mapped until nothing is under way; for the buffers see `copy`.
+    // SAFETY: the words lie in the ranks' slots, which stay mapped until nothing is under way. For buffers see `copy`.
     unsafe {
         match step {
             Step::Wait => stream.wait_value32(own, WaitCondition::GreaterOrEqual, round),
@@ -368,6 +372,6 @@ unsafe fn copy(wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, bytes) = (wire.memory.ptr(), wire.memory.bytes());
     let Some(remote) = wire.remote else { return Ok(()) };
     let (to, from) = if wire.part == Part::PutInitiator { (remote, own) } else { (own, remote) };
-    // SAFETY: the two ends have agreed on the length, which lies in either allocation; the rest is the caller's.
+    // SAFETY: both ends have agreed on the length, and both allocations are that long. The caller promises the rest.
     unsafe { stream.copy(to, from, bytes) }
 }

@@ -3,8 +3,9 @@
 //! other threads.
 //!
 //! A failed plan is given up in two steps on the same stream. First the peers' abort words are set. Then this rank's
-//! waits are released. So a peer knows that the plan has failed before a released stream writes anything to it. Both
-//! steps are repeated until nothing of the plan is under way, as a peer may write meanwhile.
+//! waits are released. So a peer knows that the plan has failed before a released stream writes anything to it. While
+//! the plan has operations under way, the first step is repeated until it succeeds. The second is then repeated until
+//! no operation is left, since a peer may overwrite the words meanwhile.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,7 +34,7 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// The event that it waits for, and the index of its transfer. `None`: it only has to end.
+    /// Index of the transfer, and the event that the operation waits for. `None`: only its end is watched.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -64,8 +65,9 @@ impl Watched {
 pub(super) struct Watch {
     state: Mutex<State>,
     changed: Condvar,
-    /// This rank's slots as of the last read, and the event behind that copy.
+    /// Host copy of this rank's slots.
     glance: Mirror,
+    /// Recorded after the last copy to `glance`.
     glanced: Event,
 }
 
@@ -73,7 +75,7 @@ pub(super) struct Watch {
 struct State {
     /// Operations, in the order in which they were enqueued.
     watched: Vec<Watched>,
-    /// Plans that have failed, and whose peers are still to be told.
+    /// Failed plans that [`give_up`] has not finished with.
     failed: Vec<Arc<Core>>,
     /// Events for reuse.
     spare: Vec<Arc<Event>>,
@@ -121,8 +123,8 @@ impl Watch {
         }
     }
 
-    /// Watches an operation that was enqueued and whose end was recorded; `former` is the event of the operation
-    /// before it.
+    /// Watches an enqueued operation, after whose end `watched.done` was recorded. `former` is the event of the
+    /// previous operation of the same transfer, which may now be free for reuse.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
         watched.core.begun();
         self.tell(|state| {
@@ -181,7 +183,7 @@ pub(super) fn run(shared: &Shared) {
         give_up(shared, &watched, &mut failed);
 
         state = watch.lock();
-        // In front of the operations that were added meanwhile.
+        // Operations that were added meanwhile stay behind the earlier ones.
         state.watched.splice(..0, watched);
         state.failed.splice(..0, failed);
         ended.into_iter().for_each(|event| state.keep(event));
@@ -206,7 +208,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // A late operation is always queried: two threads may have arrived here in another order than on the stream.
+        // A late operation is always queried: two threads may have called `begin` in another order than they enqueued.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -230,7 +232,7 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         if let Some(fault) = fault {
             watched.core.fail(fault);
         }
-        // Includes operations that were enqueued while the plan failed, after its waits were released.
+        // Repeats the release of the plan's waits, also for operations enqueued after the first release.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
@@ -291,7 +293,7 @@ fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
 fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
     let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
     if !core.told.load(Ordering::Acquire) {
-        // SAFETY: a word of the slab, which is mapped as long as `shared`.
+        // SAFETY: a word of a peer's slots, which stay mapped as long as `shared` lives.
         let tell = |word| unsafe { shared.control.write_value32(word, 1) };
         if core.wires.iter().map(|wire| wire.theirs.abort).try_for_each(tell).is_err() {
             return under_way;
@@ -300,8 +302,8 @@ fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> b
     }
     for wire in &core.wires {
         let awaited = wire.awaited.load(Ordering::Acquire);
-        // SAFETY: as above. Enqueued behind the words that tell the peers, on the same stream. A write that fails is
-        // repeated later.
+        // SAFETY: a word of this rank's slots, mapped as long too. Enqueued behind the writes to the peers, on the same
+        // stream. If a write fails, the next call repeats it.
         let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
         if core.captured.load(Ordering::Acquire) {
             // SAFETY: as above.

@@ -13,7 +13,7 @@ use super::{Kernel, KernelError, Late};
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// The peer must take the previous signal: its word was still 1.
+    /// The peer's consumption of the previous signal. The signal's word stays 1 until then.
     Room = 1,
     /// The peer's signal.
     Signal = 2,
@@ -42,8 +42,8 @@ pub(super) struct Layout {
 /// read at any time.
 ///
 /// It must live as long as kernels that refer to it may run. A written record stays: the signals of a rank that gave
-/// up are invalid. Before a rank [`clear`](Self::clear)s its record, the kernels of all ranks must have ended and
-/// their pads must be zeroed ([`PadLayout::bytes`](super::PadLayout::bytes) of them).
+/// up are invalid. Before a rank [`clear`](Self::clear)s its record, the kernels of all ranks must have ended, and all
+/// [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed.
 #[derive(Debug)]
 pub struct FaultRecord {
     memory: PinnedMemory,
@@ -106,8 +106,8 @@ impl FaultRecord {
     }
 
     fn layout(&self) -> &Layout {
-        // SAFETY: the memory is this long (`new` looked), aligned to a page, lives as long as `self`, and holds
-        // atomics, for which any bytes are valid; the device writes it as atomics too.
+        // SAFETY: `new` checked that the memory is long enough. It is aligned to a page and lives as long as `self`.
+        // All fields are atomics, for which any bytes are valid. The device also writes them as atomics.
         unsafe { &*self.memory.as_ptr().cast::<Layout>() }
     }
 }

@@ -30,7 +30,8 @@ pub struct PadLayout {
 impl PadLayout {
     /// Number of channels on which programs signal.
     pub const USER_CHANNELS: u32 = 32;
-    /// Number of channels on which collective kernels signal, and so the largest number of blocks of one.
+    /// Number of channels on which collective kernels signal. Each thread block has its own channel, so this is also
+    /// the largest number of blocks of a collective kernel.
     pub const KERNEL_CHANNELS: u32 = 32;
 
     /// The layout in a group of `world` ranks.

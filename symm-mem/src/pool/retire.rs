@@ -31,13 +31,15 @@ use crate::{
 pub struct RetireReport {
     /// Ordinals of the retired segments.
     pub ordinals: Vec<u32>,
-    /// Number of bytes returned to the driver, without those that it failed to release. It is 0 on a rank with a
-    /// poisoned group, whose communicator may have windows that could not be freed. Those bytes are returned by the next
-    /// retirement after the pool has [forgotten](SymmetricPool::forget) the group, or with the pool.
+    /// Number of bytes returned to the driver. Memory that the driver failed to release is not counted.
+    ///
+    /// It is 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory.
+    /// The memory is then returned by the next retirement after the pool has [forgotten](SymmetricPool::forget) the
+    /// group, or with the rest of the pool's memory.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
     pub windows: usize,
-    /// Time from the call to the outcome of the last rank.
+    /// Duration of the call on this rank.
     pub elapsed: Duration,
 }
 
@@ -56,15 +58,15 @@ pub enum RetireError {
         /// Why.
         refusal: Refusal,
     },
-    /// The segments are out of use on all ranks, but some windows may still exist. The memory stays until the pool is
-    /// dropped, and the groups of the ranks that failed are poisoned.
+    /// The segments are out of use on all ranks, but some windows may still exist. The groups of the ranks that failed
+    /// are poisoned. A rank with a poisoned group does not return the memory yet: see [`RetireReport::bytes`].
     #[error("retirement in {pool} went wrong: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The pool.
         pool: PoolId,
         /// Why.
         poison: Poison,
-        /// The groups of this rank that it poisoned.
+        /// The groups of this rank that are poisoned.
         groups: Box<[GroupId]>,
     },
     /// The store failed, so this rank does not know the decision of the others. They may report this rank as missing.
@@ -76,7 +78,8 @@ pub enum RetireError {
     Store {
         /// The pool.
         pool: PoolId,
-        /// This rank had posted its record, so others may have deregistered windows, and its groups are poisoned.
+        /// True if this rank had posted its record. Others may then have deregistered windows, so this rank's groups
+        /// are poisoned.
         poisoned: bool,
         /// Error of the store.
         source: StoreError,
@@ -129,9 +132,9 @@ impl SymmetricPool {
     /// other blocks stay valid.
     ///
     /// # Errors
-    /// [`RetireError`]. [`RetireError::Refused`] with [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
-    /// [`Refusal::SegmentCommitted`], [`Refusal::RetirementMismatch`], [`Refusal::SyncTimeout`] and others that
-    /// a commit has too; a rank that dies after the decision is a [`RetireError::Poisoned`].
+    /// [`RetireError`]. Refusals ([`RetireError::Refused`]) are [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
+    /// [`Refusal::SegmentCommitted`], [`Refusal::RetirementMismatch`], [`Refusal::SyncTimeout`], and others that a
+    /// commit can return too. If a rank dies after the decision, the others get [`RetireError::Poisoned`].
     #[track_caller]
     pub fn retire(
         &self,
@@ -263,8 +266,8 @@ impl SymmetricPool {
     }
 
     /// Runs the state machine to its end. Also returns the number of windows that this rank deregistered, and the
-    /// store's error if it failed. While the rank is in doubt, a failed request to the store is repeated until
-    /// `deadline`.
+    /// store's error if the store failed. While this rank has posted its record and has not read the outcome, a failed
+    /// request to the store is repeated until `deadline`.
     fn run_retirement(
         &self,
         mut machine: Retire,
@@ -323,8 +326,9 @@ impl SymmetricPool {
         }
     }
 
-    /// Unmaps the peers' segments, and deregisters the windows or plain registrations of the segments: group by
-    /// group, in the order in which they were committed. Returns the outcome, and the number of deregistered windows.
+    /// Unmaps the peers' segments. Then deregisters the windows and plain registrations of the segments, group by group
+    /// in the order of `parties`, and within a group in the order of `ordinals`. Returns the outcome, and the number of
+    /// deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
         // Mappings of peers' segments come first: a peer's memory is freed only once no rank maps it any more.
         self.memory().peer_mappings().forget(ordinals);
@@ -353,9 +357,9 @@ impl SymmetricPool {
         }
     }
 
-    /// Applies the result of the retirement of `ordinals` with the groups of `group_states`; `cause` is the store's
-    /// error, if it failed. Returns the number of bytes freed, and the groups that are poisoned by it: the caller must
-    /// abort their communicators.
+    /// Applies the result of the retirement of `ordinals` with the groups of `group_states`. `cause` is the store's
+    /// error if the store failed. Returns the number of bytes freed, and the groups that this call has poisoned. The
+    /// caller must abort the communicators of these groups.
     #[track_caller]
     pub(crate) fn end_retirement(
         &self,
@@ -405,7 +409,7 @@ impl SymmetricPool {
         if is_reached {
             return 0;
         }
-        // The release of this memory cannot be repeated, so an error of the source only reduces the count.
+        // The arena does not retry a failed release, so memory that its source fails to release is only not counted.
         let failed = arena.give_back().err().unwrap_or_default();
         bytes.saturating_sub(failed.iter().map(|(memory, _)| memory.bytes).sum())
     }

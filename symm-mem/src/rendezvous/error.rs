@@ -13,7 +13,7 @@ use crate::{agreement::Malformed, commit::without_name, kernels::KernelError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// No member mapped anything. The group can have its next rendezvous.
+    /// No member keeps a mapping of this rendezvous. The group can have its next rendezvous.
     #[error("rendezvous of group {group}: {refusal}")]
     Refused {
         /// The group's name.
@@ -70,10 +70,10 @@ pub enum RendezvousError {
     /// This rank's memory cannot be allocated.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
-    /// This rank's signal kernels or fault record cannot be created.
+    /// This rank's fault record cannot be created.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The driver failed before any message was posted.
+    /// A driver call failed while this rank prepared its memory or signal pad.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

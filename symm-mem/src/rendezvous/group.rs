@@ -77,7 +77,7 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two names collide, their ranks or rendezvous numbers differ, and the members get an error.
+        // If the hashes of two names collide, members with different ranks or rendezvous numbers get an error.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, standing: None })
@@ -139,15 +139,15 @@ impl fmt::Debug for GroupInfo {
     }
 }
 
-/// Groups by name, each set once, for programs that pass group names like those of PyTorch. Each rank has its own
-/// set.
+/// A registry of groups by name, for programs that pass the names of groups, as PyTorch programs do. A name can be set
+/// only once until it is [forgotten](Self::forget). Each rank has a registry of its own.
 #[derive(Debug, Default)]
 pub struct Groups {
     by_name: Mutex<HashMap<String, GroupInfo>>,
 }
 
 impl Groups {
-    /// Creates an empty set.
+    /// Creates an empty registry.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -22,7 +22,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | root | [`Rendezvous`]: the group's meetings and their results |
+//! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
 //! | [`protocol`] | the agreement without I/O |
 //! | `share` | transfers memory between processes |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: such memory, or a block of a pool |
@@ -206,7 +206,7 @@ impl Rendezvous {
         let (key, next, pads) = (RendezvousKey::default(), Mutex::new(0), OnceLock::new());
         let inner = Inner { info, context: context.clone(), options, identity, key, next, pads };
         let rendezvous = Self { inner: Arc::new(inner) };
-        // Must not become part of an open capture.
+        // If a capture is open, the calls below must not become part of it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
             .map_err(RendezvousError::from)
@@ -226,8 +226,9 @@ impl Rendezvous {
     }
 
     /// Maps the corresponding buffers of all other members. Collective: all members call it at the same point of the
-    /// program, with the same memory, size and offset. The members always agree first. If the peers' memory is
-    /// already mapped on all members, it is not mapped again.
+    /// program, each with an allocation of its own, or each with a block of the same pool segment. The buffers have
+    /// the same size, and the same offset in their allocations. The members always agree first. If the peers' memory
+    /// is already mapped on all members, it is not mapped again.
     ///
     /// # Errors
     /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused), before their deadlines.
@@ -243,7 +244,7 @@ impl Rendezvous {
     /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective, with the same layout.
     ///
     /// # Errors
-    /// [`RendezvousError::Allocation`] on a member that has no memory; the others get
+    /// [`RendezvousError::Allocation`] on a member that cannot allocate; the others get
     /// [`Refused`](RendezvousError::Refused) with the reason. And the errors of [`rendezvous`](Self::rendezvous).
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, RendezvousError> {

@@ -15,7 +15,8 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 ///
 /// Operations on one slot (a direction, a peer, a channel) run in the order in which this rank enqueued them, on any
 /// streams. All other operations are independent: those with another channel or another peer, and a wait and a put of
-/// one channel. So they cannot delay a peer that they do not concern. A barrier uses all slots of its channel.
+/// one channel. So an operation that waits for its peer delays no operation on other slots and streams. A barrier uses
+/// all slots of its channel.
 /// Captured operations are ordered by their graph.
 ///
 /// Each operation ends by its deadline, with or without its peer. A late operation does not damage the context.

@@ -111,7 +111,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks the operations of a rank's pool, and that freed memory is not still in use.
+    /// Adds new operations of a rank's pool to its history. Checks that memory returned to the device is not in use,
+    /// and that the device got no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe();
@@ -165,7 +166,7 @@ impl World {
         self.rank(rank).groups.insert(group, membership);
     }
 
-    /// This rank's end of a message, if it has one. It completes at once.
+    /// Sends or receives a message, if this rank is one of its ends. The operation completes at once.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get(&group) else { return };
@@ -180,7 +181,7 @@ impl World {
         }
     }
 
-    /// A collective of a group on a block, with its window if there is one.
+    /// Performs a collective of a group on a block, through the block's window if it has one, and checks the window.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };

@@ -187,7 +187,7 @@ impl World {
         Ok((if left { report.new_segments } else { 0 }, doomed))
     }
 
-    /// The rank's watchdogs report that another rank is dead. A wait for that rank stops.
+    /// The rank's watchdogs report that another rank is dead. A wait of the rank in a group with the dead rank ends.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);

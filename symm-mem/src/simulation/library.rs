@@ -7,7 +7,8 @@ use process_group::group::GroupId;
 
 use super::violation::Violation;
 
-/// A group in one of its lives. A group can be created anew with the same id, and then has another communicator.
+/// One creation of a group. A group can be created again with the same id: it then has a new communicator and the next
+/// `number`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Life {
     pub(super) group: GroupId,
@@ -39,12 +40,12 @@ impl Extent {
     }
 }
 
-/// A member's call, which waits for the other members.
+/// A member's call that registers windows. The `token` identifies the call when it returns.
 #[derive(Debug)]
 struct Call {
     extents: Vec<Extent>,
     token: u64,
-    /// True while it waits for the others. A failed call does not wait.
+    /// True if the call waits for the other members' calls. False if it has failed.
     open: bool,
 }
 
@@ -111,8 +112,8 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Registers windows of a member. The call of the last member returns all members whose calls succeed. A call
-    /// with `fails` is never paired.
+    /// Registers windows of a member. The call of the last member returns all members, whose calls succeed then. If a
+    /// member's call had `fails`, or a member has left, no call of the others returns.
     pub(super) fn register(
         &mut self,
         group: Life,
@@ -169,7 +170,7 @@ impl Library {
         Ok(all.collect())
     }
 
-    /// Removes windows of a rank that turn out to be unsupported.
+    /// Removes windows that a call of a rank has just registered, so that the call can report them as unsupported.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) {
         if let Some(side) = self.side_mut(group, rank) {
             serials.iter().for_each(|serial| side.windows[*serial as usize].1 = false);
@@ -213,7 +214,7 @@ impl Library {
         Ok(())
     }
 
-    /// Deregisters such memory.
+    /// Deregisters memory that [`register_plainly`](Self::register_plainly) has registered.
     pub(super) fn deregister_plainly(
         &mut self,
         group: Life,

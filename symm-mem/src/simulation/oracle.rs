@@ -2,8 +2,8 @@
 //!
 //! - Members of a meeting get the same result before the deadline. Every live rank gets a result.
 //! - A rank that has lost the store treats its group as dead if the others have changed the group.
-//! - Ranks that wait for each other in two meetings get an error about that. A rank that gets an agreement of the
-//!   whole domain shares it with every rank in its own list of the domain.
+//! - Ranks that wait for each other in two meetings get an error about that. Ranks may list different members of the
+//!   domain: if one of them gets a result that is no refusal, every rank in its list gets the same result.
 //! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble there is
 //!   no refusal. Groups without the culprit succeed, unless a member was late because it waited for the culprit.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
@@ -26,13 +26,13 @@ use crate::{
     rendezvous::RendezvousRefusal,
 };
 
-/// The number of ranks in a split.
+/// Returns the number of ranks in all entries.
 fn refusal_ranks<V>(split: &ValuesByRank<V>) -> usize {
     split.entries.iter().map(|side| side.ranks.len()).sum()
 }
 
 impl World {
-    /// Checks all meetings.
+    /// Checks that every live rank has ended its program, and checks all meetings and uses of blocks.
     pub(super) fn judge(&self) -> Result<(), Violation> {
         for rank in self.ranks.iter().filter(|rank| !rank.dead) {
             if rank.task.is_some() || !rank.program.is_empty() {
@@ -113,7 +113,7 @@ impl World {
                 Trouble::CutOff(_, ms) if it.rank == culprit => ms * 1000,
                 _ => 0,
             };
-            // With a short deadline, store requests take additional time.
+            // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets() + cut_off;
             if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
@@ -122,7 +122,7 @@ impl World {
         if matches!((trouble, kind), (Trouble::OtherDomain { .. }, Kind::Retire | Kind::Length)) {
             return self.judge_domain(kind, ended);
         }
-        // A rank that has lost the store knows no result, and the others miss it.
+        // A rank that has lost the store gets no result, and the others report it as missing.
         let told: Vec<&Ended> = ended.iter().copied().filter(|it| !it.said.store_failed()).collect();
         let cut = matches!(trouble, Trouble::StoreDies(_) | Trouble::CutOff(..));
         if told.len() < ended.len() && !cut {
@@ -218,7 +218,8 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // If the group was created anew, the culprit did so between other commits than the other members.
+                // The culprit has skipped a commit. If the group is then created anew, this happens before another
+                // commit on the culprit than on the other members, so their logs differ.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -299,8 +300,8 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if the missing ranks were elsewhere while the first rank waited for them. With a slow store, a
-    /// rank with few groups arrives early.
+    /// Returns true if the missing ranks began the meeting about half of the deadline after the first rank, or later.
+    /// That happens without a trouble too: with a slow store, a rank with few groups comes long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.

@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Executes a rank's call into the library.
+    /// Executes a rank's window registration in the library. The call of the last member answers all members.
     pub(super) fn enter(
         &mut self,
         rank: u32,
