@@ -119,7 +119,7 @@ impl Geometry {
             // With requests of equal size, rounding must not make the segment a little too short for the last one.
             let tolerance = if bytes >= 4 * TOLERANCE { TOLERANCE } else { 0 };
             let times = most.saturating_add(tolerance) / bytes;
-            let whole = times.saturating_mul(bytes).next_multiple_of(SEGMENT_STEP);
+            let whole = times.saturating_mul(bytes).next_multiple_of(SEGMENT_STEP).min(MAX_BLOCK);
             match times {
                 1..=2 if bytes >= in_use => whole,
                 _ => most.max(whole.min(largest)),

@@ -148,6 +148,14 @@ fn segments_grow_geometrically_and_carry_the_log() {
     assert_eq!(NARROW.segment_bytes(0, 0, (100 << 20) + 1), 102 << 20);
 }
 
+/// A segment for two blocks of this length would be longer than `MAX_BLOCK`, and no heap can contain that.
+#[test]
+fn no_segment_is_longer_than_the_longest_block() {
+    let half = (MAX_BLOCK + (4 << 20)) / 2;
+    let geometry = Geometry { first_segment: 2 << 20, largest_segment: u64::MAX };
+    assert!((half..=MAX_BLOCK).contains(&geometry.segment_bytes(2 << 20, 0, half)));
+}
+
 #[test]
 fn a_retired_segment_is_not_used_again_and_every_rank_hears_of_it() {
     let source = Arc::new(HostSource::new(u64::MAX));
