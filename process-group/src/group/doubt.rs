@@ -86,6 +86,13 @@ impl GroupHealth {
         }
     }
 
+    /// Waits until the heartbeats have compared the members' call histories and so ended the group, for at most
+    /// [`COMPARISON`].
+    pub(super) fn await_comparison(&self) {
+        self.signal.compare(&self.ranks);
+        self.hear_why(self.heartbeat * COMPARISON[1]);
+    }
+
     /// Returns the cause of an error. If a communicator's error is pending, blocks until the group is over, at most
     /// until `deadline`.
     pub(super) fn conclude(&self, error: GroupError, deadline: Deadline) -> GroupError {

@@ -128,6 +128,7 @@ impl GroupHealth {
     /// Publishes that this rank destroys the group. A member that has made more [steps](WorkMonitor::steps) then ends
     /// the group on all members, because this rank will not join. Does not block.
     pub(super) fn announce_destruction(&self) {
+        self.is_being_destroyed.store(true, Ordering::Release);
         if let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) {
             self.signal.destroy(monitor.id(), monitor.steps());
         }

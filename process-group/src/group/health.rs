@@ -58,6 +58,8 @@ pub(crate) struct GroupHealth {
     pub(super) is_member: AtomicBool,
     /// True once the other members were notified that this rank has left the group.
     pub(super) has_told: AtomicBool,
+    /// True once this rank has called [`ProcessGroup::destroy`](super::ProcessGroup::destroy).
+    pub(super) is_being_destroyed: AtomicBool,
     /// An error of a communicator whose cause is not known yet.
     pub(super) doubt: OnceLock<Doubt>,
     /// True if enqueued work was revoked, so that waits for it fail. Revoking does not end the group.
@@ -159,6 +161,7 @@ impl GroupHealth {
             settled: OnceLock::new(),
             is_member: AtomicBool::new(false),
             has_told: AtomicBool::new(false),
+            is_being_destroyed: AtomicBool::new(false),
             doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: AtomicUsize::new(0),
@@ -241,6 +244,12 @@ impl GroupHealth {
     /// Returns true if the group is over because another member has left it.
     pub(super) fn was_left(&self) -> bool {
         matches!(self.end.get(), Some(End::Trouble(Trouble::Left { .. })))
+    }
+
+    /// Returns true if this rank has called [`ProcessGroup::destroy`](super::ProcessGroup::destroy). That method compares
+    /// the members' calls itself.
+    pub(crate) fn is_being_destroyed(&self) -> bool {
+        self.is_being_destroyed.load(Ordering::Acquire)
     }
 
     /// Returns true if this rank has left the group and has notified the other members.
@@ -327,6 +336,11 @@ impl GroupHealth {
         }
     }
 
+    /// Returns true if enqueued work was revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::Acquire)
+    }
+
     /// Returns `Ok` if enqueued work was neither revoked nor aborted.
     ///
     /// # Errors
@@ -336,7 +350,7 @@ impl GroupHealth {
         if !was_left {
             self.check()?;
         }
-        if self.revoked.load(Ordering::Acquire) {
+        if self.is_revoked() {
             let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
             return Err(CommError::Revoked { call: WAIT, communicator }.into());
         }
@@ -478,7 +492,7 @@ impl GroupHealth {
     }
 
     /// Waits until the reason for the group's end arrives from another member, for at most `patience`.
-    fn hear_why(&self, patience: Duration) {
+    pub(super) fn hear_why(&self, patience: Duration) {
         self.signal.hurry();
         let patience = Deadline::after(patience);
         while !self.is_over() && !patience.expired() {

@@ -274,8 +274,8 @@ impl ProcessGroup {
     }
 
     /// Like [`barrier`](Self::barrier), and checks that all members have called the same collectives so far.
-    /// Finds a member that has skipped one of several equal calls. Otherwise such a member is found when it
-    /// destroys the group, or by the [work timeout](super::GroupSettings::work_timeout). No other thread may
+    /// Finds a member that has skipped one of several equal calls. Otherwise such a member is found when the
+    /// group is destroyed, or by the [work timeout](super::GroupSettings::work_timeout). No other thread may
     /// call collectives of the group meanwhile. Costs as much as a barrier, so call it at the end of a step or
     /// an epoch.
     ///
@@ -287,15 +287,25 @@ impl ProcessGroup {
     pub fn compare_calls(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "compare_calls";
         self.agrees(CALL)?;
-        let (health, site) = (&self.counter.health, Location::caller());
+        self.compare_with_members(CALL, Location::caller(), deadline)
+    }
+
+    /// Compares the calls of all members for the method `call`, which was called at `site`. Members whose work was
+    /// revoked are left out, because each of them may have stopped at another call.
+    fn compare_with_members(&self, call: &str, site: &Location<'_>, deadline: Deadline) -> Result<()> {
+        let health = &self.counter.health;
         let last = health.monitor().and_then(|monitor| monitor.rolling().last()).unwrap_or_default();
-        let record = (last, format!("{}:{}", site.file(), site.line()));
-        let records = self.meeting("the comparison of calls", CALL).gather(record, deadline)?;
-        let members: Vec<_> = records.into_iter().map(|(rank, record)| (rank as usize, record)).collect();
-        match Divergence::of_counts(&members) {
-            None => Ok(()),
-            Some(divergence) => Err(health.diverged(divergence)),
+        let record = (!health.is_revoked()).then(|| (last, format!("{}:{}", site.file(), site.line())));
+        let records = self.meeting("the comparison of calls", call).gather(record, deadline)?;
+        let members = records.into_iter().filter_map(|(rank, record)| Some((rank as usize, record?)));
+        let members: Vec<_> = members.collect();
+        let Some(divergence) = Divergence::of_marks(call, &members) else { return Ok(()) };
+        let counts = || members.iter().map(|(_, ((count, _), _))| *count);
+        if counts().min() == counts().max() {
+            // Only the call histories show which of equally many calls was the first to differ.
+            health.await_comparison();
         }
+        Err(health.diverged(divergence))
     }
 
     /// Waits until all work that this rank enqueued through the group is done. Launches of captured graphs
@@ -376,22 +386,35 @@ impl ProcessGroup {
     /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent,
     /// because its end may close the store that they use.
     ///
-    /// A member that has called fewer collectives than the others usually returns `Ok`, because its own calls are done.
-    /// The others get [`GroupError::Left`], which names it.
+    /// The members compare their calls first, as in [`compare_calls`](Self::compare_calls), unless the store has failed.
+    /// A member that waits for a call of another member that has called `destroy` gets [`GroupError::Left`].
     ///
     /// An [adopted](Communicator::adopt) communicator is not destroyed. It is
     /// [released](Communicator::release) to its owner, once the work of all members is done.
     ///
     /// # Errors
-    /// Those of [`Communicator::destroy`]; for an adopted communicator, those of [`quiesce`](Self::quiesce),
-    /// [`barrier`](Self::barrier) and [`Communicator::release`].
+    /// Those of [`compare_calls`](Self::compare_calls) and [`Communicator::destroy`]; for an adopted communicator, those
+    /// of [`quiesce`](Self::quiesce) and [`Communicator::release`].
+    #[track_caller]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-        let _range = profile::range("destroy", &self.name, 0);
+        let (site, _range) = (Location::caller(), profile::range("destroy", &self.name, 0));
+        self.counter.health.check()?;
+        let compared = |group: &Self| group.compare_with_members("destroy", site, deadline);
         if self.communicator.is_adopted() {
-            // Nothing else waits for the other members, and their work may use this rank's windows.
+            self.agrees("destroy")?;
             self.quiesce(deadline)?;
-            self.barrier(deadline)?;
+            self.counter.health.announce_destruction();
+            // Nothing else waits for the other members, and their work may use this rank's windows.
+            compared(&self)?;
+        } else {
+            self.counter.health.announce_destruction();
+            match (!self.has_strangers()).then(|| compared(&self)) {
+                // A group can be used, and so destroyed, after its store has failed.
+                Some(Err(GroupError::Store(_))) if !self.counter.health.is_over() => {}
+                Some(Err(error)) => return Err(error),
+                _ => {}
+            }
         }
         // `outstanding` is dropped after `messages`, because dropping `messages` drops the path, which ends work
         // that is not done. After an error, these variables are dropped in reverse order, `host` last.
@@ -401,7 +424,6 @@ impl ProcessGroup {
         if messages.are_on_path() && counter.health.check_work().is_ok() {
             outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
         }
-        counter.health.announce_destruction();
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();

@@ -187,9 +187,9 @@ impl Divergence {
     const NAMED: usize = 16;
 
     /// Compares the members' last [`Mark`]s: the number of a member's last collective and the hash after it. Each of
-    /// `members` consists of the member's rank in the job, its mark, and the site of its call that requested the
-    /// comparison. Returns `None` if all marks are equal.
-    pub(crate) fn of_counts(members: &[(usize, (Mark, String))]) -> Option<Self> {
+    /// `members` consists of the member's rank in the job, its mark, and the site of its call of the method `comparison`,
+    /// which requested the comparison. Returns `None` if all marks are equal.
+    pub(crate) fn of_marks(comparison: &str, members: &[(usize, (Mark, String))]) -> Option<Self> {
         let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
         for (rank, (mark, _)) in members {
             marks.entry(*mark).or_default().push(*rank);
@@ -203,7 +203,7 @@ impl Divergence {
         let (ranks, other) = minority(marks.values());
         let calls = ranks.iter().chain(&other).filter_map(|rank| {
             let (_, ((count, _), site)) = members.iter().find(|(member, _)| member == rank)?;
-            let call = format!("compare_calls after {count} collectives");
+            let call = format!("{comparison} after {count} collectives");
             Some(DivergentCall { rank: *rank, call, site: site.clone() })
         });
         let calls = calls.take(Self::NAMED).collect();
@@ -276,7 +276,7 @@ mod tests {
     fn a_member_with_other_marks_than_the_majority_is_named() {
         let of = |marks: [Mark; 3]| {
             let members = (4..).zip(marks.map(|mark| (mark, "a.rs:1".to_owned())));
-            Divergence::of_counts(&members.collect::<Vec<_>>())
+            Divergence::of_marks("compare_calls", &members.collect::<Vec<_>>())
         };
         assert_eq!(of([(10, 7); 3]), None);
         assert_eq!(

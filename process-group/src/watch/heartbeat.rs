@@ -392,7 +392,8 @@ impl HeartbeatThread {
             let Heartbeat { number, marks, destroyed } = Heartbeat::from_bytes(bytes).unwrap_or_default();
             snapshot.beats.push((other, number));
             for (group, steps) in destroyed {
-                let health = groups.iter().find(|health| {
+                let open = || groups.iter().filter(|health| !health.is_being_destroyed());
+                let health = open().find(|health| {
                     let monitor = health.monitor().filter(|monitor| monitor.id() == group);
                     monitor.is_some_and(|monitor| monitor.steps() > steps)
                 });

@@ -336,7 +336,10 @@ rusty_fork_test! {
                         .split_with("x", &Request::Color { color: Some(0), key: 0 }, rank.config(), soon())
                         .unwrap_err();
                     assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]), "{error}");
+                    rank.store.set("tried", b"").unwrap();
                 }
+                // In the destruction it would wait for a rank that waits for it.
+                rank.store.wait(&["tried"], far()).unwrap();
                 pair.communicator().check().unwrap();
                 pair.destroy(far()).unwrap();
             }
@@ -381,7 +384,10 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 let error = world.barrier(soon()).unwrap_err();
                 assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
+                rank.store.set("tried", b"").unwrap();
             }
+            // In the destruction it would wait for a rank that waits for it.
+            rank.store.wait(&["tried"], far()).unwrap();
             world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();

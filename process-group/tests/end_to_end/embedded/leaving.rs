@@ -36,9 +36,13 @@ fn assert_left(error: &GroupError, rank: usize, how: &str) {
 }
 
 fn all_reduce(rank: &Rank, group: &ProcessGroup) -> Result<Work, GroupError> {
+    all_reduce_with(rank, group, ReduceOp::Sum)
+}
+
+fn all_reduce_with(rank: &Rank, group: &ProcessGroup, op: ReduceOp) -> Result<Work, GroupError> {
     let (stream, memory) = (rank.stream(), rank.memory(&[1.0]));
     let one = Buffer::new(memory.ptr(), 1, F32);
-    let work = unsafe { group.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }?;
+    let work = unsafe { group.raw().all_reduce(one, one, op, &stream) }?;
     work.keep((memory, stream))?;
     Ok(work)
 }
@@ -123,7 +127,41 @@ const WAITS: [(&str, Option<&str>, Wait); 5] = [
     }),
 ];
 
+/// The ranks make calls without waiting for them, and destroy the group. Rank 1's calls differ.
+fn destroyed_after_calls_that_differ(machine: &Machine, calls: [&[ReduceOp]; 2]) {
+    machine.ranks(2, |rank| {
+        let world = rank.world();
+        let works: Vec<_> =
+            calls[rank.rank].iter().map(|op| all_reduce_with(&rank, &world, *op).unwrap()).collect();
+        let error = world.destroy(far()).unwrap_err();
+        let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+        assert_eq!(divergence.after, divergence.by - 1, "{error}");
+        drop(works);
+    });
+    assert!(wait_for_dropped(far()));
+}
+
 rusty_fork_test! {
+    #[test]
+    fn calls_that_differ_are_found_when_the_group_is_destroyed() {
+        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum], &[ReduceOp::Max]]);
+    }
+
+    #[test]
+    fn calls_that_differ_are_found_when_the_group_is_destroyed_on_a_faithful_machine() {
+        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum], &[ReduceOp::Max]]);
+    }
+
+    #[test]
+    fn a_call_that_one_member_has_skipped_is_found_when_the_group_is_destroyed() {
+        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]]);
+    }
+
+    #[test]
+    fn a_skipped_call_is_found_when_the_group_is_destroyed_on_a_faithful_machine() {
+        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]]);
+    }
+
     #[test]
     fn who_launches_a_graph_again_is_told_that_a_member_has_destroyed_the_group() {
         left_before_a_launch("destroyed", |world| world.destroy(far()));
@@ -325,7 +363,7 @@ rusty_fork_test! {
     #[test]
     fn a_member_that_skipped_a_call_is_named_by_a_comparison_and_when_it_destroys_the_group() {
         let machine = faithful(3, 22809);
-        for (epoch, last) in ["compare", "destroy"].into_iter().enumerate() {
+        for (epoch, last) in ["compare_calls", "destroy"].into_iter().enumerate() {
             machine.ranks(3, |rank| {
                 let world = rank.builder().epoch(epoch as u64).build().unwrap();
                 world.compare_calls(far()).unwrap();
@@ -342,19 +380,18 @@ rusty_fork_test! {
                 rank.store.set(&format!("{last}/called/{}", rank.rank), b"").unwrap();
                 let all = [0, 1, 2].map(|rank| format!("{last}/called/{rank}"));
                 rank.store.wait(&all.each_ref().map(String::as_str), far()).unwrap();
-                if last == "destroy" {
-                    let destroyed = world.destroy(far());
-                    // Rank 1 may have destroyed its communicator before the others know.
-                    if rank.rank != 1 || destroyed.is_err() {
-                        assert_left(&destroyed.unwrap_err(), 1, "destroyed");
+                let (end, error) = match last {
+                    "destroy" => (None, world.destroy(far()).unwrap_err()),
+                    _ => {
+                        let error = world.compare_calls(far()).unwrap_err();
+                        (Some(world.check().unwrap_err()), error)
                     }
-                    return;
-                }
-                let error = world.compare_calls(far()).unwrap_err();
+                };
                 let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
                 assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[1][..], 9, 10), "{error}");
-                assert!(error.to_string().contains("rank 1 called compare_calls after 9 collectives at"), "{error}");
-                assert_eq!(world.check().unwrap_err().to_string(), error.to_string());
+                let text = format!("rank 1 called {last} after 9 collectives at");
+                assert!(error.to_string().contains(&text), "{error}");
+                assert!(end.is_none_or(|end| end.to_string() == error.to_string()));
             });
             assert!(wait_for_dropped(far()));
         }
