@@ -258,8 +258,13 @@ fn problem(error: &GroupError, options: &Options) -> String {
 
 impl fmt::Display for Last {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, completed, age, site, .. } = self;
-        let Some(operation) = operation else { return f.write_str("no call that its recorder still has") };
+        let Self { collectives, messages, graph_launches, operation, completed, age, site } = self;
+        let Some(operation) = operation else {
+            return f.write_str(match (collectives, messages, graph_launches) {
+                (0, 0, 0) => "no call",
+                _ => "its recorder has none of its calls any more",
+            });
+        };
         let done = if *completed { "done" } else { "not done" };
         write!(f, "{operation} at {site}, {} ago, {done}", short(*age))
     }

@@ -216,9 +216,12 @@ pub enum GroupError {
     },
 
     /// Another member has dropped or aborted the group, or has [destroyed](super::ProcessGroup::destroy) it
-    /// after fewer collectives than other members have called. The group is over. Work that was finished
-    /// before stays valid.
-    #[error("{group}: rank {rank} has {how} the group, which ends it for all members")]
+    /// after fewer collectives and graph launches than other members have made. The group is over. Work that was
+    /// finished before stays valid.
+    #[error(
+        "{group}: rank {rank} has {how} the group, which ends it for all members; collectives and graph launches that \
+         it had made: {steps}"
+    )]
     Left {
         /// The group's name.
         group: String,
@@ -226,6 +229,9 @@ pub enum GroupError {
         rank: usize,
         /// The member's action: `dropped`, `aborted` or `destroyed`.
         how: String,
+        /// Number of collectives that the member had called, plus the graph launches that it had
+        /// [marked](super::ProcessGroup::track_graph_launch).
+        steps: u64,
     },
 
     /// A thread that the group needs could not be started.
@@ -401,8 +407,8 @@ pub enum GroupError {
     /// A call waited for captured work. Captured work runs with each launch of its graph, so it has no completion of
     /// its own.
     #[error(
-        "{operation} (number {sequence} of {group}) was captured into a graph; wait for the stream that the graph is \
-         launched on instead"
+        "{operation} (number {sequence} of {group}) was captured into a graph; after each launch of the graph, call \
+         track_graph_launch and wait for the work that it returns"
     )]
     Captured {
         /// The operation.
@@ -433,7 +439,7 @@ impl GroupError {
         let group = group.to_owned();
         match trouble {
             Trouble::Lost { rank, loss } => Self::Lost { group, rank, loss },
-            Trouble::Left { rank, how, .. } => Self::Left { group, rank, how },
+            Trouble::Left { rank, how, steps, .. } => Self::Left { group, rank, how, steps },
             Trouble::Failed { rank, reason, .. } => Self::MemberFailed { group, rank, reason },
             Trouble::Overdue { rank, operation, sequence, waited, progress, .. } => {
                 Self::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }

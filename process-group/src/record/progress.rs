@@ -143,7 +143,10 @@ impl fmt::Display for Progress {
 impl fmt::Display for LastCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(operation) = &self.operation else {
-            return write!(f, "it has made no call that its recorder still has");
+            return f.write_str(match (self.collectives, self.messages, self.graph_launches) {
+                (0, 0, 0) => "it has made no call of the group",
+                _ => "its recorder has none of its calls any more",
+            });
         };
         let done = if self.is_completed { "done" } else { "not done" };
         write!(f, "its last call was {operation} at {}, {:.1?} ago, {done}", self.site, self.age)

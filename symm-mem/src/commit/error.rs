@@ -197,13 +197,14 @@ mod tests {
 
     #[test]
     fn the_name_of_an_ended_group_appears_once() {
-        let left = GroupError::Left { group: "world".into(), rank: 1, how: "dropped".into() };
+        let left = GroupError::Left { group: "world".into(), rank: 1, how: "dropped".into(), steps: 3 };
         let cause = Arc::new(left);
         let text = |group_name| {
             let group = GroupId { uid: 1, epoch: 0 };
             CommitError::GroupOver { group, group_name, cause: cause.clone() }.to_string()
         };
-        let reason = "rank 1 has dropped the group, which ends it for all members";
+        let reason = "rank 1 has dropped the group, which ends it for all members; collectives and graph launches that it \
+                      had made: 3";
         assert_eq!(
             text(Some("world".into())),
             format!("commit of group world (1.0): the group ended: {reason}")
