@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo build -p lockstep-gpu-sim --features exports --example shared_library
-//! library=$PWD/target/debug/examples/libshared_library.so
+//! library=${CARGO_TARGET_DIR:-$PWD/target}/debug/examples/libshared_library.so
 //! env CUDA_DRIVER_SYS_LIBRARY=$library NCCL_SYS_LIBRARY=$library \
 //!     cargo run -p lockstep-nccl-sys --example raw_all_reduce
 //! ```
