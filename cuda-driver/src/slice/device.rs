@@ -80,6 +80,7 @@ impl<T: Element> DeviceSlice<T> {
     }
 
     /// The address of the first element, for `unsafe` calls; [`DevicePtr::NULL`] if there are no elements.
+    #[doc(alias = "ptr")]
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.start
