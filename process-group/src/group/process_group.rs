@@ -7,7 +7,9 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::runtime;
 use cuda_driver::Context;
+use nccl_sys::ncclResult_t;
 
 use super::{
     GroupError, GroupId, Member, Result, Startup, Work,
@@ -26,7 +28,7 @@ use super::{
     work::{Marks, Outstanding},
 };
 use crate::{
-    comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
+    comm::{self, AbortHandle, CommError, Communicator, Nccl, WindowsUnsupported},
     profile,
     record::{Dump, Look as _, Progress, ProgressRpc},
     store::{Deadline, PrefixStore, Store, TcpStore},
@@ -102,6 +104,30 @@ impl HealthHandle {
     /// Those of [`ProcessGroup::standing`].
     pub fn check(&self) -> Result<()> {
         self.0.upgrade().map_or(Ok(()), |health| health.check())
+    }
+
+    /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most
+    /// until `deadline`. For a rank that knows of another member's loss before its own watchdog does: it learns of the
+    /// loss within that time, and [`check`](Self::check) then returns it. Returns at once after the group was dropped.
+    pub fn await_end(&self, deadline: Deadline) {
+        let hurry = |health: Arc<GroupHealth>| {
+            health.signal.hurry();
+            health.heartbeat * 2
+        };
+        let Some(patience) = self.0.upgrade().map(hurry) else { return };
+        let patience = deadline.at_most(patience);
+        while self.0.upgrade().is_some_and(|health| !health.is_over()) && !patience.expired() {
+            runtime::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// If `error` may come from the loss of another member, waits until the group has ended, for at most two
+    /// [heartbeat](super::Builder::heartbeat) intervals. For a step that all members take together: the first member to
+    /// notice a loss aborts its communicator, and the others may get a remote error before they notice the loss.
+    pub fn await_cause(&self, error: &CommError) {
+        if error.code() == Some(ncclResult_t::ncclRemoteError) {
+            self.await_end(Deadline::after(Duration::MAX));
+        }
     }
 }
 

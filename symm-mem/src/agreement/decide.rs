@@ -416,12 +416,18 @@ pub enum Outcome {
     },
     /// The call did not return in time.
     Blocked,
+    /// The call failed because another member had ended the group.
+    Ended {
+        /// That member.
+        rank: u32,
+    },
 }
 wire_enum!(Outcome {
     0 => Registered {},
     1 => Unsupported { reason },
     2 => Failed { ordinal, cause },
     3 => Blocked {},
+    4 => Ended { rank },
 });
 
 impl Message for Outcome {
@@ -466,7 +472,8 @@ impl Verdict {
 /// not depend on their order.
 ///
 /// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
-/// which may only have waited for the missing rank.
+/// which may only have waited for the missing rank. If a member reports that another one ended the group, only that
+/// one is blamed: the end aborts the communicators of all members, so the registrations of the others fail too.
 pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);
@@ -474,8 +481,12 @@ pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
         outcomes.iter().filter(|(_, outcome)| is(outcome)).map(|(rank, _)| *rank).collect()
     };
 
+    let ended = outcomes.iter().find_map(|(_, outcome)| match outcome {
+        Some(Outcome::Ended { rank }) => Some(*rank),
+        _ => None,
+    });
     let failure = outcomes.iter().find_map(|(rank, outcome)| match outcome {
-        Some(Outcome::Failed { ordinal, cause }) => {
+        Some(Outcome::Failed { ordinal, cause }) if ended.is_none_or(|it| it == *rank) => {
             Some(Poison::RegistrationFailed { rank: *rank, ordinal: *ordinal, cause: cause.clone() })
         }
         _ => None,
@@ -483,7 +494,7 @@ pub fn verdict(outcomes: &[(u32, Option<Outcome>)]) -> Verdict {
     if let Some(poison) = failure {
         return Verdict::Poison { poison };
     }
-    let missing = ranks_that(Option::is_none);
+    let missing = ended.map_or_else(|| ranks_that(Option::is_none), |rank| vec![rank]);
     let blocked = ranks_that(|outcome| *outcome == Some(Outcome::Blocked));
     if !missing.is_empty() {
         return Verdict::Poison { poison: Poison::MembersLost { missing, blocked } };

@@ -113,7 +113,7 @@ impl Commit {
                 self.search_vote(search, Searched::Operation(sequence), vote, input, now)
             }
             (Phase::Registering { agreed, outcome_until }, Input::Registered(outcome)) => {
-                let failed = matches!(outcome, Outcome::Failed { .. });
+                let failed = matches!(outcome, Outcome::Failed { .. } | Outcome::Ended { .. });
                 let vote = self.vote("outcomes", outcome.to_bytes(), outcome_until).hurry(failed);
                 self.outcome(agreed, vote, Input::Start)
             }

@@ -76,6 +76,6 @@ pub(crate) use waits::describe_circle;
 
 /// The version of the whole protocol: records, decisions, order of decision rounds. Ranks of different versions refuse
 /// to work together.
-pub const PROTOCOL_VERSION: u16 = 7;
+pub const PROTOCOL_VERSION: u16 = 8;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };

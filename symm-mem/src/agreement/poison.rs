@@ -26,13 +26,13 @@ pub enum Poison {
         /// The error of the library.
         cause: String,
     },
-    /// Members did not report the outcome of their registration.
+    /// Members did not report the outcome of their registration, or ended the group during it.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
-        /// The members that did not report, ascending.
+        /// The members that did not report, ascending. Only the one that ended the group, if a member knows it.
         missing: Vec<u32>,
         /// The members that reported a registration that did not return, ascending.
         blocked: Vec<u32>,

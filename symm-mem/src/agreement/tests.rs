@@ -460,6 +460,23 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
 }
 
 #[test]
+fn only_the_member_that_ended_the_group_is_blamed() {
+    let failed = |cause: &str| Some(Outcome::Failed { ordinal: None, cause: cause.to_owned() });
+    let poison = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
+        Verdict::Poison { poison } => poison,
+        other => panic!("{other:?}"),
+    };
+    let ended = Some(Outcome::Ended { rank: 2 });
+    // Rank 1 has not reported yet, and is not lost. Rank 3 has failed since its peers are gone.
+    let mut all = [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(Outcome::Blocked))];
+    assert_eq!(poison(&all), Poison::MembersLost { missing: vec![2], blocked: vec![4] });
+    // A failure of that member tells more.
+    all[2].1 = failed("2");
+    let cause = "2".to_owned();
+    assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });
+}
+
+#[test]
 fn a_group_of_one_needs_no_window() {
     let decision = decide(&[plain(5, &[(64, 1)])]);
     let Decision::Commit { segments: 1, without: Some(NoWindows::SingleMember {}), .. } = decision else {

@@ -6,7 +6,7 @@ use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
     comm::{CommError, Communicator, WindowsUnsupported},
-    group::{self, GroupError, SymmetricPlaces, enqueued_on},
+    group::{self, GroupError, HealthHandle, SymmetricPlaces, enqueued_on},
 };
 
 use crate::{
@@ -58,6 +58,12 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
+    /// Returns a handle on the group's health, if it has one. A commit in which a member is lost waits through it for
+    /// the error that ends the group, for at most two heartbeat intervals, to report that error.
+    fn health_handle(&self) -> Option<HealthHandle> {
+        None
+    }
+
     /// Ends the group because this rank does not know the members' agreement, and tells the others if it can. The
     /// caller aborts the communicator.
     fn fail(&self, reason: &str) {
@@ -101,6 +107,10 @@ impl SymmetricGroup for ProcessGroup {
             Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
             standing => standing,
         }
+    }
+
+    fn health_handle(&self) -> Option<HealthHandle> {
+        Some(self.health_handle())
     }
 
     fn fail(&self, reason: &str) {

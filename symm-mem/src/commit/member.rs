@@ -12,7 +12,7 @@ use process_group::{
 use super::{
     SymmetricGroup,
     driver::Local,
-    offer::{cause, operation},
+    offer::{cause, ended_by_another, operation},
     watch::Watch,
 };
 use crate::{
@@ -70,7 +70,8 @@ impl Local for Member<'_> {
         }
         drop(arena);
         let domain = self.pool.domain().clone();
-        let _watch = Watch::begin(domain, self.communicator.abort_handle(), verdict_key, deadline);
+        let (abort, health) = (self.communicator.abort_handle(), self.group.health_handle());
+        let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: each rank's communicator keeps that rank's memory until the communicator is gone. Segments neither
@@ -78,7 +79,7 @@ impl Local for Member<'_> {
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
-            Err(error) => return Outcome::Failed { ordinal: None, cause: cause(self.group, error) },
+            Err(error) => return self.failed(error),
         };
         let mut windows = Vec::new();
         let mut unsupported = None;
@@ -103,6 +104,21 @@ impl Local for Member<'_> {
                 let cause = format!("only {got} of {asked} requests became windows: {reason}");
                 Outcome::Failed { ordinal: None, cause }
             }
+        }
+    }
+}
+
+impl Member<'_> {
+    /// Returns the outcome of a registration that failed with `error`.
+    fn failed(&self, error: CommError) -> Outcome {
+        // The first member to notice a loss aborts its communicator. This rank may get an error from that abort before
+        // it notices the loss.
+        if let Some(health) = self.group.health_handle() {
+            health.await_cause(&error);
+        }
+        match ended_by_another(self.group, self.pool.domain().rank()) {
+            Some(rank) => Outcome::Ended { rank },
+            None => Outcome::Failed { ordinal: None, cause: cause(self.group, error) },
         }
     }
 }

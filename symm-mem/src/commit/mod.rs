@@ -175,6 +175,12 @@ impl SymmetricPool {
             }
             result => (result, failure),
         };
+        if let (Err(Ending::Poisoned(Poison::MembersLost { .. })), Some(health)) =
+            (&result, group.health_handle())
+        {
+            // The member that knew of the loss may be another one.
+            health.await_end(Deadline::after(options.deadline.saturating_sub(begun.elapsed())));
+        }
         let ended = group.standing();
         match result {
             Ok(report) => {

@@ -9,6 +9,7 @@ use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 use super::SymmetricGroup;
 use crate::agreement::{
     BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
+    ending::gone,
 };
 
 /// The first NCCL release that supports windows over several segments: 2.30.3.
@@ -78,6 +79,11 @@ impl LocalState {
 /// than the error that followed from it.
 pub(super) fn cause(group: &dyn SymmetricGroup, error: impl fmt::Display) -> String {
     group.standing().err().map_or_else(|| error.to_string(), |ended| ended.to_string())
+}
+
+/// Returns the other member that ended the group, if the group has ended and the reason names one. `own` is this rank.
+pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u32> {
+    group.standing().err().map(|ended| gone(own, &ended).rank).filter(|rank| *rank != own)
 }
 
 /// The bytes of the communicator's symmetric address space that windows may still use, if this rank knows them. NCCL

@@ -8,10 +8,14 @@ use std::{
 
 use process_group::{
     comm::AbortHandle,
+    group::HealthHandle,
     store::{Deadline, StoreError},
 };
 
-use crate::{agreement::Verdict, domain::Domain};
+use crate::{
+    agreement::{Poison, Verdict},
+    domain::Domain,
+};
 
 /// The time that the abort of a poisoned group may take to free its resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
@@ -28,16 +32,26 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Watches for a verdict under `verdict_key` until `deadline`. If the system cannot start a thread, there is no
-    /// watch; a failing registration then only takes longer.
-    pub(super) fn begin(domain: Domain, abort: AbortHandle, verdict_key: String, deadline: Deadline) -> Self {
+    /// watch; a failing registration then only takes longer. If members are lost, the group may be about to end, so
+    /// that `health` names the loss. The abort waits for that, because an abort hides later reasons.
+    pub(super) fn begin(
+        domain: Domain,
+        abort: AbortHandle,
+        health: Option<HealthHandle>,
+        verdict_key: String,
+        deadline: Deadline,
+    ) -> Self {
         let abort = Arc::new(Mutex::new(Some(abort)));
         let slot = abort.clone();
         let watch = move || {
             loop {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
-                        let dead = matches!(Verdict::decode(&stands), Ok(Verdict::Poison { .. }));
-                        if let Some(abort) = take(&slot).filter(|_| dead) {
+                        let Ok(Verdict::Poison { poison }) = Verdict::decode(&stands) else { return };
+                        if let (Poison::MembersLost { .. }, Some(health)) = (&poison, &health) {
+                            health.await_end(deadline);
+                        }
+                        if let Some(abort) = take(&slot) {
                             // The communicator leaks resources that it cannot free, and reports that when it is used.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
                         }

@@ -4,11 +4,12 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use cuda_driver::Driver;
-use gpu_sim::World;
+use gpu_sim::{Action, Injection, World};
+use nccl_sys::ncclResult_t;
 use process_group::{
     ProcessGroup,
     comm::Nccl,
-    group::Request,
+    group::{GroupError, Request},
     link,
     store::{Store, barrier},
 };
@@ -28,6 +29,9 @@ const BODY: &str = concat!(module_path!(), "::one_rank");
 
 /// The rank that is killed in some cases.
 const VICTIM: usize = 1;
+
+/// The case in which the victim dies in `ncclCommWindowRegister`, where rank 0 gets an error of a remote rank.
+const REMOTE: &str = "remote";
 
 /// Deadline of calls from which a rank may be missing. Half of it passes if the missing rank is not known to be lost.
 /// All ranks that are to come are ready when it begins.
@@ -60,6 +64,8 @@ impl Member {
             .context(&context)
             .nccl(&Nccl::new(nccl.unwrap()))
             .timeout(Duration::from_secs(60))
+            // A survivor waits two of them for the cause of an error.
+            .heartbeat(Duration::from_secs(if told.case.contains(REMOTE) { 10 } else { 1 }))
             .build()
             .unwrap();
         let store = Arc::new(Fatal::new(told.store()));
@@ -81,6 +87,7 @@ impl Member {
 
     /// On the victim: dies at the `nth` call of `what` from now.
     fn doom(&self, what: &str, nth: u64) {
+        let what = if what == REMOTE { "ncclCommWindowRegister" } else { what };
         if self.rank == VICTIM {
             self.store.doom(what, nth, RANKS, &self.machine);
         }
@@ -170,11 +177,26 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     let second = member.pool.allocate(2 << 20).unwrap();
     member.meet("ready");
     member.doom(what, nth);
+    if what == REMOTE {
+        // Rank 0 gets an error before it notices the loss, as if another survivor had aborted its communicator.
+        let fail = Action::Fail(ncclResult_t::ncclRemoteError.0);
+        let fault = match member.rank {
+            0 => Some(Injection::new("ncclCommWindowRegister", fail)),
+            VICTIM => Some(Injection::new("ncclGroupStart", Action::Delay(Duration::from_millis(500)))),
+            _ => None,
+        };
+        fault.into_iter().for_each(|fault| member.machine.faults().inject(fault).unwrap());
+    }
     let result = member.pool.commit(&member.world, long.deadline(SHORT));
     if member.rank == VICTIM {
         member.store.survived(&told.case, result.is_ok());
     }
     match &result {
+        // It died inside the registration.
+        Err(CommitError::GroupOver { cause, .. }) if what.starts_with("nccl") || what == REMOTE => {
+            assert!(matches!(**cause, GroupError::Lost { rank: VICTIM, .. }), "{what} {nth}: {cause}");
+        }
+        result if what.starts_with("nccl") || what == REMOTE => panic!("{what} {nth}: {result:?}"),
         // It died after it had read the verdict, or before any rank could notice; or the watchdog was faster.
         Ok(_) | Err(CommitError::GroupOver { .. }) => {}
         Err(CommitError::Refused { refusal: Refusal::SyncTimeout { missing, .. }, .. }) => {
@@ -183,10 +205,8 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
         Err(CommitError::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
             assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
         }
-        // A watchdog was faster, while windows were registered or on a rank that had not arrived yet: it names the
-        // lost rank.
-        Err(CommitError::Poisoned { poison: Poison::RegistrationFailed { cause, .. }, .. })
-        | Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { cause, .. }, .. }) => {
+        // A watchdog was faster, on a rank that had not arrived yet: it names the lost rank.
+        Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { cause, .. }, .. }) => {
             assert!(cause.contains(&format!("rank {VICTIM}")), "{what} {nth}: {cause}");
         }
         Err(other) => panic!("{what} {nth}: {other}"),
@@ -274,8 +294,8 @@ fn processes_commit_in_any_order_or_are_all_told_of_the_circle() {
 
 #[test]
 fn a_rank_that_is_killed_at_any_step_of_a_commit_leaves_nothing_and_keeps_nobody() {
-    let calls = ["ncclGroupStart 1", "ncclCommWindowRegister 1", "ncclGroupEnd 1"].map(str::to_owned);
-    let cases = (1..=6).map(|nth| format!("store {nth}")).chain(calls);
+    let calls = ["ncclGroupStart 1", "ncclCommWindowRegister 1", "ncclGroupEnd 1", "remote 1"];
+    let cases = (1..=6).map(|nth| format!("store {nth}")).chain(calls.map(str::to_owned));
     let cases: Vec<String> = cases.map(|case| format!("commit {case}")).collect();
     kill_each(BODY, &cases, RANKS, VICTIM);
     kill_until_it_survives(BODY, "commit ", RANKS, VICTIM);
