@@ -240,9 +240,10 @@ pub enum Refusal {
         circle: Vec<Waiting>,
     },
     /// Ranks are at different generations of one domain: one rank has created it more often than others, or ranks
-    /// wait for each other at pools of two generations.
+    /// wait for each other at pools of two generations, because they commit the pools in different orders.
+    /// [`commit_all`](crate::commit_all) orders them.
     #[error(
-        "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them{}",
+        "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
         generations.describe(u64::to_string),
         describe_circle(circle)
     )]

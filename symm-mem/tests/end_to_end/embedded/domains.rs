@@ -187,6 +187,7 @@ fn a_domain_too_many_is_told_with_both_generations() {
                 assert_eq!(found, (pool.id().domain, &wanted[..], waiting), "{refusal}");
                 let text = refusal.to_string();
                 assert!(text.contains(&format!("rank 0: {}; rank 1: {least}", least + 1)), "{text}");
+                assert!(text.contains("and commit its pools in one order (commit_all)"), "{text}");
             }
             rank.leave();
         });
