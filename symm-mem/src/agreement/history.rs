@@ -185,9 +185,10 @@ pub enum Divergence {
         /// the same size replaces it.
         can_grant: bool,
     },
-    /// The histories diverge before the oldest operation that all ranks still remember.
+    /// The histories diverge before the oldest operation that all ranks still remember. If they remember all
+    /// operations, the pools have different [geometries](crate::Geometry).
     Forgotten {
-        /// The earliest operation that all ranks remember.
+        /// The earliest operation that all ranks remember; 0 for different geometries.
         before: u64,
     },
     /// A rank stopped answering during the search.
@@ -224,6 +225,10 @@ impl fmt::Display for Divergence {
                 });
                 write!(out, " ({what}){}", recovery(operations, *can_grant))
             }
+            Divergence::Forgotten { before: 0 } => out.write_str(
+                "the pools differ before their first allocation: drop the pool on all ranks, and make a new one with \
+                 the same Geometry (first_segment, largest_segment) on all",
+            ),
             Divergence::Forgotten { before } => write!(
                 out,
                 "the first allocation that differs lies before number {before}; drop the pool on all ranks, and make a \

@@ -24,8 +24,8 @@ use gpu_sim::{Action, Injection, World};
 use job::{options, run, run_on_one_thread, soon};
 use process_group::{comm, store::Store};
 use symm_mem::{
-    CommitError, CommitReport, CommunicatorGroup, GroupId, LookupError, NoWindows, Poison, Policy, Refusal,
-    Standing, SymmetricError, SymmetricGroup, commit_all,
+    CommitError, CommitReport, CommunicatorGroup, Geometry, GroupId, LookupError, NoWindows, Poison, Policy,
+    Refusal, Standing, SymmetricError, SymmetricGroup, SymmetricPool, commit_all,
 };
 
 const NCCL_2_28_9: i32 = 22809;
@@ -168,6 +168,23 @@ fn a_release_without_windows_is_a_uniform_fallback() {
     let Some(NoWindows::Unsupported { reason }) = &results[0] else { panic!("{results:?}") };
     assert!(reason.contains("2.28.3"), "{reason}");
     assert!(results.iter().all(|without| *without == results[0]), "{results:?}");
+}
+
+#[test]
+fn different_geometries_are_named() {
+    on_ranks(2, |rank| {
+        let geometry =
+            Geometry { first_segment: (2 + 2 * u64::from(rank.rank)) << 20, largest_segment: 8 << 20 };
+        let pool = SymmetricPool::new(&rank.domain, &rank.context, geometry).expect("there is memory");
+        let block = pool.allocate(1 << 20).expect("there is room");
+        let error = pool.commit(&rank.world, options()).expect_err("the segments differ");
+        assert_eq!(error.name(), "SegmentShapeMismatch");
+        let text = error.to_string();
+        let hint = "make a new one with the same Geometry (first_segment, largest_segment) on all";
+        assert!(text.ends_with(hint) && !text.contains("number 0"), "{text}");
+        drop((block, pool));
+        rank.leave();
+    });
 }
 
 #[test]
