@@ -62,6 +62,9 @@ pub struct Explanation {
     pub group: GroupId,
     /// Place of the buffer in the pool, equal on all ranks of the domain; `None` if it is not in the pool.
     pub placement: Option<Placement>,
+    /// True if a block of this rank's pool contains at least one of the bytes. If false for a buffer in the pool, its
+    /// block was freed, or there was none. A group does not notice that as long as the segment lives.
+    pub is_allocated: bool,
     /// The path.
     pub path: Path,
     /// The reason for the path.
@@ -71,7 +74,8 @@ pub struct Explanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(Placement { ordinal, offset }) = self.placement {
-            write!(out, "segment {ordinal}, offset {offset}: ")?;
+            let absent = if self.is_allocated { "" } else { " (no block is there; it may have been freed)" };
+            write!(out, "segment {ordinal}, offset {offset}{absent}: ")?;
         }
         match self.path {
             Path::Window { serial, offset } => write!(out, "window {serial} at {offset}")?,
@@ -102,13 +106,18 @@ impl fmt::Display for Explanation {
 
 impl SymmetricPool {
     /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Not collective: it reports the
-    /// agreement of the members, so the path is the same on all of them. For a buffer without a window, unless the
-    /// group is poisoned, it blocks while a commit of the group is under way: at worst until the deadline of that
-    /// commit.
+    /// agreement of the members, so the path is the same on all of them. Also tells whether a block of this rank's pool
+    /// is there. For a buffer without a window, unless the group is poisoned, it blocks while a commit of the group is
+    /// under way: at worst until the deadline of that commit.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };
-        let otherwise = |placement, why| Explanation { group: id, placement, path: plain, why };
+        let explanation = |placement: Option<Placement>, path, why| {
+            let blocks = placement.map(|placement| self.memory().arena().blocks_over(placement, bytes));
+            let is_allocated = blocks.is_some_and(|blocks| !blocks.is_empty());
+            Explanation { group: id, placement, is_allocated, path, why }
+        };
+        let otherwise = |placement, why| explanation(placement, plain, why);
         let domain = self.domain().ranks();
         let outside: Vec<u32> =
             group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
@@ -122,7 +131,7 @@ impl SymmetricPool {
         if let Standing::Window { serial } = standing {
             let begin = table.window(placement.ordinal, id).map_or(0, |(_, begin)| *begin);
             let path = Path::Window { serial, offset: begin + placement.offset };
-            return Explanation { group: id, placement: Some(placement), path, why: Why::Agreed };
+            return explanation(Some(placement), path, Why::Agreed);
         }
         if let Some(poison) = table.poison(id) {
             return otherwise(Some(placement), Why::Poisoned(poison.clone()));

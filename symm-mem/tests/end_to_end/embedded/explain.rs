@@ -61,7 +61,19 @@ fn a_buffer_is_explained_for_each_group() {
         registration.deregister(soon()).expect("it is registered");
         assert_eq!(pool.explain(extra.ptr(), 4096, &rank.world).path, Path::Plain);
 
-        drop((first, block, extra, pool));
+        // The segment of a freed block keeps its window.
+        let at = block.ptr();
+        assert!(explain(&rank.world).is_allocated);
+        drop(block);
+        let found = pool.explain(at, 4096, &rank.world);
+        assert_eq!((found.path, found.is_allocated), (Path::Window { serial: 0, offset: 4096 }, false));
+        let text = found.to_string();
+        assert!(
+            text.starts_with("segment 0, offset 4096 (no block is there; it may have been freed): "),
+            "{text}"
+        );
+
+        drop((first, extra, pool));
         rank.leave();
     });
 }
