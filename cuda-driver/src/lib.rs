@@ -73,7 +73,7 @@ pub mod vmm;
 pub use address::DevicePtr;
 pub use context::{Context, ContextFlags};
 pub use cuda_driver_sys as sys;
-pub use device::{Capabilities, Device, PeerLink, PrimaryState};
+pub use device::{Capabilities, Device, PeerLink, PrimaryState, uuid_text};
 pub use driver::Driver;
 pub use driver_error::DriverError;
 pub use element::Element;

@@ -80,7 +80,18 @@ impl Driver {
                 return Ok(device);
             }
         }
-        let name = uuid.map(|byte| format!("{byte:02x}")).concat();
-        Err(Error::NoDeviceNamed { what: "UUID", name })
+        Err(Error::NoDeviceNamed { what: "UUID", name: uuid_text(&uuid) })
     }
+}
+
+/// Formats a [UUID](Device::uuid) as `nvidia-smi -L` does, without the prefix `GPU-` or `MIG-`.
+///
+/// ```
+/// let uuid = *b"gpu-sim device 0";
+/// assert_eq!(cuda_driver::uuid_text(&uuid), "6770752d-7369-6d20-6465-766963652030");
+/// ```
+#[must_use]
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = uuid.map(|byte| format!("{byte:02x}")).concat();
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -11,6 +11,7 @@ use std::fmt;
 use cuda_driver_sys::{Api, CUdevice, CUdevice_attribute, CUuuid};
 
 pub use self::capabilities::Capabilities;
+pub use self::enumerate::uuid_text;
 pub use self::peer::PeerLink;
 pub use self::primary::PrimaryState;
 use crate::call::call;

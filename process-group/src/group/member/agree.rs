@@ -107,6 +107,8 @@ mod tests {
         }))
         .unwrap_err();
         assert!(matches!(error, Disagreement::SameDevice { rank: 3, other: 1, .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("UUID 01010101-0101-0101-0101-010101010101 "), "{text}");
     }
 
     #[test]

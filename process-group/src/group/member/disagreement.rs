@@ -1,7 +1,6 @@
 //! The reasons why ranks cannot form a group.
 
-use std::fmt::Write as _;
-
+use cuda_driver::uuid_text;
 use nccl_sys::Version;
 
 use super::Witnesses;
@@ -87,7 +86,7 @@ pub enum Disagreement {
         other_value: String,
     },
     /// Two ranks use one device, which NCCL refuses.
-    #[error("ranks {rank} and {other} use the same device {}; give each its own (LOCAL_RANK)", hex(.device))]
+    #[error("ranks {rank} and {other} use the same device, with the UUID {} (nvidia-smi -L); give each its own (LOCAL_RANK)", uuid_text(.device))]
     SameDevice {
         /// A rank.
         rank: usize,
@@ -96,11 +95,4 @@ pub enum Disagreement {
         /// The device's UUID.
         device: [u8; 16],
     },
-}
-
-pub(super) fn hex(bytes: &[u8; 16]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

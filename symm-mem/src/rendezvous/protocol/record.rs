@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cuda_driver::uuid_text;
 use process_group::group::GroupId;
 
 use crate::agreement::{
@@ -29,7 +30,7 @@ impl From<[u8; 16]> for Uuid {
 impl fmt::Display for Uuid {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let both = u128::from(self.low) | u128::from(self.high) << 64;
-        both.to_le_bytes().iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+        out.write_str(&uuid_text(&both.to_le_bytes()))
     }
 }
 

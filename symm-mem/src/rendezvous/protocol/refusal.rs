@@ -88,7 +88,7 @@ pub enum RendezvousRefusal {
     },
     /// Several ranks use one device, but this was not allowed.
     #[error(
-        "SameDevice: {} use the same device {device}; give each its own, or say that they may share",
+        "SameDevice: {} use the same device, with the UUID {device} (nvidia-smi -L); give each its own, or say that they may share",
         Ranks(ranks)
     )]
     SameDevice {

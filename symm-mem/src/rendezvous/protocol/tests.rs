@@ -99,6 +99,10 @@ fn devices_and_hosts() {
     same[2].device = same[0].device;
     let RendezvousRefusal::SameDevice { ranks, .. } = refusal(&same) else { panic!() };
     assert_eq!(ranks, [0, 2]);
+    same[2].device = (*b"gpu-sim device 0").into();
+    same[0].device = same[2].device;
+    let text = refusal(&same).to_string();
+    assert!(text.contains("UUID 6770752d-7369-6d20-6465-766963652030 "), "{text}");
     same.iter_mut().for_each(|record| record.shared_devices = true);
     assert!(matches!(decide(&same), Decision::Act { .. }));
 
