@@ -28,7 +28,7 @@ pub enum Error {
 
     /// There is no device with this ordinal.
     #[error(
-        "device {ordinal} was asked for, but the driver shows {count} device(s), numbered from 0 (see CUDA_VISIBLE_DEVICES, or GPU_SIM_DEVICES with gpu-sim)"
+        "device {ordinal} was asked for, but the driver shows {count} device(s), numbered from 0 (see CUDA_VISIBLE_DEVICES; with gpu-sim, World::builder().devices(n) or GPU_SIM_DEVICES)"
     )]
     NoSuchDevice {
         /// The ordinal that was asked for.

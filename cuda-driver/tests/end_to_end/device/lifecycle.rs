@@ -27,7 +27,10 @@ fn a_device_says_what_it_is() {
 #[test]
 fn an_ordinal_past_the_last_device_is_an_error_with_both_numbers() {
     on_devices(2, |_, driver| match driver.device(2) {
-        Err(Error::NoSuchDevice { ordinal: 2, count: 2 }) => {}
+        Err(error @ Error::NoSuchDevice { ordinal: 2, count: 2 }) => {
+            let text = error.to_string();
+            assert!(text.contains("with gpu-sim, World::builder().devices(n) or GPU_SIM_DEVICES"), "{text}");
+        }
         other => panic!("{other:?}"),
     });
 }
