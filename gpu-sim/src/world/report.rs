@@ -34,7 +34,7 @@ impl Report {
     }
 }
 
-// An error that `main` returns is printed in this form, and the many calls would hide the leaks.
+// The many calls would hide the leaks.
 impl std::fmt::Debug for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { leaks, misuse, notes, calls: _ } = self;
@@ -56,8 +56,8 @@ impl std::fmt::Display for Report {
     }
 }
 
-/// Why a world did not start, or ended with errors.
-#[derive(Debug, thiserror::Error)]
+/// Why a world did not start, or ended with errors. `Debug` prints the same text as `Display`.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
     /// Only one world can exist in a process.
@@ -87,4 +87,11 @@ pub enum WorldError {
     /// Strict mode: something leaked or was misused.
     #[error("the world ended with {0}")]
     Unclean(Box<Report>),
+}
+
+// `main` prints the error that it returns in this form, and so do `unwrap` and `expect`.
+impl std::fmt::Debug for WorldError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
+    }
 }

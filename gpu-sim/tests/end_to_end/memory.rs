@@ -325,3 +325,5 @@ fn resident() -> usize {
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
+            let error = WorldError::Unclean(Box::new(report.clone()));
+            assert_eq!(format!("{error:?}"), format!("{error}"), "`main` and `unwrap` print the text");
