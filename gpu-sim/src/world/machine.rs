@@ -17,7 +17,7 @@ use crate::sched::{Free, Scheduler, Seeded, forget_locals};
 use crate::stream::Streams;
 use crate::{driver, nccl};
 
-/// Time that a strict world waits at its end for remaining objects to be released.
+/// Time that a world waits at its end for remaining objects to be released.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The world's shared state; reached through [`machine()`].

@@ -144,19 +144,16 @@ impl World {
             .collect()
     }
 
-    /// Ends the world and reports the remaining objects. In strict mode it waits up to two seconds for them: a thread
-    /// that the program does not wait for may hold the last reference for a moment.
+    /// Ends the world and reports the remaining objects. It waits up to two seconds for them: a thread that the program
+    /// does not wait for may hold the last reference for a moment. A seeded world does not wait.
     ///
     /// # Errors
     /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused.
     pub fn finish(mut self) -> Result<Report, WorldError> {
         let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
-        let is_strict = machine.mode == Mode::Strict;
-        if is_strict {
-            machine.settle();
-        }
+        machine.settle();
         let report = machine.end();
-        if is_strict && !report.is_clean() {
+        if machine.mode == Mode::Strict && !report.is_clean() {
             return Err(WorldError::Unclean(Box::new(report)));
         }
         Ok(report)

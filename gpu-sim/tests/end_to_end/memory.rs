@@ -269,14 +269,16 @@ rusty_fork_test! {
 
     #[test]
     fn what_another_thread_lets_go_of_in_a_moment_is_no_leak() {
-        let world = World::builder().start().unwrap();
-        let cuda = Cuda::of(&world);
-        let other = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            cuda.leave(0);
-        });
-        assert!(world.finish().unwrap().is_clean());
-        other.join().unwrap();
+        for builder in [World::builder(), World::builder().faithful()] {
+            let world = builder.start().unwrap();
+            let cuda = Cuda::of(&world);
+            let other = std::thread::spawn(move || {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                cuda.leave(0);
+            });
+            assert!(world.finish().unwrap().is_clean());
+            other.join().unwrap();
+        }
     }
 
     #[test]
