@@ -41,7 +41,8 @@ pub enum RunError {
 }
 
 /// An embedded machine with GPUs. Dropping it ends it without a check for leaks;
-/// [`World::finish`] checks. A panic that drops it waits up to two seconds for the threads that still use it.
+/// [`World::finish`] checks. A panic that drops it waits up to two seconds for the threads that still use it, and then
+/// prints the notes to standard error.
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).capacity(1 << 30).start()?;
@@ -165,10 +166,14 @@ impl Drop for World {
         if let Some(machine) = self.machine.take() {
             // Threads that the program does not wait for may still use the world. Their calls would otherwise reach the
             // next world of the process.
-            if thread::panicking() {
+            let is_panic = thread::panicking();
+            if is_panic {
                 machine.settle();
             }
-            machine.end();
+            let report = machine.end();
+            if is_panic {
+                report.print_notes();
+            }
         }
     }
 }

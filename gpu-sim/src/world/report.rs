@@ -1,6 +1,7 @@
 //! The report of a world at its end.
 
 use std::collections::BTreeMap;
+use std::panic::catch_unwind;
 
 /// An object that was created and never destroyed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,16 @@ impl Report {
         self.leaks.is_empty() && self.misuse.is_empty()
     }
 }
+
+    /// Prints misuse and notes to standard error, where a test's harness captures them.
+    pub(super) fn print_notes(&self) {
+        let lines: Vec<String> =
+            self.misuse.iter().chain(&self.notes).map(|note| format!("\n  {note}")).collect();
+        if !lines.is_empty() {
+            // `eprintln` panics if the stream is closed, and a panic that leaves a destructor aborts the process.
+            let _ = catch_unwind(|| eprintln!("notes of the embedded device:{}", lines.concat()));
+        }
+    }
 
 // The many calls would hide the leaks.
 impl std::fmt::Debug for Report {

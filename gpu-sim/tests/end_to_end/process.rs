@@ -49,6 +49,13 @@ fn the_other_process() {
     let cuda = Cuda::of(&world);
     match part.as_str() {
         "import" => import(&cuda),
+        "panic" => {
+            let mut out = 0;
+            let code = cu!(cuda, cuMemAlloc_v2(&mut out, 1 << 50));
+            // Nothing is left for which the end of the world would wait.
+            cuda.leave(0);
+            assert_eq!(code, CUresult::CUDA_SUCCESS, "a test fails");
+        }
         "signal" => {
             let start = map_imported(&cuda);
             let stream = cuda.stream();
@@ -129,6 +136,17 @@ fn export(cuda: &Cuda, device: i32) -> (CUdeviceptr, OwnedFd) {
     ok!(cuda, cuMemRelease(handle));
     // SAFETY: the export made the descriptor for us.
     (start, unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// Printed output of a test is captured within its process, so the panic is one of another process.
+#[test]
+fn a_panic_that_drops_a_world_prints_the_notes() {
+    let mut command = test_command(concat!(module_path!(), "::the_other_process")).unwrap();
+    let output = command.env(PART, "panic").env("ARGUMENT", "").output().unwrap();
+    assert!(!output.status.success());
+    let printed = String::from_utf8(output.stderr).unwrap();
+    let (_, notes) = printed.split_once("notes of the embedded device:\n").expect(&printed);
+    assert!(notes.contains("cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY: "), "{printed}");
 }
 
 rusty_fork_test! {
