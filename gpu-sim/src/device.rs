@@ -107,19 +107,38 @@ pub(crate) struct Context {
     pub(crate) device: usize,
     pub(crate) primary: bool,
     pub(crate) flags: u32,
-    poison: Mutex<Option<DriverError>>,
+    poison: Mutex<Option<Poison>>,
     /// Limits that the program set explicitly.
     limits: Mutex<BTreeMap<u32, usize>>,
 }
 
+/// The first fault of a context.
+#[derive(Debug)]
+struct Poison {
+    code: CUresult,
+    /// The note about it.
+    note: String,
+    /// True if a call has returned its error.
+    was_returned: bool,
+}
+
 impl Context {
+    fn first_fault(&self) -> MutexGuard<'_, Option<Poison>> {
+        self.poison.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Poisons the context. Later calls return the error of the first fault.
-    pub(crate) fn poison(&self, machine: &Machine, fault: &Fault, by: &str) {
-        let mut poison = self.poison.lock().unwrap_or_else(PoisonError::into_inner);
-        if poison.is_none() {
-            let refusal = DriverError::from(fault);
-            machine.note(format!("device {} is poisoned by {by}: {fault}", self.device));
-            *poison = Some(refusal);
+    pub(crate) fn poison(self: &Arc<Self>, machine: &Machine, fault: &Fault, by: &str) {
+        let note = format!("device {} is poisoned by {by}: {fault}", self.device);
+        // The waits of a deadlock, and those at the end of the world, are no errors of this work.
+        let was_returned = matches!(fault, Fault::Wait(_));
+        let poison = Poison { code: DriverError::from(fault).code, note: note.clone(), was_returned };
+        let mut first = self.first_fault();
+        if first.is_none() {
+            *first = Some(poison);
+            drop(first);
+            machine.note(note);
+            machine.contexts.poisoned().push(self.clone());
         }
     }
 
@@ -145,13 +164,21 @@ impl Context {
         Ok(())
     }
 
-    /// Fails with the fault that poisoned the context, if any.
+    /// Fails with the fault that poisoned the context, if any. The caller passes the error on to the program.
     pub(crate) fn check(&self) -> DriverResult {
         // The reason was noted when it happened.
-        match &*self.poison.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(refusal) => Err(refusal.code.into()),
+        match &mut *self.first_fault() {
+            Some(poison) => {
+                poison.was_returned = true;
+                Err(poison.code.into())
+            }
             None => Ok(()),
         }
+    }
+
+    /// True if a fault has poisoned the context.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.first_fault().is_some()
     }
 }
 
@@ -164,12 +191,18 @@ static WORLDS: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct Contexts {
     next: AtomicU64,
     alive: Mutex<BTreeMap<u64, Arc<Context>>>,
+    /// The contexts that faults have poisoned, also if they were destroyed since.
+    poisoned: Mutex<Vec<Arc<Context>>>,
 }
 
 impl Default for Contexts {
     fn default() -> Self {
         let world = WORLDS.fetch_add(1, SeqCst);
-        Self { next: AtomicU64::new((world << 32) + 0xc0_0001), alive: Mutex::default() }
+        Self {
+            next: AtomicU64::new((world << 32) + 0xc0_0001),
+            alive: Mutex::default(),
+            poisoned: Mutex::default(),
+        }
     }
 }
 
@@ -180,6 +213,29 @@ struct Current(Vec<u64>);
 impl Contexts {
     fn alive(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Context>>> {
         self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn poisoned(&self) -> MutexGuard<'_, Vec<Arc<Context>>> {
+        self.poisoned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a call of NCCL has returned the faults of this device in its own form.
+    pub(crate) fn faults_were_returned(&self, device: usize) {
+        let poisoned = self.poisoned().clone();
+        for context in poisoned.iter().filter(|context| context.device == device) {
+            if let Some(poison) = &mut *context.first_fault() {
+                poison.was_returned = true;
+            }
+        }
+    }
+
+    /// Returns the notes of the faults whose errors no call has returned.
+    pub(crate) fn unreturned_faults(&self) -> Vec<String> {
+        let unreturned = |context: &Arc<Context>| {
+            context.first_fault().as_ref().filter(|poison| !poison.was_returned).map(|p| p.note.clone())
+        };
+        let poisoned = self.poisoned().clone();
+        poisoned.iter().filter_map(unreturned).collect()
     }
 
     pub(crate) fn create(&self, device: usize, primary: bool, flags: u32) -> Arc<Context> {

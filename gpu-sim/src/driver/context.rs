@@ -176,5 +176,6 @@ fn synchronize(machine: &Machine, context: CUcontext) -> DriverResult {
         stream.refuse_while_capturing("synchronising the context")?;
     }
     machine.streams.forbid_during_capture(machine, "cuCtxSynchronize")?;
-    machine.streams.synchronize_context(&context)
+    machine.streams.synchronize_context(&context)?;
+    context.check()
 }

@@ -29,7 +29,7 @@ use cuda_driver_sys::{CUresult, CUstream};
 
 use crate::abi::{DriverError, DriverResult};
 use crate::device::Context;
-use crate::sched::with_local;
+use crate::sched::{WaitError, with_local};
 use crate::world::{Leak, Machine};
 
 use capture::Session;
@@ -166,11 +166,8 @@ impl Streams {
     }
 
     /// Waits until all work that was enqueued on a context before is done.
-    pub(crate) fn synchronize_context(&self, context: &Context) -> DriverResult {
-        for stream in self.of_context(context.id) {
-            stream.wait_all()?;
-        }
-        context.check()
+    pub(crate) fn synchronize_context(&self, context: &Context) -> Result<(), WaitError> {
+        self.of_context(context.id).iter().try_for_each(|stream| stream.wait_all())
     }
 
     /// Waits until all work that was enqueued on a device before is done.

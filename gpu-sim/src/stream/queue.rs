@@ -242,7 +242,7 @@ impl Stream {
         for (stream, ticket) in &op.after {
             stream.wait_for(*ticket)?;
         }
-        if !op.always && self.context.check().is_err() {
+        if !op.always && self.context.is_poisoned() {
             return Ok(());
         }
         catch_unwind(AssertUnwindSafe(|| (op.run)(exec)))

@@ -177,6 +177,11 @@ impl Machine {
             return Report::default();
         }
         let leaks = self.leaks();
+        if self.mode == Mode::Strict {
+            for note in self.contexts.unreturned_faults() {
+                self.misuse(format!("no call has returned this fault: {note}"));
+            }
+        }
         for part in self.parts() {
             part.stop();
         }

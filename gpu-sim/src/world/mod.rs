@@ -149,7 +149,8 @@ impl World {
     /// does not wait for may hold the last reference for a moment. A seeded world does not wait.
     ///
     /// # Errors
-    /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused.
+    /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused, or if a fault poisoned a device and no
+    /// call has returned its error.
     pub fn finish(mut self) -> Result<Report, WorldError> {
         let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
         machine.settle();

@@ -21,7 +21,8 @@ pub struct Report {
     pub leaks: Vec<Leak>,
     /// Misuse that hardware would ignore.
     pub misuse: Vec<String>,
-    /// Explanations of faults, refused calls and panics. They are no errors by themselves: the calls returned those.
+    /// Explanations of faults, refused calls and panics. They are no errors by themselves: the calls returned those. A
+    /// fault that no call has returned is a misuse too.
     pub notes: Vec<String>,
     /// Number of calls of each function.
     pub calls: BTreeMap<String, u64>,

@@ -183,6 +183,54 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn a_fault_that_no_call_returns_is_misuse() {
+        for (builder, asks) in [
+            (World::builder(), false),
+            (World::builder(), true),
+            (World::builder().seeded(3), false),
+            (World::builder().seeded(3), true),
+            (World::builder().faithful(), false),
+        ] {
+            let world = builder.clone().start().unwrap();
+            let cuda = Cuda::of(&world);
+            let (start, stream, other) = (cuda.reserve(2 * GRANULE), cuda.stream(), cuda.stream());
+            let (handles, word) = ([cuda.create(0, GRANULE), cuda.create(0, GRANULE)], start + GRANULE as u64);
+            ok!(cuda, cuMemMap(start, GRANULE, 0, handles[0], 0));
+            ok!(cuda, cuMemMap(word, GRANULE, 0, handles[1], 0));
+            cuda.allow(0, start, 2 * GRANULE, RW);
+            ok!(cuda, cuStreamWaitValue32_v2(stream, word, 1, 0));
+            ok!(cuda, cuMemsetD8Async(start, 1, 10, stream));
+            ok!(cuda, cuMemUnmap(start, GRANULE));
+            ok!(cuda, cuStreamWriteValue32_v2(other, word, 1, 0));
+            if asks {
+                assert_eq!(cu!(cuda, cuStreamSynchronize(stream)), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
+            }
+            ok!(cuda, cuStreamDestroy_v2(stream));
+            ok!(cuda, cuStreamDestroy_v2(other));
+            cuda.leave(0);
+            ok!(cuda, cuMemUnmap(word, GRANULE));
+            for handle in handles {
+                ok!(cuda, cuMemRelease(handle));
+            }
+            ok!(cuda, cuMemAddressFree(start, 2 * GRANULE));
+            match world.finish() {
+                Err(WorldError::Unclean(report)) if !asks => {
+                    assert!(report.leaks.is_empty(), "{report}");
+                    assert_eq!(report.misuse.len(), 1, "{report}");
+                    let misuse = &report.misuse[0];
+                    assert!(misuse.starts_with("no call has returned this fault: device 0 is poisoned by "), "{misuse}");
+                    assert!(misuse.contains("cuMemUnmap took away"), "{misuse}");
+                }
+                Ok(report) if asks || format!("{builder:?}").contains("Faithful") => {
+                    assert!(report.is_clean(), "{report}");
+                    assert!(report.notes.iter().any(|n| n.contains("is poisoned by")), "{:?}", report.notes);
+                }
+                other => panic!("{builder:?}, asks {asks}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn memory_that_goes_while_work_waits_is_a_fault() {
         let world = World::builder().start().unwrap();
         let cuda = Cuda::of(&world);

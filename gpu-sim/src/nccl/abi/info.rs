@@ -56,8 +56,14 @@ pub(super) unsafe extern "C" fn ncclCommGetAsyncError(
     comm: ncclComm_t,
     error: *mut ncclResult_t,
 ) -> ncclResult_t {
-    call("ncclCommGetAsyncError", |_, library| {
-        Out::new(error, "asyncError")?.set(library.comm(comm)?.async_error());
+    call("ncclCommGetAsyncError", |machine, library| {
+        let comm = library.comm(comm)?;
+        let found = comm.async_error();
+        Out::new(error, "asyncError")?.set(found);
+        // The codes of a fault of this rank's device: in its collective, and of work that a fault has discarded.
+        if matches!(found, ncclResult_t::ncclUnhandledCudaError | ncclResult_t::ncclRemoteError) {
+            machine.contexts.faults_were_returned(comm.device);
+        }
         Ok(())
     })
 }
