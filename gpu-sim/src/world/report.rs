@@ -34,7 +34,6 @@ impl Report {
     pub fn is_clean(&self) -> bool {
         self.leaks.is_empty() && self.misuse.is_empty()
     }
-}
 
     /// Prints misuse and notes to standard error, where a test's harness captures them.
     pub(super) fn print_notes(&self) {
@@ -45,6 +44,7 @@ impl Report {
             let _ = catch_unwind(|| eprintln!("notes of the embedded device:{}", lines.concat()));
         }
     }
+}
 
 // The many calls would hide the leaks.
 impl std::fmt::Debug for Report {

@@ -364,6 +364,8 @@ rusty_fork_test! {
             };
             assert_eq!(report.leaks.iter().map(|l| l.kind).collect::<Vec<_>>(), kinds);
             let what = &report.leaks[0].what;
+            let error = WorldError::Unclean(Box::new(report.clone()));
+            assert_eq!(format!("{error:?}"), format!("{error}"), "`main` and `unwrap` print the text");
             assert!(what.starts_with("100 bytes at ") && what.contains("by cuMemAlloc in context "), "{what}");
         }
     }
@@ -375,5 +377,3 @@ fn resident() -> usize {
     let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
-            let error = WorldError::Unclean(Box::new(report.clone()));
-            assert_eq!(format!("{error:?}"), format!("{error}"), "`main` and `unwrap` print the text");
