@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, anyhow};
 use cuda_driver::module::LoadingMode;
 use cuda_driver::sys::{CUcomputemode, CUdevice_attribute};
 use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
-use cuda_driver::{Capabilities, Context, Device, Driver, Error};
+use cuda_driver::{Capabilities, Context, Device, Driver, Error, uuid_text};
 use nvml_wrapper::Nvml;
 
 use super::facts::{self, Devices, Gpu, Pair, Tried, WORKS};
@@ -47,7 +47,7 @@ fn gpu(device: &Device, nvml: Option<&Nvml>) -> Gpu {
         Ok(context) => kind(context).map(|()| WORKS).into(),
         Err(error) => Tried::Failed { error: error.to_string() },
     };
-    let uuid = device.uuid().ok().map(|bytes| uuid(&bytes));
+    let uuid = device.uuid().ok().map(|bytes| format!("GPU-{}", uuid_text(&bytes)));
     let seen = nvml.zip(uuid.as_ref()).and_then(|(nvml, uuid)| nvml.device_by_uuid(uuid.as_str()).ok());
     let granularity = Granularity::of(device, HandleTypes::POSIX_FD).ok();
     Gpu {
@@ -83,13 +83,6 @@ fn gpu(device: &Device, nvml: Option<&Nvml>) -> Gpu {
 /// Converts the driver's answer or error.
 fn told<T>(answer: cuda_driver::Result<T>) -> Tried<T> {
     answer.map_err(anyhow::Error::from).into()
-}
-
-/// Formats an UUID as the driver's tools print it.
-fn uuid(bytes: &[u8; 16]) -> String {
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-    format!("GPU-{a}-{b}-{c}-{d}-{e}")
 }
 
 fn mode(mode: i32) -> String {

@@ -2,7 +2,7 @@
 
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::sys::{CUdevice_attribute, CUlimit};
-use cuda_driver::{Capabilities, Driver, Error, Result};
+use cuda_driver::{Capabilities, Driver, Error, Result, uuid_text};
 
 use super::{attempt, note};
 
@@ -21,6 +21,7 @@ pub(super) fn devices(driver: &Driver) -> Result<()> {
         assert_eq!(id.matches([':', '.']).count(), 3, "domain, bus, device, function: {id}");
         assert_eq!(driver.device_by_pci_bus_id(&id)?, *device);
         assert_eq!(driver.device_by_uuid(device.uuid()?)?, *device);
+        assert_eq!(uuid_text(&device.uuid()?).len(), 36);
 
         assert!(device.compute_capability()? >= (3, 0));
         assert!(device.multiprocessors()? > 0);
