@@ -66,8 +66,7 @@ pub enum SymmetricError {
     /// The device has no memory for a new segment. See [`SymmetricArena::allocate`] for how to continue.
     #[error(
         "out of memory: {wanted} bytes need segment {ordinal} of a symmetric pool, of {segment} bytes; the pool has mapped \
-         {reserved} bytes, {in_use} of them in blocks; {}; free memory of the device, then repeat this request before \
-         any other of the pool", describe_info(*info)
+         {reserved} bytes, {in_use} of them in blocks; {}; {}", describe_info(*info), remedy(*wanted, *segment, *info)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -128,6 +127,20 @@ fn describe_info(info: Option<MemoryInfo>) -> String {
     match info {
         Some(MemoryInfo { free, total }) => format!("the device has {free} of {total} bytes free"),
         None => "the device did not report its free memory".to_owned(),
+    }
+}
+
+/// Returns the remedy for a lack of memory. If the whole device is too small, freeing memory does not help.
+fn remedy(wanted: u64, segment: u64, info: Option<MemoryInfo>) -> &'static str {
+    match info {
+        Some(MemoryInfo { total, .. }) if total < wanted => {
+            "the request is larger than the device's memory and can never fit: ask for less on every rank"
+        }
+        Some(MemoryInfo { total, .. }) if total < segment => {
+            "the segment is larger than the device's memory and can never fit: make the pool with a smaller `Geometry` \
+             on every rank"
+        }
+        _ => "free memory of the device, then repeat this request before any other of the pool",
     }
 }
 

@@ -366,3 +366,28 @@ fn a_source_that_breaks_its_contract_is_named() {
         Err(SymmetricError::Granularity { granularity }) if granularity == 3 << 20
     ));
 }
+
+#[test]
+fn a_request_that_can_never_fit_is_told_apart() {
+    // A pool of 64 MiB segments on a device of 32 MiB.
+    let mut wide = arena(32 << 20, 32 << 20, Geometry { first_segment: 64 << 20, ..NARROW });
+    let repeat = "free memory of the device, then repeat this request before any other of the pool";
+    for (bytes, advice) in [
+        (
+            33 << 20,
+            "the request is larger than the device's memory and can never fit: ask for less on every rank",
+        ),
+        (
+            1 << 20,
+            "the segment is larger than the device's memory and can never fit: make the pool with a smaller `Geometry` \
+             on every rank",
+        ),
+    ] {
+        let error = wide.allocate(bytes).unwrap_err().to_string();
+        assert!(error.ends_with(advice) && !error.contains(repeat), "{error}");
+    }
+    let mut even = arena(32 << 20, 32 << 20, EVEN);
+    even.allocate(20 << 20).unwrap();
+    let error = even.allocate(20 << 20).unwrap_err().to_string();
+    assert!(error.ends_with(repeat), "{error}");
+}
