@@ -36,7 +36,7 @@ pub enum Unregistrable {
 pub enum BufferError {
     /// The driver does not know the address.
     #[error(
-        "nothing that the driver knows is at {address:#x}: memory of the host that is not its own, or memory that was \
+        "nothing that the driver knows is at {address:#x}: pageable host memory (such as a `Vec`), or memory that was \
          freed"
     )]
     Unknown {
@@ -61,7 +61,7 @@ pub enum BufferError {
         wanted: u32,
     },
     /// The memory ends before the buffer does.
-    #[error("{bytes} bytes at {address:#x} were given, but memory ends after {found}")]
+    #[error("{bytes} bytes at {address:#x} were given, but the memory ends after {found} bytes")]
     Short {
         /// Start address of the buffer.
         address: u64,
@@ -73,8 +73,8 @@ pub enum BufferError {
     /// The buffer spans several physical allocations, and a graph is being captured. During a capture NCCL registers
     /// buffers by itself. Below 2.29, NCCL assumes that each buffer lies in one physical allocation.
     #[error(
-        "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found}, and NCCL \
-         below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
+        "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found} bytes, and \
+         NCCL below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
     )]
     SpansHandles {
         /// Start address of the buffer.
@@ -388,4 +388,24 @@ fn ask(
         answers.store(generation, (start, end), device);
     }
     Ok((Place { start, end, segment: None }, device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_buffer_is_described_with_units_and_in_common_terms() {
+        let short = BufferError::Short { address: 0x1000, bytes: 1 << 30, found: 64 << 20 };
+        assert_eq!(
+            short.to_string(),
+            "1073741824 bytes at 0x1000 were given, but the memory ends after 67108864 bytes"
+        );
+        let spans = BufferError::SpansHandles { address: 0x1000, bytes: 1 << 30, found: 64 << 20 };
+        assert!(spans.to_string().contains("one piece ends after 67108864 bytes, and NCCL"), "{spans}");
+        assert_eq!(
+            BufferError::Unknown { address: 0x1000 }.to_string(),
+            "nothing that the driver knows is at 0x1000: pageable host memory (such as a `Vec`), or memory that was freed"
+        );
+    }
 }
