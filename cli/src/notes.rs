@@ -59,7 +59,9 @@ How to read the result: a rank without a dump comes first. It died, or ended bef
 collective fails. Ranks that are `missing` or `also missing` have a dump, but have not called the collective. Beside a rank \
 without a dump, they are often survivors that waited for it elsewhere. `odd` are the ranks whose call differs from that of \
 the majority. The dumps are of different moments, because each rank writes its own when it learns of the failure: a rank may have called \
-more, or have more work done, only because its dump is later. The list of the dumps, the oldest first, says how much later, by the clocks of the ranks' hosts. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
+more, or have more work done, only because its dump is later. The list of the dumps, the oldest first, says how much later, by the clocks of the ranks' hosts. \
+Ranks are `not judged` in a collective that is later than their dumps: they may have called it since. So a group that works, such as one that shrank after the failure, shows \
+`nothing found`, or members that are `not judged` and no other finding. For a rank that is `missing`, the time from the first call of the collective to its dump follows: if it is a small part of a second, the rank may have been about to call. Ranks are those of the job. The exit code is 0 if the dumps were read, whatever was found: test \
 --json for findings. The folder should hold nothing but dumps; names that begin with a dot are skipped.
 
 Empty the folder before each job: a rank that writes no dump leaves the one of an earlier job. If the dumps are of several jobs, the output begins with that, and only the newest job is judged.
@@ -67,8 +69,8 @@ Empty the folder before each job: a rank that writes no dump leaves the one of a
 Keys of --json: `other_jobs` (older jobs, whose dumps are left out: `job`, `ranks`); `ranks` (those with a dump); `dumps` (`rank`, and `written_ns`, the time of the dump in ns since 1970, null for a dump of PyTorch); `without_dump` (members of groups that have none); `groups`, each with `id`, \
 `name`, `ranks`, and null or an empty list for what was not found: `mismatch` (the first collective in which members differ: \
 `collective`, `what`, `ranks`, and `values` with `value`, `ranks`, `site`), `missing` (the first collective that not all \
-members called; a rank that has no dump is not in it, but in `without_dump`, and is the likely cause: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message), `unfinished` (`collective`, \
-`operation`, `ranks` on which it is not done, `unknown`, the members without a dump), `messages` (`from`, `to`, `number`, \
+members called; a rank that has no dump is not in it, but in `without_dump`, and is the likely cause: `collective`, `operation`, and `ranks` with `rank`, its last `call`, and the number of that call as `collective`, null for a message, and `dump_after_ns`, the time from the first call of the collective to that rank's dump, null if one is not known), `not_judged` (the first collective that is later than the dumps of ranks which have not called it in them: `collective`, `operation`, `ranks`), `unfinished` (`collective`, \
+`operation`, `ranks` on which it is not done, `unknown`, the members without a dump or with one that is older than the collective), `messages` (`from`, `to`, `number`, \
 `problem`).";
 
 pub(crate) const LIVE: &str = "\

@@ -1,7 +1,7 @@
 //! Finds the rank that is missing, and the first call in which the ranks differ.
 //!
 //! Collectives are matched by their number in the group. The majority of the ranks counts as right: a minority that
-//! called another collective, or fewer, is reported.
+//! called another collective, or fewer, is reported. A rank is not judged in a collective that is later than its dump.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,6 +45,8 @@ pub(super) struct GroupReport {
     pub(super) mismatch: Option<Mismatch>,
     /// The first collective that not all members called.
     pub(super) missing: Option<Missing>,
+    /// The first collective that members had not called in dumps that are older than the collective.
+    pub(super) not_judged: Option<NotJudged>,
     /// Otherwise, the first collective that is not done on all members.
     pub(super) unfinished: Option<Unfinished>,
     /// The first message of each pair whose other half is missing or different.
@@ -79,6 +81,16 @@ pub(super) struct Missing {
     pub(super) ranks: Vec<Last>,
 }
 
+/// A collective that some members may have called after they wrote their dumps.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct NotJudged {
+    pub(super) collective: u64,
+    /// The operation that the other ranks called.
+    pub(super) operation: String,
+    /// The members whose dumps were written before the first of the other ranks called it.
+    pub(super) ranks: Vec<usize>,
+}
+
 /// A rank's last call in the group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Last {
@@ -86,6 +98,8 @@ pub(super) struct Last {
     /// The number of the call, if it was a collective.
     pub(super) collective: Option<u64>,
     pub(super) call: Option<String>,
+    /// Time from the first call of the missing collective to the rank's dump, in ns. `None` if one of them is unknown.
+    pub(super) dump_after_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -94,12 +108,51 @@ pub(super) struct Unfinished {
     pub(super) operation: String,
     /// Ranks on which it is not done.
     pub(super) ranks: Vec<usize>,
-    /// Members without a dump, which may not have called it.
+    /// Members that may not have called it: those without a dump, or with one that is older than the collective.
     pub(super) unknown: Vec<usize>,
 }
 
 /// Collectives of one rank in a group, by number. A batch has several calls with one number.
 type Collectives<'a> = BTreeMap<u64, Vec<&'a Entry>>;
+
+/// The collectives of a group's members.
+struct Calls<'a> {
+    by_rank: BTreeMap<usize, Collectives<'a>>,
+    /// The number of each rank's last collective.
+    reached: BTreeMap<usize, u64>,
+    /// The first number that can be compared.
+    start: u64,
+}
+
+impl<'a> Calls<'a> {
+    fn numbers(&self) -> BTreeSet<u64> {
+        self.by_rank.values().flat_map(|own| own.range(self.start..).map(|(number, _)| *number)).collect()
+    }
+
+    /// Returns the calls of a number, by rank.
+    fn at(&self, number: u64) -> Vec<(usize, &[&'a Entry])> {
+        self.by_rank.iter().filter_map(|(rank, own)| Some((*rank, &own.get(&number)?[..]))).collect()
+    }
+
+    /// Returns what the first rank called.
+    fn operation(&self, number: u64) -> Option<String> {
+        self.at(number).first().map(|(_, calls)| describe(calls))
+    }
+}
+
+/// A member that has not called a collective which others have called.
+struct Behind {
+    rank: usize,
+    /// Time from the first call of the collective to the rank's dump, in ns. `None` if one of them is unknown.
+    dump_after_ns: Option<i128>,
+}
+
+impl Behind {
+    /// Returns true if the dump is older than the collective, so that the rank may have called it later.
+    fn is_early(&self) -> bool {
+        self.dump_after_ns.is_some_and(|after| after < 0)
+    }
+}
 
 /// Compares the dumps of all ranks of a job.
 pub(super) fn analyze(dumps: &BTreeMap<usize, Dump>, other_jobs: Vec<OtherJob>) -> Report {
@@ -142,44 +195,39 @@ impl<'a> Group<'a> {
     }
 
     fn report(self, name: String) -> GroupReport {
-        let mut calls: BTreeMap<usize, Collectives<'a>> = BTreeMap::new();
-        let mut reached: BTreeMap<usize, u64> = BTreeMap::new();
-        let mut start = 0;
-        for (rank, dump) in self.dumps() {
-            let mut own = Collectives::new();
-            for entry in self.entries(dump).filter(|entry| !entry.is_p2p) {
-                own.entry(entry.collective_seq_id).or_default().push(entry);
+        let calls = self.calls();
+        let numbers = calls.numbers();
+        let mismatch = numbers.iter().find_map(|number| self.differ(*number, &calls.at(*number)));
+        let missing = numbers.iter().find_map(|&number| {
+            let behind = self.behind(number, &calls).into_iter().filter(|behind| !behind.is_early());
+            let ranks: Vec<_> = behind.map(|behind| self.last(&behind)).collect();
+            if ranks.is_empty() {
+                return None;
             }
-            let status = dump.pg_status.get(self.id).map_or(0, |status| status.last_enqueued_collective);
-            let last = own.keys().next_back().copied().unwrap_or(0);
-            reached.insert(rank, last.max(u64::try_from(status).unwrap_or(0)));
-            // Entries that the ring buffer has overwritten cannot be compared, nor the first batch, of which it may
-            // hold a part.
-            if dump.entries.first().is_some_and(|entry| entry.record_id > 0) {
-                start = start.max(own.keys().next().map_or(last, |first| first + 1));
-            }
-            calls.insert(rank, own);
-        }
-        let numbers: BTreeSet<u64> =
-            calls.values().flat_map(|own| own.range(start..).map(|(number, _)| *number)).collect();
-        let at = |number: u64| -> Vec<(usize, &[&Entry])> {
-            calls.iter().filter_map(|(rank, own)| Some((*rank, &own.get(&number)?[..]))).collect()
-        };
-        let mismatch = numbers.iter().find_map(|number| self.differ(*number, &at(*number)));
-        let missing = numbers.iter().find_map(|number| {
-            let behind = reached.iter().filter(|(_, reached)| **reached < *number);
-            let ranks: Vec<_> = behind.map(|(rank, _)| self.last(*rank)).collect();
-            let operation = at(*number).first().map(|(_, calls)| describe(calls))?;
-            (!ranks.is_empty()).then_some(Missing { collective: *number, operation, ranks })
+            Some(Missing { collective: number, operation: calls.operation(number)?, ranks })
         });
-        let unfinished = numbers.iter().find_map(|number| {
-            let all = at(*number);
+        let early = |number: u64| -> Vec<usize> {
+            let behind = self.behind(number, &calls).into_iter();
+            behind.filter(Behind::is_early).map(|behind| behind.rank).collect()
+        };
+        let not_judged = numbers.iter().find_map(|&number| {
+            let ranks = early(number);
+            if ranks.is_empty() {
+                return None;
+            }
+            Some(NotJudged { collective: number, operation: calls.operation(number)?, ranks })
+        });
+        let unfinished = numbers.iter().find_map(|&number| {
             let open = |calls: &[&Entry]| calls.iter().any(|entry| !entry.is_done() && !entry.captured);
+            let all = calls.at(number);
             let ranks: Vec<_> = all.iter().filter(|(_, calls)| open(calls)).map(|(rank, _)| *rank).collect();
-            let operation = all.first().map(|(_, calls)| describe(calls))?;
-            let unknown: Vec<_> =
-                self.ranks.iter().copied().filter(|rank| !self.dumps.contains_key(rank)).collect();
-            (!ranks.is_empty()).then_some(Unfinished { collective: *number, operation, ranks, unknown })
+            if ranks.is_empty() {
+                return None;
+            }
+            let early = early(number);
+            let is_unknown = |rank: &usize| !self.dumps.contains_key(rank) || early.contains(rank);
+            let unknown = self.ranks.iter().copied().filter(is_unknown).collect();
+            Some(Unfinished { collective: number, operation: calls.operation(number)?, ranks, unknown })
         });
         let unfinished = unfinished.filter(|_| mismatch.is_none() && missing.is_none());
         let messages = messages(&self);
@@ -189,17 +237,55 @@ impl<'a> Group<'a> {
             ranks: self.ranks.into(),
             mismatch,
             missing,
+            not_judged,
             unfinished,
             messages,
         }
     }
 
-    fn last(&self, rank: usize) -> Last {
+    fn calls(&self) -> Calls<'a> {
+        let mut calls = Calls { by_rank: BTreeMap::new(), reached: BTreeMap::new(), start: 0 };
+        for (rank, dump) in self.dumps() {
+            let mut own = Collectives::new();
+            for entry in self.entries(dump).filter(|entry| !entry.is_p2p) {
+                own.entry(entry.collective_seq_id).or_default().push(entry);
+            }
+            let status = dump.pg_status.get(self.id).map_or(0, |status| status.last_enqueued_collective);
+            let last = own.keys().next_back().copied().unwrap_or(0);
+            calls.reached.insert(rank, last.max(u64::try_from(status).unwrap_or(0)));
+            // Entries that the ring buffer has overwritten cannot be compared, nor the first batch, of which it may
+            // hold a part.
+            if dump.entries.first().is_some_and(|entry| entry.record_id > 0) {
+                calls.start = calls.start.max(own.keys().next().map_or(last, |first| first + 1));
+            }
+            calls.by_rank.insert(rank, own);
+        }
+        calls
+    }
+
+    /// Returns the members with a dump in which they have not called a collective.
+    fn behind(&self, number: u64, calls: &Calls<'a>) -> Vec<Behind> {
+        let ranks: Vec<_> = calls.reached.iter().filter(|(_, reached)| **reached < number).collect();
+        if ranks.is_empty() {
+            return Vec::new();
+        }
+        let entries = calls.at(number).into_iter().flat_map(|(_, entries)| entries.iter());
+        let called = entries.filter_map(|entry| entry.created_ns).min();
+        let behind = ranks.into_iter().map(|(&rank, _)| {
+            let times = self.dumps.get(&rank).and_then(|dump| dump.written_ns).zip(called);
+            let dump_after_ns = times.map(|(written, called)| i128::from(written) - i128::from(called));
+            Behind { rank, dump_after_ns }
+        });
+        behind.collect()
+    }
+
+    fn last(&self, &Behind { rank, dump_after_ns }: &Behind) -> Last {
         let last = self.dumps.get(&rank).and_then(|dump| self.entries(dump).next_back());
         Last {
             rank,
             collective: last.filter(|entry| !entry.is_p2p).map(|entry| entry.collective_seq_id),
             call: last.map(|entry| format!("{}{}", describe(&[entry]), entry.place())),
+            dump_after_ns: dump_after_ns.and_then(|after| u64::try_from(after).ok()),
         }
     }
 

@@ -64,6 +64,9 @@ pub(super) struct Entry {
     pub(super) output_sizes: Vec<Vec<u64>>,
     pub(super) output_dtypes: Vec<String>,
     pub(super) state: String,
+    /// The time of the call, in ns since 1970.
+    #[serde(default, rename = "time_created_ns")]
+    pub(super) created_ns: Option<u64>,
     /// PyTorch's mark for done, if its backend does not record the time.
     #[serde(default)]
     pub(super) retired: bool,

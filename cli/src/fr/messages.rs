@@ -55,7 +55,8 @@ pub(super) fn messages(group: &Group<'_>) -> Vec<Message> {
         let both = first(SENT).max(first(RECEIVED)).unwrap_or_default();
         let start = if forgetful(from) || forgetful(to) { both } else { 0 };
         pair.halves.range(start..).find_map(|(number, halves)| {
-            let problem = problem(*from, *to, *halves)?;
+            let mut problem = problem(*from, *to, *halves)?;
+            problem.push_str(&reservation(&dumps, *from, *to, *halves));
             Some(Message { from: *from, to: *to, number: *number, problem })
         })
     };
@@ -97,5 +98,26 @@ fn problem(from: usize, to: usize, halves: [Option<&Entry>; 2]) -> Option<String
             let (out, into) = (sent.input_dtypes.join(", "), received.output_dtypes.join(", "));
             (out != into).then(|| format!("{out} sent, {into} received{}", received.place()))
         }
+    }
+}
+
+/// Returns a note if one half is missing, and the dump of that end is older than the other half.
+fn reservation(
+    dumps: &BTreeMap<usize, &Dump>,
+    from: usize,
+    to: usize,
+    halves: [Option<&Entry>; 2],
+) -> String {
+    let (known, silent, act) = match halves {
+        [Some(sent), None] => (sent, to, "received"),
+        [None, Some(received)] => (received, from, "sent"),
+        _ => return String::new(),
+    };
+    let times = dumps[&silent].written_ns.zip(known.created_ns);
+    match times {
+        Some((written, created)) if written < created => {
+            format!("; the dump of rank {silent} was written before, so it may have {act} later")
+        }
+        _ => String::new(),
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use process_group::agreement::Ranks;
 
-use super::analyze::{GroupReport, Report};
+use super::analyze::{GroupReport, Missing, NotJudged, Report};
 use crate::plain::Plain;
 
 impl fmt::Display for Report {
@@ -78,28 +78,7 @@ impl GroupReport {
         }
         if let Some(missing) = &self.missing {
             quiet = false;
-            let ranks: Vec<_> = missing.ranks.iter().map(|last| last.rank).collect();
-            let (ranks, number) = (Ranks(&ranks), missing.collective);
-            let operation = Plain(&missing.operation);
-            if lost.is_empty() {
-                writeln!(f, "  missing: {ranks} in collective {number} ({operation})")?;
-            } else {
-                let lost = Ranks(&lost);
-                writeln!(f, "  missing: {lost} without a dump, the likely cause")?;
-                writeln!(
-                    f,
-                    "  also missing: {ranks} in collective {number} ({operation}), perhaps because of {lost}"
-                )?;
-            }
-            for last in &missing.ranks {
-                let call = last.call.as_deref();
-                let call = call.unwrap_or("nothing in this group, or its dump was written before");
-                write!(f, "    rank {} called last: ", last.rank)?;
-                if let Some(number) = last.collective {
-                    write!(f, "collective {number}, ")?;
-                }
-                writeln!(f, "{}", Plain(call))?;
-            }
+            missing.write(&lost, f)?;
         }
         if let Some(open) = &self.unfinished {
             quiet = false;
@@ -120,8 +99,13 @@ impl GroupReport {
             let (from, to, number) = (message.from, message.to, message.number);
             writeln!(f, "  message {number} from rank {from} to {to}: {}", Plain(&message.problem))?;
         }
+        self.not_judged.iter().try_for_each(|early| early.write(f))?;
         match (quiet, &lost[..]) {
             (false, _) => Ok(()),
+            (true, []) if self.not_judged.is_some() => writeln!(f, "  nothing else found"),
+            (true, lost) if self.not_judged.is_some() => {
+                writeln!(f, "  nothing else found, but {} left no dump", Ranks(lost))
+            }
             (true, []) => writeln!(f, "  nothing found: all members made the same calls, and all are done"),
             (true, lost) => {
                 writeln!(
@@ -131,5 +115,56 @@ impl GroupReport {
                 )
             }
         }
+    }
+}
+
+impl Missing {
+    /// Writes the ranks and their last calls. `lost` are the members without a dump.
+    fn write(&self, lost: &[usize], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks: Vec<_> = self.ranks.iter().map(|last| last.rank).collect();
+        let (ranks, number, operation) = (Ranks(&ranks), self.collective, Plain(&self.operation));
+        if lost.is_empty() {
+            writeln!(f, "  missing: {ranks} in collective {number} ({operation})")?;
+        } else {
+            let lost = Ranks(lost);
+            writeln!(f, "  missing: {lost} without a dump, the likely cause")?;
+            writeln!(
+                f,
+                "  also missing: {ranks} in collective {number} ({operation}), perhaps because of {lost}"
+            )?;
+        }
+        for last in &self.ranks {
+            let nothing = match last.dump_after_ns {
+                Some(_) => "nothing in this group",
+                None => "nothing in this group, or its dump was written before",
+            };
+            write!(f, "    rank {} called last: ", last.rank)?;
+            if let Some(number) = last.collective {
+                write!(f, "collective {number}, ")?;
+            }
+            write!(f, "{}", Plain(last.call.as_deref().unwrap_or(nothing)))?;
+            if let Some(after) = last.dump_after_ns {
+                let after = after as f64 / 1e9;
+                write!(f, "; its dump was written {after:.3} s after the first call of collective {number}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl NotJudged {
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (number, operation) = (self.collective, Plain(&self.operation));
+        let (dumps, clocks) = match self.ranks.len() {
+            1 => ("its dump was", "clock of its host"),
+            _ => ("their dumps were", "clocks of their hosts"),
+        };
+        let ranks = Ranks(&self.ranks);
+        writeln!(
+            f,
+            "  not judged: {ranks} in collective {number} ({operation}); {dumps} written before it was called, by the \
+             {clocks}"
+        )
     }
 }

@@ -284,3 +284,85 @@ fn dumps_are_listed_by_their_times() {
     assert!(report.to_string().starts_with("dumps of ranks 0, 1\n\ngroup "), "{report}");
     assert_eq!(serde_json::to_value(&report).unwrap()["dumps"][0], json!({"rank": 0, "written_ns": null}));
 }
+
+/// A dump of two or more ranks that was written at `written` ns, with calls that were made at the given times.
+fn dump_at(size: usize, written: u64, calls: &[u64]) -> Value {
+    let entries = calls.iter().enumerate().map(|(record, created)| {
+        let mut entry = entry(record, &Call { operation: "all_reduce", elements: 1, dtype: "Float" });
+        entry["time_created_ns"] = json!(created);
+        entry
+    });
+    let mut dump = dump(size, &entries.collect::<Vec<_>>());
+    dump["time_created_ns"] = json!(written);
+    dump
+}
+
+#[test]
+fn a_rank_is_not_missing_in_a_call_that_is_later_than_its_dump() {
+    // As in a group that has shrunk and goes on: ranks 0 and 1 wrote their dumps before the first call.
+    let earlier = [dump_at(3, 999, &[]), dump_at(3, 500, &[])];
+    let report = through_files(&[&earlier[..], &[dump_at(3, 2000, &[1000])]].concat(), false);
+    let text = report.to_string();
+    let expected = "  not judged: ranks 0, 1 in collective 1 (all_reduce); their dumps were written before it was \
+                    called, by the clocks of their hosts\n  nothing else found\n";
+    assert!(text.ends_with(expected), "{text}");
+    let group = &serde_json::to_value(&report).unwrap()["groups"][0];
+    assert!(group["missing"].is_null(), "{group:#}");
+    assert_eq!(
+        group["not_judged"],
+        json!({"collective": 1, "operation": "all_reduce", "ranks": [0, 1]}),
+        "{group:#}"
+    );
+}
+
+#[test]
+fn a_rank_whose_dump_is_not_older_than_the_call_is_missing() {
+    // The first of the calls counts: the one of rank 2.
+    let calls = [dump_at(4, 999, &[]), dump_at(4, 3_001_000, &[]), dump_at(4, 9_000_000, &[1000])];
+    let report = through_files(&[&calls[..], &[dump_at(4, 9_000_000, &[2000])]].concat(), true);
+    let text = report.to_string();
+    assert!(text.contains("  missing: rank 1 in collective 1 (all_reduce)\n"), "{text}");
+    assert!(
+        text.contains(
+            "    rank 1 called last: nothing in this group; its dump was written 0.003 s after the first call of \
+             collective 1\n"
+        ),
+        "{text}"
+    );
+    assert!(text.ends_with("  not judged: rank 0 in collective 1 (all_reduce); its dump was written before it was called, by the clock of its host\n"), "{text}");
+    let group = &serde_json::to_value(&report).unwrap()["groups"][0];
+    let last = json!({"rank": 1, "collective": null, "call": null, "dump_after_ns": 3_000_000});
+    assert_eq!(group["missing"]["ranks"], json!([last]), "{group:#}");
+    assert_eq!(group["not_judged"]["ranks"], json!([0]), "{group:#}");
+}
+
+#[test]
+fn a_collective_without_an_early_dump_is_not_said_to_be_called_by_all() {
+    let mut open = dump_at(2, 2000, &[1000]);
+    open["entries"][0]["state"] = json!("scheduled");
+    let report = through_files(&[open, dump_at(2, 999, &[])], false);
+    let text = report.to_string();
+    assert!(
+        text.contains("  collective 1 (all_reduce) is not done on rank 0; has rank 1 called it?\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_message_that_is_later_than_the_dump_of_its_other_end_is_marked() {
+    let at = |written: u64, entries: &[Value]| {
+        let mut dump = dump(2, entries);
+        dump["time_created_ns"] = json!(written);
+        dump
+    };
+    let sent = |created: u64| {
+        let mut sent = message(0, "send 0->1", 4);
+        sent["time_created_ns"] = json!(created);
+        at(2000, &[sent])
+    };
+    let problem = |dumps: &[Value]| through_files(dumps, false).groups[0].messages[0].problem.clone();
+    let hedge = "; the dump of rank 1 was written before, so it may have received later";
+    let problems = [1000, 500].map(|created| problem(&[sent(created), at(999, &[])]));
+    assert!(problems[0].ends_with(hedge), "{problems:?}");
+    assert!(!problems[1].contains(';'), "{problems:?}");
+}
