@@ -97,7 +97,7 @@ member of any group answers, that is an error.";
 
 pub(crate) const REPLAY: &str = "\
 A trace in text form has one event in a line, in program order: CODE ADDRESS(hex) SIZE(bytes) STREAM. `a` allocates. `r` \
-says that the owner has freed the block, `f` that its last use on any stream has ended. The codes `S`, `D`, `M` and `U` \
+says that the owner has freed the block, `f` that its last use on any stream has ended. Every `f` needs an `r` line with the same address before it. The codes `S`, `D`, `M` and `U` \
 (calls of the recorded allocator into the driver) are skipped. A snapshot holds one trace for each device. Recorded traces to try \
 lie in the folder cli/data of the repository: gpt2_train.trace.gz, resnet_train.trace.gz and two_stream.trace.gz.
 

@@ -9,6 +9,9 @@ const ROUNDING: u64 = 512;
 /// Upper limit of a trace's streams; a larger number means that the file is damaged.
 const STREAMS: u32 = 1024;
 
+/// The expected address of a completed free, if the free was not requested before.
+pub(super) const REQUESTED: &str = "an address whose free was requested";
+
 /// A block between its allocation and the end of its last use.
 struct Live {
     block: u32,
@@ -58,7 +61,7 @@ impl Builder {
     pub(super) fn complete_free(&mut self, address: u64) -> Result<(), &'static str> {
         let live = self.live.get(&address).ok_or("an address that is allocated")?;
         if !live.free_requested {
-            return Err("an address whose free was requested");
+            return Err(REQUESTED);
         }
         self.active -= live.rounded;
         self.events.push(Event::CompleteFree { block: live.block });

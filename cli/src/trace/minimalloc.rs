@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use super::builder::Builder;
-use super::text::{charge_lines, each_line};
+use super::text::{Expected, charge_lines, each_line};
 use super::types::{Origin, Trace, TraceError};
 use crate::trace::budget::Budget;
 
@@ -35,7 +35,7 @@ struct Moment {
 pub(super) fn read(text: &[u8], origin: Origin, budget: &Budget) -> Result<Trace, TraceError> {
     let mut table = Table::default();
     charge_lines(text, BUFFER, &origin, budget)?;
-    each_line(text, &origin, SHAPE, |line| table.take(line))?;
+    each_line(text, &origin, SHAPE, |line| table.take(line).map_err(Expected::Form))?;
     let Table { mut moments, .. } = table;
     moments.sort_by_key(|moment| (moment.time, moment.begins));
     let mut builder = Builder::default();

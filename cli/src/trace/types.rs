@@ -76,6 +76,8 @@ pub(crate) enum TraceError {
     Gzip { origin: Origin, read: u64, source: std::io::Error },
     #[error("{origin}, line {line}: expected {expected}, found {found:?} ({shape})")]
     Line { origin: Origin, line: u64, expected: &'static str, found: String, shape: &'static str },
+    #[error("{origin}, line {line}: expected {expected}, found {found:?}")]
+    Event { origin: Origin, line: u64, expected: &'static str, found: String },
     #[error("{origin}, a snapshot as {format}, at {place}: {problem}")]
     Snapshot { origin: Origin, format: Format, place: String, problem: String },
     #[error(
