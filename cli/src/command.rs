@@ -104,4 +104,19 @@ mod tests {
         super::Arguments::command().debug_assert();
         suggestions::rename_hidden(super::Arguments::command()).debug_assert();
     }
+
+    #[test]
+    fn the_number_of_ranks_is_named_as_it_is_typed() {
+        let parse = |arguments: &[&str]| {
+            let arguments = ["lockstep", "launch"].iter().chain(arguments).chain(&["true"]);
+            super::Arguments::command().try_get_matches_from(arguments).map_err(|error| error.to_string())
+        };
+        let error = parse(&["-n", "0"]).unwrap_err();
+        assert!(error.contains("invalid value '0' for '-n <N>': "), "{error}");
+        for both in [&["-n", "2"][..], &["-n2"], &["--n", "2"], &["--n=2"]] {
+            let found = parse(both).unwrap();
+            let (_, found) = found.subcommand().unwrap();
+            assert_eq!(found.get_one::<usize>("n"), Some(&2), "{both:?}");
+        }
+    }
 }

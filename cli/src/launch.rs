@@ -36,7 +36,8 @@ use crate::values;
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Number of ranks, from 1 to 4096
-    #[arg(short, long, default_value_t = 1, value_parser = values::whole::<usize>("a number of ranks", 1..=4096), allow_negative_numbers = true)]
+    #[arg(short, alias = "n", value_name = "N", default_value_t = 1, value_parser = values::whole::<usize>("a number of ranks", 1..=4096), allow_negative_numbers = true)]
+    // An alias, because errors name a `long` where the user typed `-n`.
     n: usize,
     /// Port of the store on the loopback interface, up to 65535; 0 selects a free port
     #[arg(long, default_value_t = 0, value_parser = values::port, allow_negative_numbers = true)]
