@@ -37,6 +37,10 @@ pub(crate) fn run(command: impl FnOnce() -> Result<ExitCode> + UnwindSafe, json:
         Ok(Err(error)) => {
             let text = plain::lines(&explain(&error));
             eprintln!("error: {text}");
+            if error.is::<UsageError>() {
+                // As the parser of the command line ends its errors.
+                eprintln!("\nFor more information, try '--help'.");
+            }
             if json {
                 // The error may be that of standard output itself.
                 let _ = writeln!(io::stdout(), "{}", serde_json::json!({ "error": text }));

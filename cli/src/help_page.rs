@@ -12,6 +12,7 @@ const START: &str = "\
 
 The binary `lockstep` has the commands for users of the crates. Install it from a clone with `cargo install --locked --path cli`, or \
 run any of its commands in the clone as `cargo xtask COMMAND`. The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
+An argument is wrong if the command cannot take its value: it is malformed, out of range, in conflict with another, or names a file of a wrong kind. A file or folder that does not exist, and a host that does not answer, are other errors. \
 `lockstep launch` exits with the code of the rank that failed. \
 Commands that report figures print them as JSON with `--json`. Errors are on standard error. With `--json`, standard output has objects only, one in a line; if the command fails, the last is `{\"error\": TEXT}`, with the text that standard error has. Arguments that cannot be parsed are reported on standard error only. Developer tasks are in [development.md](development.md#tasks).
 

@@ -2,6 +2,7 @@
 
 pub(crate) const EXIT_CODES: &str = "\
 The exit code is 0 if the command did all that it should, 2 if its arguments are wrong, and 1 after any other error. \
+An argument is wrong if the command cannot take its value: it is malformed, out of range, in conflict with another, or names a file of a wrong kind. A file or folder that does not exist, and a host that does not answer, are other errors. \
 `lockstep launch` exits with the code of the rank that failed. With --json, a command that fails prints the object \
 {\"error\": TEXT} as its last line.";
 

@@ -53,6 +53,26 @@ fn wrong_arguments_are_an_error_that_says_what_is_expected() {
     }
 }
 
+/// Also for errors that the parser of the command line cannot see, which a command finds.
+#[test]
+fn an_error_of_the_arguments_ends_with_the_way_to_the_help() {
+    for arguments in [
+        &["demo", "--backend", "sim", "--ranks", "4", "--absent", "9"][..],
+        &["demo", "--absent", "64"],
+        &["kill-test", "--demo", "--backend", "sim", "--ranks", "3"],
+        &["kill-test", "--ranks", "1"],
+        &["kill-test", "--json", "--demo", "--backend", "sim", "--ranks", "3"],
+        &["fr", "live", "nowhere"],
+    ] {
+        let (output, error) = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.ends_with("\n\nFor more information, try '--help'.\n"), "{arguments:?}: {error}");
+    }
+    let (output, error) = run(&["fr", "analyze", "/nonexistent/folder"]);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(!error.contains("--help"), "{error}");
+}
+
 #[test]
 fn hidden_commands_and_options_are_not_suggested() {
     for (arguments, hidden, suggested) in [
@@ -138,7 +158,9 @@ fn an_error_is_the_last_object_of_json() {
         assert_eq!(lines.len(), objects, "{arguments:?}: {printed}{said}");
         let error =
             lines[objects - 1]["error"].as_str().unwrap_or_else(|| panic!("{arguments:?}: {printed}"));
-        assert!(said.ends_with(&format!("error: {error}\n")), "{arguments:?}: {error} {said}");
+        let help =
+            if output.status.code() == Some(2) { "\nFor more information, try '--help'.\n" } else { "" };
+        assert!(said.ends_with(&format!("error: {error}\n{help}")), "{arguments:?}: {error} {said}");
     }
     let (output, said) = run(&["fr", "analyze", "/nonexistent/folder"]);
     assert!(output.stdout.is_empty() && said.starts_with("error: "), "{said}");

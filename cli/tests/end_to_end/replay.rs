@@ -69,7 +69,9 @@ fn a_trace_may_come_from_a_pipe() {
         let output = piped(&["viz", input]);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{input}: {error}");
-        assert_eq!(error, "error: no page can be written next to /dev/stdin; give -o PAGE.html\n");
+        let expected = "error: no page can be written next to /dev/stdin; give -o PAGE.html\n\n\
+                        For more information, try '--help'.\n";
+        assert_eq!(error, expected);
 
         let output = piped(&["viz", input, "-o", page.to_str().unwrap()]);
         assert!(output.status.success(), "{input}: {}", String::from_utf8_lossy(&output.stderr));
@@ -122,7 +124,8 @@ fn an_input_is_not_overwritten() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert!(error.starts_with(&format!("error: {option} ")), "{arguments:?}: {error}");
-        assert!(error.ends_with(" is the input; give another file\n"), "{arguments:?}: {error}");
+        let end = " is the input; give another file\n\nFor more information, try '--help'.\n";
+        assert!(error.ends_with(end), "{arguments:?}: {error}");
         assert_eq!(fs::read(small).unwrap(), content, "{arguments:?}");
     }
 }
