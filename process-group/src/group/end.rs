@@ -95,9 +95,9 @@ impl GroupHealth {
         }
     }
 
-    /// Checks this group, which was just made and detached from its parent. Fails if a member left the parent group while
-    /// this rank made the group. The other members may have made the group earlier without an error, so this rank notifies
-    /// them that it has failed.
+    /// Checks this group, which was just made and detached from its parent. Fails if a member left the parent group
+    /// while this rank made the group. The other members may have made the group earlier without an error, so this rank
+    /// notifies them that it has failed.
     pub(super) fn check_made(&self) -> Result<()> {
         let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
             return Ok(());
@@ -125,8 +125,9 @@ impl GroupHealth {
         });
     }
 
-    /// Publishes that this rank destroys the group. A member that has made more [steps](WorkMonitor::steps) then ends
-    /// the group on all members, because this rank will not join. Does not block.
+    /// Publishes that this rank destroys the group. A member that has made more
+    /// [steps](super::work_monitor::WorkMonitor::steps) then ends the group on all members, because this rank will not
+    /// join. Does not block.
     pub(super) fn announce_destruction(&self) {
         self.is_being_destroyed.store(true, Ordering::Release);
         if let Some(monitor) = self.monitor().filter(|_| self.ranks.len() > 1) {
@@ -135,8 +136,8 @@ impl GroupHealth {
     }
 
     /// Called by the watchdog after another member has left. Aborts the group's communicators once this rank has made
-    /// more [steps](WorkMonitor::steps) than that member, or after one heartbeat. Until then, work of both members may
-    /// complete, and is valid.
+    /// more [steps](super::work_monitor::WorkMonitor::steps) than that member, or after one heartbeat. Until then, work
+    /// of both members may complete, and is valid.
     pub(super) fn settle(&self, now: Instant) {
         if !self.was_left() {
             return;
@@ -160,8 +161,8 @@ impl GroupHealth {
         }
     }
 
-    /// Returns true if this rank has made more [steps](WorkMonitor::steps) than a member that has left. The additional
-    /// steps will not complete.
+    /// Returns true if this rank has made more [steps](super::work_monitor::WorkMonitor::steps) than a member that has
+    /// left. The additional steps will not complete.
     pub(super) fn waits_in_vain(&self) -> bool {
         let Some(End::Trouble(Trouble::Left { steps, .. })) = self.end.get() else { return false };
         self.monitor().is_some_and(|monitor| monitor.steps() > *steps)

@@ -204,7 +204,7 @@ impl ProcessGroup {
 
     /// Returns the group's communicator. Work that is enqueued on it directly is not counted in
     /// [`sequence`](Self::sequence). The communicator of a [lazy](super::Builder::lazy) group refuses every call
-    /// with [`CommError::Unmade`](crate::comm::CommError::Unmade) until the group is
+    /// with [`CommError::Unmade`] until the group is
     /// [connected](Self::connect).
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
