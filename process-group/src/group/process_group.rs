@@ -426,6 +426,10 @@ impl ProcessGroup {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
         let (site, _range) = (Location::caller(), profile::range("destroy", &self.name, 0));
         self.counter.health.check()?;
+        // NCCL waits for its own work, so only work on a path needs this wait. Revoked work needs none.
+        if self.messages.are_on_path() && self.counter.health.check_work().is_ok() {
+            self.quiesce(deadline)?;
+        }
         let compared = |group: &Self| group.compare_with_members("destroy", site, deadline);
         if self.communicator.is_adopted() {
             self.agrees("destroy")?;
@@ -446,10 +450,6 @@ impl ProcessGroup {
         // that is not done. After an error, these variables are dropped in reverse order, `host` last.
         let Self { host, membership, outstanding, communicator, messages, rank, counter, .. } = self;
         counter.health.check()?;
-        // NCCL waits for its own work, so only work on a path needs this wait. Revoked work needs none.
-        if messages.are_on_path() && counter.health.check_work().is_ok() {
-            outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))?;
-        }
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();

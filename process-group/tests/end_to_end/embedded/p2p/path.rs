@@ -18,7 +18,7 @@ use process_group::{
         Buffer, GroupError, P2pPolicy, PathError, PeerChannel, Request,
         path::{Declined, Message, Operation, Way},
     },
-    store::Deadline,
+    store::{Deadline, Store},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -164,7 +164,11 @@ rusty_fork_test! {
                 let (memory, stream) = (rank.memory(&[7.0]), rank.stream());
                 let message = Buffer::new(memory.ptr(), 1, F32);
                 if part.rank() == 1 {
+                    // A failure before the other member has the group would be an error of its split.
+                    rank.store.wait(&["installed"], far()).unwrap();
                     unsafe { part.raw().send(message, 0, &stream) }.unwrap_err();
+                } else {
+                    rank.store.set("installed", b"").unwrap();
                 }
                 let error = loop {
                     match part.check() {
