@@ -56,7 +56,7 @@ pub enum Action {
     /// A page leaves its address, because it moves or is about to be released. It is not held, and can no longer be
     /// held. Work that was enqueued before may still use the address.
     SegmentUnmap(Segment),
-    /// A segment without blocks was moved to another stream, which is the stream of the entry.
+    /// A segment whose blocks are all free was moved to another stream, which is the stream of the entry.
     SegmentMoved {
         /// The segment.
         segment: Segment,

@@ -67,8 +67,9 @@ pub enum AllocError {
     /// The per-thread default stream, which is another stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The block is memory of another source than that of the [`DeviceAllocator`](crate::driver::DeviceAllocator). Its
-    /// pool has a source of its own. Such memory is not known to exist on the device, so it is no typed slice.
+    /// The block's memory comes from another source than that of the
+    /// [`DeviceAllocator`](crate::driver::DeviceAllocator), because the block's pool has a source of its own. Such
+    /// memory may not be device memory, so no typed slice is made of it.
     #[error(
         "the block at {address:#x} is of pool {}, which has a source of its own, but typed slices are memory of the \
          allocator's source: drop the thread's route to that pool, or do not let it lend; the pool gives untyped blocks",
@@ -166,8 +167,8 @@ pub struct OutOfMemory {
     pub pool_allocated: u64,
     /// The allocator's limit, if one is set.
     pub limit: Option<u64>,
-    /// The limit of the pool's source, if the smallest segment would exceed it. Then `info` shows no more than the
-    /// limit either.
+    /// The limit of the pool's source, if the smallest segment would exceed it. If the limit is that of a
+    /// [`LimitingSource`](crate::sources::LimitingSource), the values in `info` do not exceed it either.
     pub source_limit: Option<SourceLimit>,
 }
 
@@ -284,7 +285,8 @@ pub enum Fault {
         /// The names of its holders.
         holders: Vec<Arc<str>>,
     },
-    /// A source failed to release a segment or page.
+    /// A source failed to release a segment or page. The allocator does not try again, and no longer counts the memory
+    /// as reserved.
     ReleaseFailed {
         /// The segment.
         segment: Segment,

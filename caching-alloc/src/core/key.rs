@@ -1,6 +1,6 @@
-//! The keys of stream caches. The state of a cache is in a slot, which another cache uses after the first one is
-//! dropped. A thread remembers the slot of a cache together with the key, and so detects that another cache uses the
-//! slot now.
+//! The keys of stream caches. The state of a cache is in a slot. After that cache is dropped, another cache may use
+//! the slot. A thread that remembers a cache's slot also remembers the cache's key, so it can detect that another
+//! cache uses the slot now.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

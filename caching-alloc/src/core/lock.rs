@@ -7,8 +7,8 @@ use crate::sync::{Mutex, MutexGuard, SpinGuard, SpinLock};
 
 /// The rank of a lock. Locks are taken in the order of the variants.
 ///
-/// A *hit* is a request that is served from free memory of its stream's cache. While a tracker is called, no lock is held
-/// but `Attachments` and `Delivery`.
+/// A *hit* is a request that is served from free memory of its stream's cache. A thread that calls a tracker may hold
+/// locks of the ranks `Attachments` and `Delivery`, but of no other rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
     /// Held while a tracker is attached or detached.

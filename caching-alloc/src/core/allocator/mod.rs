@@ -144,8 +144,8 @@ impl Allocator {
         self.default.allocate_as(bytes, stream, info)
     }
 
-    /// Returns the pool to which a call of [`allocate`](Self::allocate) with these arguments, now and on this thread,
-    /// would pass its request.
+    /// Returns the pool that [`allocate`](Self::allocate) would use for a request with these arguments, made now and on
+    /// this thread.
     #[cold]
     #[must_use]
     pub fn pool_for(&self, bytes: u64, stream: StreamId) -> Pool {
@@ -200,7 +200,7 @@ impl Allocator {
         self.engine.registry.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
 
-    /// Sets every peak of the statistics to the current value.
+    /// Sets each [`Gauge::peak`] in the statistics to the gauge's current value.
     pub fn reset_peaks(&self) {
         let mut totals = self.engine.registry.totals();
         totals.reserved.reset_peak();
@@ -217,7 +217,9 @@ impl Allocator {
     }
 
     /// Returns the usage of the blocks in each stream's memory, summed over all pools. A block that another stream
-    /// has borrowed counts for the stream whose memory it is in.
+    /// has borrowed counts for the stream whose memory it is in. Peaks are summed too, so a peak is an upper bound.
+    /// Counts of dropped pools are not included, nor those from before the allocator dropped its state of a stream in
+    /// a pool (see [`Entry`](super::Entry)).
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -262,8 +264,9 @@ impl Allocator {
     /// handed out or still used by other streams.
     ///
     /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of
-    /// frozen pools, memory that graphs use, memory of streams that are being captured, or segments that are held
-    /// ([`Hold`](super::Hold)).
+    /// frozen pools, memory that graphs use, memory of streams that are being captured, or memory that is held
+    /// ([`Hold`](super::Hold)). An idle segment that is held serves no more requests. It is released later; see
+    /// [`reap`](Self::reap).
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -271,8 +274,8 @@ impl Allocator {
         self.trim_to(0)
     }
 
-    /// Releases idle segments until all segments together have at most `bytes`. Returns the number of bytes released.
-    /// Blocks like [`empty_cache`](Self::empty_cache).
+    /// Releases idle segments until all segments together have at most `bytes`, or no other segment can be released.
+    /// Returns the number of bytes released. Blocks like [`empty_cache`](Self::empty_cache).
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -326,15 +329,17 @@ impl Allocator {
         Ok(structure.own_released())
     }
 
-    /// Returns the newest faults, oldest first. A fault is a failure that could not be returned to a caller.
+    /// Returns the newest faults (at most 1024), oldest first. A fault is a failure that could not be returned to a
+    /// caller.
     #[must_use]
     pub fn faults(&self) -> Vec<Fault> {
         self.engine.registry.faults()
     }
 
     /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
-    /// contains it. Finds the segment in logarithmic time. In a pool that is not re-mappable, this method then walks
-    /// over the blocks of that segment, with the stream's cache locked.
+    /// contains it. Also returns `None` while another thread adds, moves or removes that segment. Finds the segment
+    /// in logarithmic time. In a pool that is not re-mappable, this method then walks over the blocks of that segment,
+    /// with the stream's cache locked.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)

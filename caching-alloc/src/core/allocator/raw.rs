@@ -9,7 +9,7 @@ use crate::core::registry::locked;
 use crate::core::snapshot::{AddressInfo, Usage};
 use crate::core::stream::StreamId;
 
-/// The reason why no raw block begins at an address.
+/// The reason why no raw block, that is, no block of [`Allocator::allocate_raw`], begins at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
@@ -19,7 +19,8 @@ pub enum RawError {
         /// The address.
         address: u64,
     },
-    /// No block at the address is handed out. If one was freed there, other streams may still use it.
+    /// The address is in memory of this allocator, but in no block that is handed out. The memory is free, or belongs
+    /// to a freed block that other streams may still use.
     #[error("the memory at {address:#x} is free: it was given back before; one of its users must not")]
     Free {
         /// The address.
@@ -33,7 +34,8 @@ pub enum RawError {
         /// The block's first byte.
         begin: u64,
     },
-    /// The address is in a block that a [`Block`] handle owns.
+    /// The address is in a block that is handed out, but that is not raw: a [`Block`] handle owns it. A raw block that
+    /// was released during a call of [`Allocator::with_raw`] is also reported so, until that call returns.
     #[error("the block at {address:#x} was not allocated raw: it is given back when its owner drops it")]
     Owned {
         /// The address.
@@ -42,9 +44,11 @@ pub enum RawError {
 }
 
 impl Allocator {
-    /// Like [`allocate`](Self::allocate), but returns the address of a raw block. The allocator owns the block until
-    /// [`release_raw`](Self::release_raw). The block is also freed when the last handle of the allocator and its pools,
-    /// and the last [`Attachment`](super::Attachment), are dropped.
+    /// Allocates a *raw* block: one that the program identifies by its address, without a [`Block`] handle. Otherwise
+    /// like [`allocate`](Self::allocate). Returns the address of the first byte. The allocator owns the block until
+    /// [`release_raw`](Self::release_raw) frees it. Without that call, the block is freed when the last handle of the
+    /// allocator and its pools, the last [`ThreadRoute`](super::super::ThreadRoute), and the last
+    /// [`Attachment`](super::Attachment) are dropped.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).

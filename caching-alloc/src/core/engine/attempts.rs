@@ -125,7 +125,7 @@ pub(super) struct Conditions {
     pub(super) sizes: Option<SegmentSizes>,
     /// True if idle segments that are too short may be released before a segment is allocated.
     pub(super) replaces: bool,
-    /// True if blocks of the pool are only split up to some length.
+    /// True if the pool does not split blocks longer than some length, or splits none.
     pub(super) limits_splits: bool,
 }
 

@@ -10,7 +10,7 @@
 //! - `sizes`: the sizes of new segments.
 //! - `release`: releases memory to its source.
 //! - `collect`: releases the segments that have been idle for long.
-//! - `watch`: snapshots, trackers, and the trace entries about segments for
+//! - `watch`: snapshots, attaching and detaching of trackers, and the result of
 //!   [`Allocator::since`](super::Allocator::since).
 //!
 //! The structure lock guards the set of segments. It is held during every effect, except while trackers are called,

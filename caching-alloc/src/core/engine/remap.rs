@@ -21,7 +21,7 @@ const SLACK_SHARE: u64 = 64;
 /// The minimum slack, in bytes, of a pool in which moves of pages are costly (8 MiB).
 const COSTLY_SLACK: u64 = 8 << 20;
 /// Moves are costly if they have needed more than one call to the source per this many operations of the pool. The
-/// operations are blocks that were handed out, freed, or completed after their uses on other streams.
+/// operations are: to hand out a block, to free one, and to make a pending block free after its last use.
 const OPERATIONS_PER_CALL: u64 = 80;
 
 /// Divisor for the limit on the bytes in each stream's quick list, the cache of whole freed blocks. The limit is the
@@ -72,9 +72,9 @@ impl Miss<'_> {
     }
 
     /// Allocates a block from the shortest free span that is long enough: one free block, or several neighbouring ones.
-    /// The blocks may be free memory of this stream, shared memory, and, if the settings allow it, free memory of other
-    /// streams. Before it takes memory of other streams, it orders this stream after them. If that is impossible for
-    /// one of them, it skips the memory of that stream.
+    /// The blocks may be free memory of this stream, memory of [`Arena::SHARED_LIST`], which any stream may use, and,
+    /// if the settings allow it, free memory of other streams. Before memory of other streams is taken, this stream is
+    /// ordered after them. If that is impossible for one of them, its memory is skipped.
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {

@@ -7,9 +7,9 @@ use crate::core::size::{MAX_BLOCK, SEGMENT_STEP, SizeClass};
 /// needs more.
 const SCARCE: u64 = 4;
 
-/// If memory permits, a new segment is at least `reserved / growth_divisor` bytes long, where `reserved` is the length
-/// of all segments of the same pool, stream and class (see [`Settings::growth_divisor`]). For small requests, that
-/// quotient is multiplied by this factor.
+/// The intended length of a new segment is at least `reserved / growth_divisor`, where `reserved` is the length of all
+/// segments of the same pool, stream and class. For small requests, that quotient is multiplied by this factor. The
+/// length is then limited and adjusted; see [`Settings::growth_divisor`].
 const SMALL_FACTOR: u64 = 4;
 
 /// Sizes of a new segment, in bytes.

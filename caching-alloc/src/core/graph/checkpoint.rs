@@ -21,7 +21,7 @@ pub enum RestoreError {
     /// The checkpoint was made by another pool.
     #[error("a checkpoint of another pool cannot be restored in pool {}: restore it in the pool that made it", pool.0)]
     OtherPool {
-        /// The pool that should restore it.
+        /// The pool of the failed call, which did not make the checkpoint.
         pool: PoolId,
     },
     /// A block of the checkpoint cannot be handed out, because some of its memory is in use: another block there is

@@ -119,7 +119,8 @@ impl GraphPool {
         Capture { pool: self.clone(), route, keep: self.0.keep() }
     }
 
-    /// Returns a guard. Until it is dropped, a request that the stream's own free memory cannot serve fails with
+    /// Returns a guard that freezes the pool; see [`Pool::freeze`]. Until it is dropped, a request that the stream's
+    /// own free memory cannot serve fails with
     /// [`PoolWouldGrowDuringCapture`](AllocError::PoolWouldGrowDuringCapture). Use it for captures after a warm-up run.
     pub fn freeze(&self) -> Freeze {
         self.0.freeze()
@@ -132,7 +133,8 @@ impl Capture {
         self.pool.0.add_to_capture(self.route, stream);
     }
 
-    /// Ends the routing. The returned value keeps the graph's memory, so keep it as long as the graph.
+    /// Ends the routing. The returned value keeps the graph's memory, so keep it as long as the graph. Blocks like
+    /// [`GraphPool::capture`].
     pub fn end(self) -> GraphMemory {
         let segments = self.pool.0.segments();
         let name = format!("graph of pool {}", self.pool.name());

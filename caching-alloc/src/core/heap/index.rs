@@ -6,8 +6,9 @@
 //! have no influence, so equal histories of calls lead to equal places.
 //!
 //! An insertion or a search examines at most [`ORDERED`] blocks of a bin, so its time does not grow with the number
-//! of blocks. The exceptions are [`FreeIndex::longest`], and a search that finds no block in higher bins. A bin that
-//! has had more than [`ORDERED`] blocks at one time is crowded: its blocks may be out of order.
+//! of blocks. The exceptions are [`FreeIndex::longest`], and a search that finds no block in higher bins. A bin is
+//! crowded if it has had more than [`ORDERED`] blocks at one time since it was last empty. The blocks of a crowded bin
+//! may be out of order.
 
 use super::{BlockId, NONE, Record};
 use crate::core::size::{BINS, Units, bin_of};
@@ -15,8 +16,7 @@ use crate::core::size::{BINS, Units, bin_of};
 const WORDS: usize = BINS.div_ceil(64);
 const _: () = assert!(WORDS <= 64, "a word has a bit for each");
 
-/// The largest number of blocks of a bin that an insertion or a search examines. A bin that never had more blocks is in
-/// order.
+/// The largest number of blocks of a bin that an insertion or a search examines. A bin that is not crowded is in order.
 pub(super) const ORDERED: usize = 16;
 
 #[derive(Debug)]
@@ -67,8 +67,8 @@ impl FreeIndex {
         self.words &= !(u64::from(*word == 0) << (bin / 64));
     }
 
-    /// Returns true if the rest of the block `found` after a split, of length `left`, belongs in the same bin as the
-    /// undivided block. The block was returned by [`find`](Self::find).
+    /// Returns true if the block `found` and its rest belong in the same bin. [`find`](Self::find) returned the block.
+    /// The rest is the part, of `left` units, that stays free when the block is split.
     ///
     /// If the result is true, the block is the first of its bin, so the rest can take the block's place in the index.
     /// Proof: suppose that the block is not the first. Then the request belongs in the same bin, so the rest is shorter

@@ -1,10 +1,10 @@
 //! Tests of the interleavings of threads. Each test is a program of a few threads, which a checker runs in many orders.
 //!
 //! - Built with `--cfg loom`: runs [`models`], in every order with at most `LOOM_MAX_PREEMPTIONS` (3 unless set)
-//!   preemptions of a runnable thread; some models have a lower limit of their own. Steps on different locks and atomics
-//!   are independent of each other. Of several orders that differ only in the order of independent steps, loom runs one.
-//!   Loom does not see the reference counts of `Arc` (see [`sync`](crate::sync)), so it does not try different orders of
-//!   their changes.
+//!   preemptions of a runnable thread. Some models have at most 3, even if that variable is greater. Steps on
+//!   different locks and atomics are independent of each other. Of several orders that differ only in the order of
+//!   independent steps, loom runs one. Loom does not see the reference counts of `Arc` (see [`sync`](crate::sync)), so
+//!   it does not try different orders of their changes.
 //! - Built with `--cfg shuttle`: runs [`models`] and [`flows`], in `SHUTTLE_ORDERS` random orders (300 unless set).
 //!   Then runs them in as many orders of the PCT scheduler with depth 3: the thread with the highest priority runs, and
 //!   at two random steps the running thread gets the lowest priority.
@@ -46,7 +46,7 @@ fn check(program: impl Fn() + Send + Sync + 'static) {
     check_within(usize::MAX, program);
 }
 
-/// Checks a program with at most this many preemptions.
+/// Checks a program with at most this many preemptions, even if `LOOM_MAX_PREEMPTIONS` is greater.
 #[cfg(loom)]
 fn check_within(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
