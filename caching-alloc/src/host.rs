@@ -145,7 +145,8 @@ impl HostSource {
         true
     }
 
-    /// Returns the memory behind an address, as its token and the offset in it in bytes; `None` if there is none.
+    /// Returns the token of the segment or page that contains `address`, and the offset of `address` in it, in bytes;
+    /// `None` if `address` is in no live segment and no mapped page.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<(u64, u64)> {
         let state = self.state();

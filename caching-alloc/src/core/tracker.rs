@@ -1,4 +1,4 @@
-//! Trackers: observers that receive every entry, exactly once and in order.
+//! Trackers: observers that receive each trace entry that passes their filter, exactly once.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -25,8 +25,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 /// for a new segment. The second kind waits for a change of segments, for example
 /// [`Pool::freeze`](super::Pool::freeze). So a tracker must not wait for other threads that use the allocator. It may
 /// free blocks, and allocate cached blocks. Other requests inside a tracker fail with
-/// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If a tracker fails or panics, a [`Fault`] is recorded,
-/// and the operation of the allocator goes on.
+/// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If [`observe`](Self::observe) fails or panics, a
+/// [`Fault`] is recorded, and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {
     /// Returns the tracker's name, for reports.
     fn name(&self) -> &str;
@@ -111,7 +111,7 @@ impl Filter {
 /// An attached tracker.
 pub(super) struct Slot {
     pub(super) tracker: Arc<dyn Tracker>,
-    /// `None` if no entry of this device passes.
+    /// `None` if the tracker's filter passes no entry of the allocator's device.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
     /// The number of calls to the tracker that are running.
@@ -196,7 +196,7 @@ impl Slot {
         }
     }
 
-    /// Passes the snapshot of the attachment to the tracker. Does nothing if no entry of this device passes.
+    /// Calls [`Tracker::attached`] with `snapshot`. Does nothing if the filter passes no entry of the device.
     pub(super) fn greet(&self, snapshot: &Snapshot) -> Result<(), TrackError> {
         if self.filter.is_none() {
             return Ok(());

@@ -6,11 +6,11 @@ use ::cudarc::driver::DriverError;
 
 use crate::core::{AllocError, StreamId};
 
-/// Why memory could not be shared with cudarc.
+/// The error of adopting a context, of registering a stream, or of making a slice.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudarcError {
-    /// The context was made by `cuCtxCreate`.
+    /// The cudarc context is not the device's primary context. For example, it was made by `cuCtxCreate`.
     #[error(
         "the context of device {ordinal} is not the device's primary context: make it by `CudaContext::new`, since the \
          allocator's driver layer uses primary contexts only"
@@ -19,8 +19,8 @@ pub enum CudarcError {
         /// The device's ordinal.
         ordinal: usize,
     },
-    /// The driver from [`Driver::load`](cuda_driver::Driver::load) has another primary context for the device than
-    /// cudarc. That driver is another copy than cudarc's, or numbers the devices differently.
+    /// cudarc and [`Driver::load`](cuda_driver::Driver::load) have different primary contexts for the device. Either
+    /// they use two copies of the driver library, or they number the devices differently.
     #[error(
         "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
          {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",

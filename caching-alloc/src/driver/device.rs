@@ -80,8 +80,9 @@ impl DeviceAllocator {
     ///
     /// # Errors
     /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context;
-    /// [`AllocError::PerThreadStream`]; [`AllocError::ForeignMemory`] if the thread's route, or a pool that lends, leads
-    /// to memory of another [source](crate::core::PoolSettings::source).
+    /// [`AllocError::PerThreadStream`]; [`AllocError::ForeignMemory`] if the block is from a pool with a
+    /// [source](crate::core::PoolSettings::source) of its own. The thread's route can lead to such a pool, or such a
+    /// pool [lends](crate::core::PoolSettings::lends) to the default pool.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, AllocError> {
         if *stream.context() != self.context {
@@ -108,7 +109,7 @@ impl DeviceAllocator {
     }
 }
 
-/// A block of a slice.
+/// The owner of a slice's block. Dropping it frees the block.
 struct BlockMemory {
     block: ManuallyDrop<Block>,
     stream: Stream,

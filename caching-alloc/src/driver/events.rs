@@ -28,7 +28,8 @@ pub struct DriverEvents {
 #[derive(Debug, Default)]
 struct Streams {
     known: HashMap<StreamId, Stream>,
-    /// Several contexts have a stream with the same handle: the default streams.
+    /// Keyed by the handles of the context and the stream, because the default streams of all contexts have the same
+    /// handle.
     by_handle: HashMap<(usize, usize), StreamId>,
     made: u64,
 }
@@ -39,8 +40,9 @@ fn handles(context: &Context, stream: CUstream) -> (usize, usize) {
 }
 
 impl DriverEvents {
-    /// Makes events in `context`, for streams that are captured only by [`Stream::begin_capture`]. A request that the
-    /// allocator serves from cached memory does not notice captures that begin in another way.
+    /// Makes an object without streams, whose events are of `context`. The streams may be captured only by
+    /// [`Stream::begin_capture`]: a request that the allocator serves from cached memory does not notice a capture that
+    /// begins in another way.
     #[must_use]
     pub fn new(context: &Context) -> Self {
         Self::with(context, context.driver().open_captures().clone())

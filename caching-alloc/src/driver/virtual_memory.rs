@@ -40,8 +40,8 @@ impl Sharing {
     /// file descriptors, and, if available, fabric handles, which also reach processes of other hosts.
     ///
     /// # Errors
-    /// [`SourceError::OutOfMemory`] if the device has no memory left for the small allocation with which the driver's
-    /// support for fabric handles is tested.
+    /// [`SourceError::OutOfMemory`] if the device or the host has no memory left for the small allocation that tests
+    /// the driver's support for fabric handles.
     pub fn granted(context: &Context) -> Result<Self, SourceError> {
         let handle_types = HandleTypes::granted(context)
             .map_err(|error| source_error("cuMemCreate", SEGMENT_GRANULARITY, error))?;
@@ -139,7 +139,7 @@ impl VirtualMemorySource {
     /// once more; `None` if there is none.
     ///
     /// The handle keeps the memory alive even after the segment is released. The caller must ensure that nobody uses
-    /// the address after that. A page must be [held](crate::core::Hold) while it is exported.
+    /// `address` after the release. A page must be [held](crate::core::Hold) while it is exported.
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.segments

@@ -44,7 +44,7 @@ pub use self::limiting::LimitingSource;
 pub use self::logging::LoggingSource;
 pub use self::sink::{CallSink, CsvSink, SinkError};
 
-/// Returns `source` as a source of pages. Returns an error that names `call` if it is none.
+/// Returns `source` as a source of pages. If it has no pages, returns an error that names `call`.
 fn pages_of<'a>(
     source: &'a dyn SegmentSource,
     call: &'static str,

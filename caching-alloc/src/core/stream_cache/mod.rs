@@ -1,5 +1,6 @@
 //! Stream caches. A stream cache has the memory of one stream in one pool. A *hit* is a request that the cache's free
-//! memory serves. It takes only the lock on the cache's state, and in a re-mappable pool sometimes that of the arena.
+//! memory serves. A hit takes the lock on the cache's state. In a re-mappable pool, it may also take the lock on the
+//! arena, which has the blocks and pages that all streams of the pool share. A hit takes no other lock.
 //!
 //! `state` has the state and the operations on it. This file locks the state, and makes the calls that must not be made
 //! under its lock.
@@ -38,8 +39,8 @@ use super::stream::StreamEvents;
 use super::stream::StreamId;
 use super::tracker::{self, Slots};
 
-/// If at least this many entries are undelivered, an operation waits for the delivery lock. With fewer, it skips the
-/// delivery while another thread has the lock.
+/// If at least this many block entries are undelivered, [`CacheOwner::deliver`] waits for the delivery lock. With fewer
+/// entries, it delivers nothing while another thread has the lock.
 const BACKLOG: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -139,7 +140,7 @@ impl StreamCache {
         self.state.lock().reserve(request.units)
     }
 
-    /// Merges all cached blocks. It releases the lock after each limited number of blocks, so a hit on another thread
+    /// Merges all cached blocks, a limited number at a time. Releases the lock in between, so a hit on another thread
     /// does not wait long.
     pub(super) fn merge(&self) {
         while self.state.lock().merge_some() {}
@@ -158,8 +159,8 @@ impl StreamCache {
         ends
     }
 
-    /// Returns true if the cache's segments may be released: no guard keeps the pool's memory, and the stream is not
-    /// being captured.
+    /// Returns true if the cache's segments may be released: the pool is not frozen, no graph uses the pool's memory,
+    /// and the stream is not being captured.
     pub(super) fn may_release(&self) -> bool {
         !self.pool.is_kept() && !self.registry.is_captured(self.stream)
     }
@@ -231,7 +232,8 @@ impl StreamCache {
         Origin { device: self.registry.ordinal(), pool: self.pool.id, stream: self.stream }
     }
 
-    /// Returns the segment and the block that contain an address.
+    /// Returns the segment and the block that contain an address. Returns `None` if no segment of the cache does, and
+    /// always in a re-mappable pool, whose blocks are in the arena.
     pub(super) fn find(&self, address: u64) -> Option<AddressInfo> {
         let state = self.state.lock();
         let (segment, view) = state.fixed.find(address)?;
@@ -273,9 +275,10 @@ impl CacheOwner for StreamCache {
 }
 
 impl Drop for StreamCache {
-    /// Runs when no block of the cache is handed out any more. Leaves the segments and the undelivered entries to the
-    /// registry, which releases the segments after their last uses. In a re-mappable pool, leaves the stream and the
-    /// pending blocks to the pool. A retired cache has none of these.
+    /// Runs when no block of the cache is handed out any more. Leaves the segments, the pending blocks and the
+    /// undelivered entries to the registry, which releases the segments after their last uses. In a re-mappable pool,
+    /// the memory stays in the pool. The pool then records the stream and the pending blocks, to release the memory
+    /// after their uses. A retired cache leaves nothing.
     fn drop(&mut self) {
         let origin = self.origin();
         let Some(mut state) = self.state.clear() else { return };

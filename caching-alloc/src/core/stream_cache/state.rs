@@ -124,7 +124,7 @@ impl CacheState {
         Some(block)
     }
 
-    /// Moves the long block of the quick list to the heap, if there is one.
+    /// Moves the long block of the quick list to the heap, if there is one (see `quick_list`).
     #[inline]
     fn end_long(&mut self) {
         if let Some(long) = self.quick.give_long() {
@@ -139,7 +139,8 @@ impl CacheState {
         self.fixed.grow_older();
     }
 
-    /// Limits the bytes in the quick list. Even at limit 0, one block can be cached.
+    /// Limits the bytes of the short blocks in the quick list. Even at limit 0, one short block can be cached. The long
+    /// block does not count.
     pub(in crate::core) fn limit_quick_list(&mut self, bytes: u64) {
         self.quick.limit_to(bytes);
     }
@@ -152,9 +153,10 @@ impl CacheState {
         Some(block)
     }
 
-    /// Takes a block out of the stream's free memory in the other tier of the arena, without handing it out. The other
-    /// tier is that of long blocks if this block is short, and the reverse. Returns `None` if no free block fits, or if
-    /// this is not a re-mappable pool.
+    /// Takes a block out of the stream's free memory in the other tier of the arena, without handing it out. The arena
+    /// has one tier for short blocks and one for long blocks. For a short block, the other tier is that of long blocks.
+    /// For a long block, it is that of short blocks. Returns `None` if no free block fits, or if this is not a
+    /// re-mappable pool.
     pub(in crate::core) fn reserve_elsewhere(&mut self, units: Units) -> Option<BlockId> {
         let (arena, stream) = self.shared.as_ref()?;
         let (block, address, units) = arena.lock().allocate_elsewhere(units, *stream)?;
@@ -309,7 +311,8 @@ impl CacheState {
         }
     }
 
-    /// Calls `ask` with the first segment that contains a block. All segments of a pool are of one source.
+    /// Calls `ask` with the first segment that contains a block, and returns its result. All segments of a pool are of
+    /// one source, so the first one is enough to find the source. Returns `None` if no segment contains the block.
     pub(in crate::core) fn first_segment<R>(
         &self,
         id: BlockId,
@@ -321,7 +324,7 @@ impl CacheState {
         }
     }
 
-    /// Returns the record of a block that is not in the heap.
+    /// Returns the metadata of a block that is handed out, cached or pending.
     pub(in crate::core) fn meta_of(&self, id: BlockId) -> &BlockMeta {
         &self.blocks[id]
     }

@@ -18,7 +18,8 @@ pub const RESERVED: &str = "reserved";
 /// its segments are expensive.
 const LIST: List = 0;
 
-/// Places the blocks of a symmetric pool in segments of one source.
+/// Places the blocks of a symmetric pool in segments of one source. Dropping the arena does not release its segments:
+/// call [`release`](Self::release).
 #[derive(Debug)]
 pub struct SymmetricArena {
     heap: Heap,
@@ -333,7 +334,7 @@ impl SymmetricArena {
             .then(|| segment.memory.address + placement.offset)
     }
 
-    /// Returns the places of all blocks, in order, with their requested sizes in bytes.
+    /// Returns the places of all blocks, ordered by segment and offset, with their requested sizes in bytes.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
         self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
             |(id, block)| {

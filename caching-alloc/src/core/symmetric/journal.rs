@@ -8,7 +8,7 @@ use super::{Geometry, Placement};
 use crate::core::size::UNIT;
 use crate::core::source::SegmentMemory;
 
-/// Operations that a log keeps in full.
+/// The number of operations that a log keeps in full.
 const LOG_OPERATIONS: usize = 1 << 12;
 
 /// A segment of a symmetric pool.
@@ -37,7 +37,8 @@ pub(in crate::core) struct Journal {
     in_use: u64,
     /// True if the last operation is a refused request.
     ends_refused: bool,
-    /// The lengths of the log just after the last two refusals that were not granted; 0 if there is none.
+    /// The lengths of the log just after the last two refused requests that were not granted later, older one first. 0
+    /// if there is no such request. After a grant, both are the older one.
     refusals: [u64; 2],
 }
 
@@ -66,8 +67,8 @@ impl Journal {
         (ordinal, self.geometry.segment_bytes(self.reserved, self.in_use, bytes))
     }
 
-    /// Logs an operation, and updates the bytes in use. If the last operation is a refused request for
-    /// the same bytes, another refusal is not logged, and an allocation replaces it.
+    /// Logs an operation, and updates the bytes in use. If the operation logged last is a refused request for the same
+    /// size, a further refusal is not logged, and an allocation replaces the refused request.
     #[inline(always)]
     pub(in crate::core) fn record(
         &mut self,

@@ -278,7 +278,7 @@ impl Log {
         }
     }
 
-    /// Adds a tag to the last operation.
+    /// Sets the tag of the last operation. The log must not be empty.
     pub(crate) fn tag(&mut self, tag: Cow<'static, str>) {
         let seq = self.state.length - 1;
         match self.tags.back_mut() {

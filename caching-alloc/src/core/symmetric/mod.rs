@@ -1,5 +1,8 @@
 //! Placement that is the same on every rank.
 //!
+//! A *symmetric pool* is memory whose blocks have the same places on every rank. On each rank, the pool has a
+//! [`SymmetricArena`], which places the blocks.
+//!
 //! Ranks that make the same requests to an arena in the same order get the same places, as segment ordinal and offset,
 //! even if their addresses differ. Placement depends on the requests alone, and not on addresses, times or events. The
 //! arena keeps a log of its requests with a rolling hash. Every segment has the hash at its creation, so two segments
@@ -58,30 +61,34 @@ pub struct Placement {
 /// hash of the log includes them, so a difference is detected.
 ///
 /// Registering segments as windows has a cost for each segment, but not for each byte. So segments are few and large,
-/// while the idle memory is limited. The first segment has [`first_segment`](Self::first_segment) bytes, or consists of
-/// a whole number of requests if these are large. A further segment is as large as the limit on idle memory, in all
-/// segments together, permits. The limit is the smaller of
-/// - the memory in use, so that at most twice the memory in use is reserved, or 8 times
-///   [`first_segment`](Self::first_segment) if that is more;
+/// while the idle memory is limited. Idle memory is the memory in segments that is not in blocks.
+///
+/// The first segment has [`first_segment`](Self::first_segment) bytes. If its request is larger than an eighth of that,
+/// the segment has the length of a whole number of such requests instead: as many as fit, and at least one.
+///
+/// A further segment is as large as a limit on the idle memory of all segments together permits, and has room for at
+/// least its request. The memory in use includes this request. The limit is the smaller of these two:
+/// - the memory in use, or 8 times [`first_segment`](Self::first_segment) if that is more;
 /// - two thirds of [`largest_segment`](Self::largest_segment), or a third of the memory in use if that is more.
 ///
-/// If a request is at least as large as all memory that was in use before it, the new segment has the length of one or
-/// two such requests. The rest of a longer segment would be too small for the next such request.
+/// There is one exception: the request is at least as large as all memory that was in use before it, and the limit
+/// permits fewer than three such requests. The segment then has the length of one or two of them. The rest of a longer
+/// segment would be too small for the next such request.
 ///
 /// # Guarantees
-/// For every sequence of requests that frees nothing, with the default geometry, to within 8 MiB and the rounding of
-/// segments to 2 MiB: After the first segment, at most twice the memory in use is reserved, or the memory in use plus
-/// 512 MiB if that is more. From 8 GiB in use on, at most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
+/// These hold with the default geometry, for every sequence of requests that frees nothing. They hold to within 8 MiB
+/// and the rounding of segments to 2 MiB.
+/// - After the first segment, at most twice the memory in use is reserved, or the memory in use plus 512 MiB if that is
+///   more.
+/// - From 8 GiB in use on, at most 4/3 of the memory in use is reserved (10.7 GiB at 8 GiB).
 ///
 /// Blocks with 8 GiB in total take at most 8 segments if no request is larger than 64 MiB. The same holds for all but
-/// about one of 10,000 random mixtures of requests up to 1 GiB. A rule that does not know future requests cannot
-/// guarantee 8 segments for every sequence. Assume that each request is a little larger than the largest hole, which
-/// has `h` bytes. Then each segment serves one request. With `u` bytes in use and `r` bytes reserved, `2u - r` more
-/// bytes may be reserved. A segment for just the request increases this number by `h`, and leaves the holes unchanged.
-/// A longer segment decreases the number by the length by which its new hole exceeds `h`. So after `k` segments for
-/// just the request, the next one can have a hole of `(k + 1) * h` bytes. Holes grow fastest with `k = 2`: they triple
-/// in three segments. With this rule, such a sequence takes up to 45 segments for 8 GiB, depending on its first
-/// request.
+/// about one of 10,000 random mixtures of requests up to 1 GiB.
+///
+/// With these limits on idle memory, a rule that does not know future requests cannot guarantee 8 segments for every
+/// sequence. In the worst case, each request is a little larger than the largest hole, so each segment serves one
+/// request. The largest hole can then at most triple in three segments. With this rule, such a sequence takes up to 45
+/// segments for 8 GiB, depending on its first request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Geometry {
