@@ -129,7 +129,9 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Blocks until all work enqueued on all streams of the context has completed.
+    /// Blocks until all work enqueued on all streams of the context has completed. The driver refuses this call while a
+    /// stream of the context captures, and during the same captures as [`Event::query`](crate::Event::query), and
+    /// invalidates them.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuCtxSynchronize`, also for an error of earlier asynchronous work.
@@ -221,8 +223,8 @@ impl Context {
     /// `CU_LIMIT_PRINTF_FIFO_SIZE`, `CU_LIMIT_MALLOC_HEAP_SIZE`.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetLimit`: `CUDA_ERROR_UNSUPPORTED_LIMIT` for one that the
-    /// device does not have, `CUDA_ERROR_INVALID_VALUE` for one that the driver does not know.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuCtxGetLimit`: `CUDA_ERROR_UNSUPPORTED_LIMIT` for a limit
+    /// that the device does not have, `CUDA_ERROR_INVALID_VALUE` for a limit that the driver does not know.
     #[doc(alias = "cuCtxGetLimit")]
     pub fn limit(&self, limit: CUlimit) -> Result<usize> {
         let _current = self.enter()?;

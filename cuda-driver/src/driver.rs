@@ -47,7 +47,7 @@ impl Driver {
     ///
     /// # Errors
     /// [`Error::Load`] if no driver can be loaded, for example because the environment variable
-    /// `CUDA_DRIVER_SYS_LIBRARY` names a file that is not one. Otherwise as [`Driver::new`].
+    /// `CUDA_DRIVER_SYS_LIBRARY` names a file that is not a driver's library. Otherwise as [`Driver::new`].
     pub fn load() -> Result<Self> {
         Self::new(Api::load()?)
     }
@@ -100,10 +100,10 @@ impl Driver {
         self.api.version()
     }
 
-    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. If the
-    /// same library is loaded several times, all `Driver` values share one counter. Reading the counter is cheaper than
-    /// querying the capture state of each stream. It does not count captures that were begun by raw calls to the
-    /// driver, or by another library.
+    /// Returns the counter of open captures that [`Stream::begin_capture`](crate::Stream::begin_capture) began. The
+    /// caller may only read the counter. If the same library is loaded several times, all `Driver` values share one
+    /// counter. Reading the counter is cheaper than querying the capture state of each stream. The counter does not
+    /// include captures that were begun by raw calls to the driver, or by another library.
     #[must_use]
     pub fn open_captures(&self) -> &Arc<AtomicUsize> {
         &self.captures

@@ -158,7 +158,8 @@ pub enum Error {
     /// capture that the stream was in. It is then unknown whether the work of the call is part of a graph. If the work
     /// may have been enqueued, the memory that it uses is never freed.
     ///
-    /// Calls that enqueue work on slices, allocate a slice, or make a stream wait for another stream return this error.
+    /// Calls that enqueue work on slices, allocate a slice, or make a stream wait for another stream can return this
+    /// error.
     #[error(
         "a capture of the stream began or ended on another thread while {what} was enqueued: memory that the work may \
          use is never freed (do not begin captures of a stream that other threads use)"

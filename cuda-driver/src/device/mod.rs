@@ -64,8 +64,7 @@ impl Device {
     /// Returns the UUID, which identifies the device in every process and on every host.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuDeviceGetUuid_v2`; [`Error::Missing`]
-    /// below CUDA 11.4.
+    /// [`Error::Driver`] from `cuDeviceGetUuid_v2`; [`Error::Missing`] below CUDA 11.4.
     #[doc(alias = "cuDeviceGetUuid")]
     pub fn uuid(&self) -> Result<[u8; 16]> {
         let mut uuid = CUuuid { bytes: [0; 16] };
@@ -99,7 +98,8 @@ impl Device {
         Ok(value)
     }
 
-    /// Returns the PCI bus id, such as `0000:3b:00.0` (domain, bus, device, function).
+    /// Returns the device's PCI bus id as text, such as `0000:3b:00.0`. The text consists of domain, bus, device and
+    /// function, as hexadecimal numbers. The driver chooses upper or lower case for the letters.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuDeviceGetPCIBusId`.

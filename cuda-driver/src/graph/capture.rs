@@ -261,6 +261,7 @@ impl RelaxedCapture {
     /// in reverse order. Use the guard for calls that are not part of a capture but may run during one, such as an
     /// allocator's calls for memory, or a watchdog's queries of events.
     ///
+    /// The guard cannot be sent to another thread. This does not compile:
     /// ```compile_fail,E0277
     /// fn elsewhere(guard: cuda_driver::graph::RelaxedCapture) {
     ///     std::thread::spawn(move || drop(guard));

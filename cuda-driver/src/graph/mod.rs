@@ -118,8 +118,7 @@ impl Graph {
     /// Makes an executable copy of the graph, for launches. This is slow, so do it once for many launches.
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuGraphInstantiateWithFlags`; [`Error::Missing`]
-    /// below CUDA 11.4.
+    /// [`Error::Driver`] from `cuGraphInstantiateWithFlags`; [`Error::Missing`] below CUDA 11.4.
     #[doc(alias = "cuGraphInstantiate")]
     pub fn instantiate(&self) -> Result<GraphExec> {
         self.instantiate_with(InstantiateFlags::empty())

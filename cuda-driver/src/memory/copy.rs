@@ -10,7 +10,8 @@ impl Context {
     ///
     /// # Safety
     /// The range at `to` must be device memory at least as large as `from`. No other work may access it until the copy
-    /// is done. If the call fails with [`Error::Driver`](crate::Error::Driver), the copy may still be done later.
+    /// is done. If the call fails with [`Error::Driver`](crate::Error::Driver), the copy may still run later. The same
+    /// conditions then hold until a synchronisation of the context's legacy default stream has succeeded.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoD_v2` or `cuStreamSynchronize`, also for errors of
@@ -23,12 +24,12 @@ impl Context {
         Stream::legacy_default(self).synchronize()
     }
 
-    /// Enqueues a copy on the legacy stream. Blocks only until the driver has read `from`: if `from` is
-    /// pageable memory, the device memory may be written after this returns.
+    /// Enqueues a copy on the legacy default stream. Blocks only until the driver has read `from`: if `from` is
+    /// pageable memory, the device memory may be written after this call has returned.
     ///
     /// # Safety
     /// As [`copy_from_host`](Self::copy_from_host). The copy is done after the next synchronisation of the legacy
-    /// stream.
+    /// default stream.
     pub(crate) unsafe fn enqueue_copy_from_host<T: Element>(&self, to: DevicePtr, from: &[T]) -> Result<()> {
         // The caller waits for the copy by `cuStreamSynchronize`. If the driver lacks that function, no copy may start.
         self.api().cuStreamSynchronize()?;
@@ -54,8 +55,9 @@ impl Context {
         unsafe { call!(self.api(), cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from.0, size_of_val(to))) }
     }
 
-    /// Sets `count` bytes of device memory to `value`. May return before the fill is done. Later work on the default
-    /// stream runs after the fill.
+    /// Sets `count` bytes of device memory to `value`. May return before the fill is done. Later work on the legacy
+    /// default stream runs after the fill. Work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams does not
+    /// wait for the fill.
     ///
     /// # Safety
     /// The range must be device memory. No other work may access it until the fill is done.
@@ -100,7 +102,8 @@ impl Context {
     }
 
     /// Copies `bytes` bytes within device memory. The ranges may be on different devices if this context's device can
-    /// access both. May return before the copy is done. Later work on the default stream runs after the copy.
+    /// access both. May return before the copy is done. Later work on the legacy default stream runs after the copy.
+    /// Work on [non-blocking](crate::StreamFlags::NON_BLOCKING) streams does not wait for the copy.
     ///
     /// # Safety
     /// Both ranges must be device memory and must not overlap. Until the copy is done, no other work may write the

@@ -52,7 +52,8 @@ impl<'a> RegisteredMemory<'a> {
     /// exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostRegister")]
     pub fn new(context: &Context, memory: &'a mut [u8], flags: RegisterFlags) -> Result<Self> {
-        // SAFETY: the slice stays borrowed as long as the registration lives.
+        // SAFETY: the slice is borrowed exclusively for `'a`, so its bytes stay mapped, initialised and writable during
+        // this lifetime.
         unsafe { Self::from_raw(context, NonNull::from(&mut *memory).cast(), memory.len(), flags) }
     }
 

@@ -72,10 +72,12 @@ impl StreamMemory {
         Ok(PoolPointer(data.reserved))
     }
 
-    /// Opens memory that another process allocated from a shared pool. `bytes` is the size that the exporter states.
+    /// Opens memory that another process allocated from the pool that `pool` was imported from. That process, the
+    /// exporter, provides `pointer` and the size `bytes` of the memory. The driver does not report the size, so `bytes`
+    /// is not checked.
     ///
-    /// Dropping the value closes the memory in the order of `stream`. The stream must have closed the memory before
-    /// the exporter frees it.
+    /// Dropping the value closes the memory in the order of `stream`. The exporter may free the memory only after
+    /// `stream` has closed it.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportPointer`;

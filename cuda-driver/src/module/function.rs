@@ -175,8 +175,8 @@ impl Function {
     }
 
     /// Sets the preferred size of a multiprocessor's shared memory while the kernel runs, in percent of
-    /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR`; `None` is the driver's choice. The rest of the on-chip
-    /// memory is first-level cache. This is a hint that the driver may round or ignore.
+    /// `CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR`; `None` is the driver's choice. The rest of the
+    /// on-chip memory is first-level cache. This is a hint that the driver may round or ignore.
     ///
     /// # Errors
     /// As [`set_attribute`](Self::set_attribute), for more than 100.
@@ -213,8 +213,8 @@ impl Function {
     }
 
     /// Returns the block size that keeps the most threads running, and the number of such blocks that fills the
-    /// device. The block size is at most `max_block_threads` threads (0: no limit). Each block has `dynamic_shared_bytes`
-    /// bytes of dynamic shared memory.
+    /// device. The block size is at most `max_block_threads` threads (0: no limit). Each block has
+    /// `dynamic_shared_bytes` bytes of dynamic shared memory.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuOccupancyMaxPotentialBlockSize`.

@@ -18,8 +18,8 @@ pub(super) fn describe_ptx(text: &str) -> String {
     format!("PTX {version} for {target} ({} bytes)", text.len())
 }
 
-/// Checks that an image is a cubin or a fat binary, and is at least as long as its headers say. Returns a description
-/// of it.
+/// Returns a description of an image, for error messages. Returns [`ModuleError::UnknownImage`] if the image is neither
+/// a cubin nor a fat binary, and [`ModuleError::Truncated`] if the image is shorter than its headers say.
 pub(super) fn check(image: &[u8]) -> Result<String, ModuleError> {
     let (kind, expected) = if image.starts_with(&ELF) {
         ("cubin", elf_bytes(image))
@@ -50,9 +50,9 @@ fn fat_binary_bytes(image: &[u8]) -> u64 {
     number::<2>(image, 6).max(HEAD).saturating_add(number::<8>(image, 8))
 }
 
-/// Returns the expected length of an ELF file in bytes: the largest end of the tables of sections and segments and of
-/// the data that they describe. Reads the 64-bit layout only, because a 64-bit process cannot load 32-bit device
-/// code.
+/// Returns the expected length of an ELF file in bytes: the offset at which its last part ends. The parts are the
+/// header, the table of segments, the table of sections, and the data of each segment and section. Reads the 64-bit
+/// layout only, because a 64-bit process cannot load 32-bit device code.
 fn elf_bytes(image: &[u8]) -> u64 {
     const HEAD: u64 = 64;
     /// The type of a section without data in the file.

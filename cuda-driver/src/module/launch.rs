@@ -84,7 +84,8 @@ impl LaunchConfig {
 
     /// Returns the configuration of a launch in one dimension with one thread for each of `elements` elements, in
     /// blocks of `block` threads. If `elements` is not a multiple of `block`, the last threads of the last block have
-    /// no element. The kernel must make these threads do nothing.
+    /// no element. The kernel must make these threads do nothing. For 0 elements the grid has no blocks, and a launch
+    /// returns [`LaunchError::Zero`].
     ///
     /// ```
     /// # use cuda_driver::module::LaunchConfig;

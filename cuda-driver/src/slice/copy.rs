@@ -31,8 +31,8 @@ impl Stream {
     }
 
     /// Calls `work`, which enqueues work on this stream that uses `memory`, and [orders](crate::slice#order) that work
-    /// with the other uses of the memory. In a capture, the graph holds the memory. For work that this crate does not
-    /// know, such as calls of other libraries.
+    /// with the other uses of the memory. In a capture, the graph holds the memory. Use this method for work that this
+    /// crate does not enqueue itself, such as calls of other libraries.
     ///
     /// # Errors
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for memory of another context than the stream's, and

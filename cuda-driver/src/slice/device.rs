@@ -10,8 +10,8 @@ use crate::{DevicePtr, Element, Error, Result, Stream};
 
 /// Elements in device memory, freed in the order of the stream that allocated them.
 ///
-/// [`Stream::alloc_zeros`], [`Stream::alloc`], [`Stream::clone_htod`] and [`Stream::clone_dtod`] make one. The
-/// [module](super#order) describes how uses on several streams are ordered.
+/// [`Stream::alloc_zeros`], [`Stream::alloc`], [`Stream::clone_htod`] and [`Stream::clone_dtod`] allocate a device
+/// slice. The [module](super#order) describes how uses on several streams are ordered.
 pub struct DeviceSlice<T: Element> {
     memory: BoundMemory,
     start: DevicePtr,
@@ -64,9 +64,10 @@ impl<T: Element> DeviceSlice<T> {
     /// # Safety
     /// `start` must be a multiple of the element's size, and the `len` elements there must lie in `memory`.
     ///
-    /// Until the slice, and every capture, graph and executable with work on it, has been dropped, every other use of
-    /// these elements must be ordered with the work of the [stream](crate::graph::StreamBound::stream) of `memory`:
-    /// the use is enqueued on that stream, or events make that stream and the use wait for each other.
+    /// Every use of these elements that does not go through the slice must be ordered with the work of the
+    /// [stream](crate::graph::StreamBound::stream) of `memory`. Such a use is either enqueued on that stream, or events
+    /// make that stream and the use wait for each other. This condition ends when the slice, and every capture, graph
+    /// and executable with work on the slice, have been dropped.
     #[must_use]
     pub unsafe fn from_owner(memory: BoundMemory, start: DevicePtr, len: usize) -> Self {
         let start = if len == 0 { DevicePtr::NULL } else { start };

@@ -54,8 +54,8 @@
 //! of them. A slice that is dropped while its stream is in such a capture is freed with the graph. Allocation and
 //! copies from and to the host are refused ([`Error::WhileCapturing`](crate::Error::WhileCapturing)).
 //!
-//! While a stream without [`NON_BLOCKING`](crate::StreamFlags::NON_BLOCKING) captures, the driver refuses all work on the
-//! legacy default stream, and invalidates the capture. Copies from and to plain host slices are such work, whatever
+//! While a stream without [`NON_BLOCKING`](crate::StreamFlags::NON_BLOCKING) captures, the driver refuses all work on
+//! the legacy default stream, and invalidates the capture. Copies from and to plain host slices are such work, whatever
 //! stream they are called on. A slice of the legacy default stream that is dropped meanwhile is never freed.
 //!
 //! In a capture that another library began, all work on slices is refused. A slice that is dropped while its stream is

@@ -69,14 +69,14 @@ impl Stream {
         enqueued
     }
 
-    /// Enqueues a call of `function(data)` on a thread of the driver. If the stream captures, each launch of the graph
-    /// makes the call.
+    /// Enqueues the call `function(data)`, which a thread of the driver makes when the stream reaches it. Later work of
+    /// the stream waits until `function` has returned. If the stream captures, the call becomes part of the graph, and
+    /// every launch of the graph makes the call.
     ///
     /// # Safety
-    /// `function` must not unwind, call the driver or wait for work of a stream. `data` must be a pointer that
-    /// `function` accepts on any thread, until the stream has completed the call. If the call was captured, `data`
-    /// must stay valid until the last graph and executable that contain the call are gone and their launches have
-    /// completed.
+    /// `function` must not unwind, call the driver or wait for work of a stream. Until the stream has completed the
+    /// call, it must be sound to call `function` with `data` on any thread. If the call was captured, this must hold
+    /// until all graphs and executables that contain the call have been dropped, and their launches have completed.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuLaunchHostFunc`.

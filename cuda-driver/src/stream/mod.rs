@@ -268,7 +268,8 @@ impl Stream {
         self.inner.context.enter().map(Some)
     }
 
-    /// Blocks the calling thread until the stream has completed all its work.
+    /// Blocks the calling thread until the stream has completed all its work. The driver refuses this call while the
+    /// stream captures, and during the same captures as [`Event::query`](crate::Event::query), and invalidates them.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamSynchronize`, also for errors of earlier asynchronous
@@ -281,7 +282,7 @@ impl Stream {
     }
 
     /// Returns true if the stream has completed all its work. Does not block. The driver refuses this call during the
-    /// same captures as [`Event::query`](crate::Event::query), and invalidates them.
+    /// same captures as [`synchronize`](Self::synchronize), and invalidates them.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamQuery`, also for errors of earlier asynchronous work.

@@ -1,9 +1,10 @@
 //! Virtual memory: physical memory, reserved address ranges, and mappings between them. Other processes can map the
 //! same physical memory through exported handles.
 //!
-//! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone. A [`Mapping`] holds one of each, so neither the
-//! addresses nor the memory's handle can be released while the mapping exists. (The driver itself keeps the pages
-//! while they are mapped.) A [`PageTable`] holds one reservation, and many pages that are mapped and unmapped in it.
+//! [`PhysicalMemory`] and [`Reservation`] are handles, cheap to clone. A [`Mapping`] holds its reservation and its
+//! physical memory, so both live at least as long as the mapping. A [`PageTable`] holds its reservation, and the
+//! physical memory of all pages that are mapped in it.
+//!
 //! [`Mapping::unmap`] consumes the mapping, so the mapping cannot be used afterwards:
 //! ```compile_fail,E0382
 //! fn misuse(mapping: cuda_driver::vmm::Mapping) {
@@ -11,9 +12,11 @@
 //!     println!("{}", mapping.ptr());
 //! }
 //! ```
-//! No call of this module waits for kernels, not even one that unmaps memory. The caller ensures that no work uses a
-//! mapping when it is unmapped. No call of this module is refused while a stream captures. Mapping memory takes tens of
-//! µs if only its own device can access it, and milliseconds if peers can too, so share few, large, long-lived ranges.
+//! No call of this module waits for kernels, not even a call that unmaps memory. The caller ensures that no work uses a
+//! mapping when the mapping is unmapped. The driver accepts the calls of this module while a stream captures.
+//!
+//! Mapping memory and setting its access take tens of µs if only the memory's own device gets access, and milliseconds
+//! if peer devices get access too. So give peers access to few large ranges, and keep these ranges mapped.
 //!
 //! ```no_run
 //! use cuda_driver::vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation};
@@ -51,7 +54,9 @@ use crate::call::call;
 pub use crate::handle_types::HandleTypes;
 use crate::{Device, Driver, Error, Result};
 
-/// The unit of sizes and offsets of physical memory, and of addresses and sizes of reservations.
+/// The granularity of memory. Sizes and offsets of physical memory, and addresses and sizes of reservations, must be
+/// multiples of [`minimum`](Self::minimum) bytes. [`Multicast::granularity`](multicast::Multicast::granularity) returns
+/// the granularity of multicast objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Granularity {
@@ -91,9 +96,9 @@ impl Granularity {
     }
 }
 
-/// The addresses and the memory of mappings that could not be unmapped. Such a mapping may still exist, so both are
-/// kept for ever: work on reused addresses could otherwise overwrite the data of the memory's next owner. They are held
-/// in a static so that leak checkers do not report them.
+/// The reservations and the physical memory of mappings that could not be unmapped. They are never released, because
+/// such a mapping may still exist: work of the addresses' next user could then overwrite the data of the pages' next
+/// user. A static holds them, so that leak checkers do not report them.
 static STUCK: Mutex<Vec<(Reservation, Vec<PhysicalMemory>)>> = Mutex::new(Vec::new());
 
 fn keep(reservation: &Reservation, memory: Vec<PhysicalMemory>) {

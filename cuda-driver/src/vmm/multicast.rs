@@ -73,7 +73,8 @@ impl Multicast {
         Ok(Self { context: context.clone() })
     }
 
-    /// Returns the unit of the sizes and offsets of multicast objects with these properties.
+    /// Returns the granularity of multicast objects with these properties. Their sizes and offsets must be multiples of
+    /// [`minimum`](Granularity::minimum). The size in `properties` need not be such a multiple.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMulticastGetGranularity`.

@@ -50,7 +50,8 @@ struct Run {
 }
 
 impl PageTable {
-    /// Creates a table without pages. Only the table should map memory in the reservation.
+    /// Creates a table without pages. Map memory in the reservation only by this table: the driver refuses to map a
+    /// page where other memory is mapped, and the table neither lists nor unmaps that memory.
     #[must_use]
     pub fn new(reservation: Reservation) -> Self {
         Self { reservation, pages: BTreeMap::new(), stuck: Vec::new() }

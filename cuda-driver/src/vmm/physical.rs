@@ -134,8 +134,8 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::FABRIC))
     }
 
-    /// Returns the physical memory that is mapped at an address, whoever mapped it. `bytes` is the size of the memory,
-    /// which the driver does not report.
+    /// Returns the physical memory that is mapped at an address, whoever mapped it. The caller states the size of the
+    /// whole memory, `bytes`, because the driver does not report it. The driver refuses to map more than that memory.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` if nothing is mapped at the
