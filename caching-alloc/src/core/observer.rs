@@ -10,7 +10,8 @@ use super::registry::{Registry, locked};
 use super::tracker;
 use crate::sync::{Mutex, per_thread};
 
-/// An observer's answer to a request that found no memory.
+/// The answer of an observer to a request that found no memory; see
+/// [`Allocator::on_out_of_memory`](super::Allocator::on_out_of_memory).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OomAction {
     /// The observer has freed nothing. The request fails, unless another observer returns [`Retry`](Self::Retry).
@@ -37,8 +38,8 @@ impl fmt::Debug for Observers {
     }
 }
 
-/// Keeps an observer attached. Dropping it detaches the observer, without waiting for calls of the observer that other
-/// threads have begun.
+/// Keeps an observer attached. [`Allocator::on_out_of_memory`](super::Allocator::on_out_of_memory) returns it. Dropping
+/// it detaches the observer, without waiting for calls of the observer that other threads have begun.
 #[derive(Debug)]
 #[must_use = "dropping an observation detaches its observer"]
 pub struct Observation {

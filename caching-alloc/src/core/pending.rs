@@ -22,7 +22,7 @@ pub(super) struct Wait {
 }
 
 /// For each block, the list of the other streams that use it. The lists are linked lists in one table, because most are
-/// empty or short.
+/// empty or short. The head of a list is the index of its first node, or [`NO_USES`] if the list is empty.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     nodes: Vec<(StreamId, u32)>,

@@ -23,7 +23,8 @@ use crate::sync::atomic::Ordering;
 
 /// A pool of memory with its own segments. A `Pool` is a cheap handle.
 ///
-/// After the last handle and the last block of the pool are dropped, its segments are released to their source.
+/// After the last handle and the last block of the pool are dropped, its segments are released to their source, once no
+/// work uses them and no [`Hold`](super::Hold) keeps them.
 #[derive(Clone)]
 pub struct Pool {
     handle: Arc<PoolHandle>,
@@ -238,7 +239,8 @@ impl Pool {
         self.engine.routes.begin_capture(self.handle.clone(), streams)
     }
 
-    /// Adds a stream to the route of a capture. Blocks while a pool grows or is trimmed.
+    /// Adds a stream to the route of a capture. Then blocks until running growths and trims of pools have ended,
+    /// because they may make the host wait for the stream. Inside a tracker, does not block.
     pub(super) fn add_to_capture(&self, route: u64, stream: StreamId) {
         self.engine.registry.announce_capture(route, &[stream]);
         if let Some(mut structure) = self.engine.registry.lock_structure() {

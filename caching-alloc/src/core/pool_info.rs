@@ -169,8 +169,9 @@ impl PoolInfo {
         locked(&self.detached).streams.clone()
     }
 
-    /// Returns how many bytes the allocator may still request: up to its limit, and up to the total memory of the
-    /// source's device. Only the first call queries the source.
+    /// Returns how many more bytes the allocator may reserve: its limit or the total memory of the source's device,
+    /// whichever is less, minus the bytes already reserved. Only the first call queries the source. If that query
+    /// fails, only the limit counts.
     pub(super) fn available(&self) -> u64 {
         let total = *self.total.get_or_init(|| match self.source.memory_info() {
             Ok(info) => info.total,

@@ -7,10 +7,10 @@
 //! limited. A free that would exceed the limit first evicts a bounded number of blocks to the heap. Evictions empty one
 //! slot after the other, so no length stays cached for ever without being requested.
 //!
-//! Of the long blocks, only the one that was freed last is cached, outside the table. The next request that the table
-//! does not serve takes the long block out of the cache. If the request has the same length, it gets that block.
-//! Otherwise the long block goes to the heap first, and the heap then serves the request. So the heap places the
-//! request as if the long block had never been cached.
+//! Of the long blocks, only the one that was freed last is cached, outside the table. Re-mappable pools cache no long
+//! block. The next request that the table does not serve takes the long block out of the cache. If the request has the
+//! same length, it gets that block. Otherwise the long block goes to the heap first, and the heap then serves the
+//! request. So the heap places the request as if the long block had never been cached.
 
 use super::block_meta::{BlockStatus, BlockTable};
 use super::heap::{BlockId, NONE};

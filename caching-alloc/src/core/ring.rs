@@ -72,7 +72,7 @@ pub(super) struct Ring {
     capacity: u64,
     /// The number of raw entries that were added so far.
     pushed: u64,
-    /// The number of these that are delivered as two entries.
+    /// The number of raw entries so far that are delivered as two entries.
     doubled: u64,
     /// The creation time of the allocator.
     born: Instant,

@@ -26,7 +26,7 @@ pub struct Rounding {
 }
 
 impl Rounding {
-    /// Rounds to multiples of 512 bytes only.
+    /// Returns the rule without steps. With this rule, the allocator only rounds requests up to multiples of 512 bytes.
     #[must_use]
     pub const fn none() -> Self {
         Self { steps: [0; RANGES] }
@@ -39,9 +39,9 @@ impl Rounding {
         Self::none().with(0..RANGES, divisions)
     }
 
-    /// Uses `divisions` steps for sizes from 2^`power` bytes up to the next power of two. Sizes below 1 MiB use the
-    /// steps of 1 MiB, and sizes above 32 GiB those of 32 GiB. Returns `None` if `divisions` is neither 0 nor a power
-    /// of two.
+    /// Uses `divisions` steps for sizes from 2^`power` bytes up to the next power of two. 0 and 1 mean no steps. Sizes
+    /// below 1 MiB use the steps of 1 MiB, and sizes above 32 GiB those of 32 GiB. Returns `None` if `divisions` is
+    /// neither 0 nor a power of two.
     #[must_use]
     pub fn for_power(self, power: u32, divisions: u64) -> Option<Self> {
         let range = Self::range(power);

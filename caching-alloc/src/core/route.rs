@@ -30,7 +30,7 @@ per_thread! {
 pub struct RoutedRequest {
     /// The size asked for, in bytes.
     pub bytes: u64,
-    /// The stream.
+    /// The stream for which the block is requested.
     pub stream: StreamId,
 }
 
@@ -132,7 +132,7 @@ impl Routes {
         made
     }
 
-    /// Ends a route of streams.
+    /// Ends the route of a capture. `made` is the number that [`begin_capture`](Self::begin_capture) returned.
     pub(super) fn end_capture(&self, made: u64) {
         let mut captures = self.captures.write().unwrap_or_else(PoisonError::into_inner);
         let at = captures.iter().position(|route| route.made == made);

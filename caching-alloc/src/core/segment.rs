@@ -161,7 +161,9 @@ impl Segment {
     ///
     /// Take a hold for as long as a user outside the allocator, such as a communicator, a peer or a graph, can access
     /// the memory. Before a segment is released, trackers get `SegmentFree` and can drop their holds. A segment that is
-    /// still held after that is quarantined: it stays reserved until no hold is left.
+    /// still held after that is quarantined: it stays reserved until no hold is left. A held page of a re-mappable pool
+    /// is not selected for release, so trackers get no entry for it. After its pool is dropped, it is released like any
+    /// other segment.
     ///
     /// # Errors
     /// [`SegmentReleased`] if the memory was released or is about to be, or if this is a page that moved or is about to
@@ -276,7 +278,8 @@ impl Drop for Hold {
     }
 }
 
-/// The error of [`Segment::hold`]: the memory was released already, or the page has moved.
+/// The error of [`Segment::hold`]: the memory was released or is about to be, or this is a page that moved or is about
+/// to move.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "{holder} cannot hold segment {} at {address:#x}: its memory has gone back to its source; take the hold while \

@@ -14,15 +14,16 @@ pub struct Settings {
     /// not merged with its neighbours, so the next request of the same length can take it as it is. A block is short if
     /// it has at most a sixteenth of this limit. Of the longer blocks, the list keeps only the one that was freed last;
     /// it does not count towards the limit. In a re-mappable pool, the limit is at most 1/4096 of the pool's peak use,
-    /// and no long block is kept, because free memory must be visible to all streams.
+    /// and no long block is kept, because free memory must be visible to all streams. A [`PoolKind::NoSplit`] pool
+    /// keeps no blocks in quick lists.
     pub quick_list_bytes: u64,
-    /// The length of the first segment of a pool and stream for requests of up to 1 MiB, before the adjustments that
-    /// [`growth_divisor`](Self::growth_divisor) describes.
+    /// In [`PoolKind::Cached`] pools, the length of the first segment of a pool and stream for requests of up to 1 MiB,
+    /// before the adjustments that [`growth_divisor`](Self::growth_divisor) describes.
     pub small_segment: u64,
     /// Like [`small_segment`](Self::small_segment), but for larger requests.
     pub large_segment: u64,
-    /// Determines the length of a new segment. For requests larger than 1 MiB, the length is 1/`growth_divisor` of the
-    /// memory that the pool and stream already have for such requests, but not less than
+    /// Determines the length of a new segment in [`PoolKind::Cached`] pools. For requests larger than 1 MiB, the length
+    /// is 1/`growth_divisor` of the memory that the pool and stream already have for such requests, but not less than
     /// [`large_segment`](Self::large_segment). For smaller requests, it is four times that fraction, but not less than
     /// [`small_segment`](Self::small_segment). The length is then limited to a quarter of the remaining memory, and
     /// adjusted to a whole number of blocks of the requested length, at least one. If there is not enough memory for
@@ -31,8 +32,8 @@ pub struct Settings {
     pub growth_divisor: u64,
     /// If true, idle segments that are too short for a request are released before a new segment is allocated for it.
     /// This applies to requests larger than 1 MiB in [`PoolKind::Cached`] pools, on streams that do not carry
-    /// collectives. Short idle segments of the same pool and stream are released, newest first, until the total length of
-    /// the released segments is at least the length of the new segment, or none are left. As a result, little memory
+    /// collectives. Short idle segments of the same pool and stream are released, newest first, until the total length
+    /// of the released segments is at least the length of the new segment, or none are left. As a result, little memory
     /// stays reserved that large requests cannot use. Each release blocks the host until the stream's work has ended.
     /// Releases become rare when no short segments are left.
     pub replace_idle: bool,

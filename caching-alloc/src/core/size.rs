@@ -31,7 +31,7 @@ pub enum SizeError {
     /// A request for no bytes.
     #[error("a block of 0 bytes was asked for; ask for at least 1")]
     Zero,
-    /// A request that no segment can serve.
+    /// A request for more than [`MAX_BLOCK`] bytes.
     #[error("a block of {bytes} bytes was asked for; the most that one block can have is {MAX_BLOCK}")]
     TooLarge {
         /// The requested size.

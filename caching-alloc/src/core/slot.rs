@@ -78,7 +78,8 @@ impl CacheSlot {
     }
 }
 
-/// Unlocks the cache after a free. Then delivers the undelivered entries, if they fill a batch or the cache ends.
+/// Unlocks the cache after a free. Then delivers the undelivered entries, if they fill a batch or if the free ends the
+/// cache (see [`ending`]).
 #[cold]
 fn after_free(mut state: Open<'_>) {
     let (_keeper, waiting) = ending(&mut state);

@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 
 use super::size::{MAX_BLOCK, UNIT};
 
-/// The memory of one segment, as its source returned it.
+/// The memory of one segment, as its source returned it. For a page of a [`PageSource`], the address is the one at
+/// which the page is mapped.
 ///
 /// The allocator passes it unchanged to [`SegmentSource::release`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -144,8 +145,8 @@ pub(super) fn allocate(source: &dyn SegmentSource, bytes: u64) -> Result<Segment
 /// A source of memory, for example of device allocations or of virtual memory with exportable handles. A source for
 /// tests may return addresses without memory.
 ///
-/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. While
-/// an allocator exists, it makes one call at a time of those that allocate, release, map or unmap memory. After the
+/// While the allocator calls a source, it holds no lock that is needed to serve a request from cached memory. As long
+/// as an allocator exists, its calls that allocate, release, map or unmap memory are made one at a time. After the
 /// allocator is dropped, a segment that was held is released when its last [`Hold`](super::Hold) and its last
 /// [`Segment`](super::Segment) are dropped, on any thread. [`memory_info`](Self::memory_info) and
 /// [`export`](Self::export) may be called by several threads at any time. A source must not call the allocator.
@@ -237,8 +238,8 @@ pub trait PageSource: SegmentSource {
     /// The allocator records the error and does not try again, so the source remains responsible for the memory.
     fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError>;
 
-    /// Maps a whole page at reserved addresses where nothing is mapped. The device cannot access the page there before
-    /// [`enable`](Self::enable).
+    /// Maps a whole page, given by `memory.token`, at `memory.address`. The addresses are reserved, and nothing is
+    /// mapped there. The device cannot access the page there before [`enable`](Self::enable).
     ///
     /// # Errors
     /// After an error the page must not be mapped there.

@@ -73,7 +73,8 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     fn recycle(&self, event: EventId);
 
     /// Returns true if the implementation knows the stream. Called before a pool makes its first block for the
-    /// stream, and when a use of a block by the stream is recorded.
+    /// stream, and when a use of a block by the stream is recorded. If it returns false, the request or the recording
+    /// fails with [`AllocError::UnknownStream`](super::AllocError::UnknownStream).
     fn is_registered(&self, _stream: StreamId) -> bool {
         true
     }

@@ -203,7 +203,8 @@ impl PoolCore {
 
     /// Adds a guard to the pool's count, and then waits for the end of a running growth or release.
     ///
-    /// Inside a tracker it does not wait for the end. It only makes sure that a running release has either withdrawn
+    /// A release withdraws its memory: takes it out of a cache or the arena, so that no request finds it. Inside a
+    /// tracker, this function does not wait. It only makes sure that a running release has either withdrawn
     /// its memory already or will see the guard.
     fn guard(&self, kind: Guarded) {
         let structure = self.registry().lock_structure();

@@ -29,8 +29,8 @@ impl PoolCore {
     }
 
     /// Turns the old addresses of moved pages into holes, once all work that used the pages at these addresses has
-    /// ended. The moved pages are still mapped in the holes too. They must be unmapped from a hole before other pages
-    /// are mapped in it.
+    /// ended. A hole is a part of a reserved range without usable memory. The moved pages are still mapped in the
+    /// holes too. They must be unmapped from a hole before other pages are mapped in it.
     ///
     /// With `wait`, blocks the host until the work has ended. Otherwise only queries the events. Returns true if all
     /// old addresses were turned into holes.

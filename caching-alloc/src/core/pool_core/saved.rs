@@ -56,8 +56,8 @@ impl PoolCore {
     /// Hands out those saved blocks that are not handed out now, or none if that fails for any of them. Returns the
     /// blocks that it handed out.
     pub(in crate::core) fn restore(&self, saved: &[SavedBlock]) -> Result<Vec<Block>, Conflict> {
-        // While the structure lock is held and no change is under way, every segment is in a cache, and a thread may
-        // lock several caches.
+        // While the structure lock is held and no change is under way, every segment is in a cache. Only the thread
+        // that holds the structure lock locks several caches at a time, so this cannot deadlock.
         let mut structure = self.registry().lock_structure().ok_or(Conflict::Reentrant)?;
         structure.wait_for_all_changes();
         let caches = self.caches();

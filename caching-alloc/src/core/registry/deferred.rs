@@ -123,8 +123,8 @@ impl Registry {
         }
     }
 
-    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream is being
-    /// captured or a wait fails. The entries are delivered already.
+    /// Waits on the host for the uses of deferred memory, and releases it. Defers it again if a stream that may use it
+    /// [is captured](Self::is_captured), or if a wait fails. The entries are delivered already.
     fn release_deferred(&self, structure: &mut StructureLock<'_>, mut left: DeferredRelease) {
         for pending in &mut left.pending {
             pending.waits.retain(|wait| !self.wait_for(wait));

@@ -117,8 +117,8 @@ impl Registry {
         ended
     }
 
-    /// Makes `stream` wait for the event on the device, and recycles the event. Returns false if that fails. The event
-    /// is not recycled then.
+    /// Makes `stream` wait, on the device, for the event, and recycles the event. Returns false if that fails. The
+    /// event is not recycled then.
     pub(in crate::core) fn order(&self, stream: StreamId, event: EventId) -> bool {
         let ordered = self.events.wait(stream, event).is_ok();
         if ordered {
@@ -128,8 +128,9 @@ impl Registry {
     }
 
     /// Returns true if later work of `stream` is ordered after all work that was enqueued on `other` so far. This is so
-    /// for the same stream, and if the host sees that the work has ended. If it has not ended and `wait` is true, makes
-    /// `stream` wait for it on the device and returns true, provided that both streams [may wait](Self::may_wait).
+    /// if both are the same stream, or if the host sees that the work of `other` has ended. Otherwise, if `wait` is
+    /// true and both streams [may wait](Self::may_wait), makes `stream` wait for that work on the device. Returns true
+    /// if this succeeds.
     pub(in crate::core) fn is_ordered_after(&self, stream: StreamId, other: StreamId, wait: bool) -> bool {
         if other == stream {
             return true;

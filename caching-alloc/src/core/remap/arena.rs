@@ -166,7 +166,7 @@ impl Arena {
         if units <= self.short { Tier::Short } else { Tier::Long }
     }
 
-    /// Allocates a block from an arena list. Returns its id, address and length.
+    /// Allocates a block from an arena list. Returns its id, address and length, or `None` if no free block fits.
     pub(in crate::core) fn allocate(
         &mut self,
         units: Units,

@@ -18,8 +18,8 @@
 //! - The old addresses of a moved page stay mapped at least until the host has seen the end of the uses there. They are
 //!   unmapped when pages are to be mapped there, when a page is to return to the source, or when there are more bytes
 //!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
-//! - While the source is called to create, map, unmap or release pages, the [engine](super::engine)'s structure lock is
-//!   held, and no other lock.
+//! - While the source is called to create, map, unmap or release pages, the structure lock of the
+//!   [registry](super::registry) is held, and no other lock.
 //! - A pool's reserved memory has an upper bound while all its pages may move, that is, while no page is held, no
 //!   stream is being captured, and the streams may wait for each other. A block is in use if it is handed out, or if it
 //!   was freed but another stream may still use it. The peak is the largest number of bytes, and `n` the largest number

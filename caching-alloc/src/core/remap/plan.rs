@@ -28,7 +28,8 @@ use crate::core::pending::Wait;
 use crate::core::segment::Segment;
 use crate::core::size::{UNIT, Units, bytes_of};
 
-/// A page is no longer than the peak divided by this, or than one granule if that is longer.
+/// A page is no longer than the peak divided by this, or than one granule if that is longer. A granule is the length of
+/// the smallest page.
 const PAGE_SHARE: u64 = 256;
 /// No page is made longer than this, in bytes, unless the granule is longer.
 const LONGEST_PAGE: u64 = 128 << 20;
@@ -374,8 +375,8 @@ impl Arena {
     }
 
     /// Completes a plan after `pages` were mapped at its addresses, in order. The memory becomes one free block of the
-    /// arena list `list`. The old addresses of the moved pages become holes after the event of `wait`. It must be
-    /// `Some` if the plan moves pages: otherwise the old addresses are lost.
+    /// arena list `list`. If the plan moves pages, `wait` must be `Some`, with the last use of their old addresses.
+    /// After that use has ended, the old addresses can become holes. With `None`, they would be lost.
     pub(in crate::core) fn settle(
         &mut self,
         plan: Plan,

@@ -30,7 +30,7 @@ pub struct Snapshot {
     /// Live segments in order of address. The pages of a re-mappable pool are in `mapped` instead. After that pool is
     /// dropped, its pages are listed here until they are released.
     pub segments: Vec<SegmentState>,
-    /// Mapped memory of re-mappable pools.
+    /// Mapped memory of re-mappable pools, in order of address.
     pub mapped: Vec<MappedState>,
     /// Segments that should have been released but are held.
     pub quarantined: Vec<Segment>,
