@@ -73,8 +73,8 @@ impl AbortHandle {
     /// Aborts the communicator. Blocked calls return with an error, further calls are refused, and the communicator's
     /// work on the device stops. The communicator's memory is freed once no thread is inside NCCL with the
     /// communicator. A caller that waits for a call on the service thread returns with an error at once, even if that
-    /// call stays blocked. A second abort, or an abort during a destruction, only waits until no thread is inside NCCL
-    /// with the communicator.
+    /// call stays blocked. A second abort, or an abort during a destruction, only waits until the
+    /// first one, or the destruction, has ended.
     ///
     /// Blocked calls return within milliseconds. Freeing takes longer: NCCL's proxy service thread checks the flag only
     /// when its 500 ms poll ends, and then polls once more (`ncclProxyService` in 2.28.9). A communicator without
@@ -146,7 +146,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
             // If the guard is closed already, another thread aborts or destroys the communicator. This thread only
             // waits for it then.
             let idle = shared.guard.close_unmade(force.how());
-            let first = !idle && shared.guard.close(force.how());
+            let first = !idle && shared.guard.close(force.how(), Some("ncclCommAbort"));
             shared.guard.interrupt(force);
             first.then(|| Raising::begin(shared))
         })
@@ -167,11 +167,12 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     let mut results = Vec::new();
     for (shared, freeing) in communicators.iter().zip(freeing) {
         results.push(match freeing {
-            None => shared.guard.wait_empty(deadline).map_err(|held| leaked(shared, held)),
+            None => shared.guard.wait_freed(deadline).map_err(|held| leaked(shared, held)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
             Some(Err(refused @ CommError::Adopted { .. })) => Err(refused),
             Some(Err(error)) => {
                 keep(shared);
+                shared.guard.set_freed();
                 Err(error)
             }
         });
@@ -222,7 +223,9 @@ impl Raised {
     fn free(self, shared: &Arc<Shared>, deadline: Deadline) -> Ticket<Result<()>> {
         let (shared, flags) = (shared.clone(), self.flags);
         self.thread.submit(move || {
-            free(&shared, flags, deadline)?;
+            let freed = free(&shared, flags, deadline);
+            shared.guard.set_freed();
+            freed?;
             shared.let_go().iter().for_each(reaper::take);
             Ok(())
         })

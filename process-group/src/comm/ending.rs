@@ -112,7 +112,10 @@ impl Communicator {
                 })?
             };
             // After a failure the state of the communicator is unknown, and no call may use it again.
-            end().inspect_err(|_| abort::keep(&shared))?;
+            end().inspect_err(|_| {
+                abort::keep(&shared);
+                shared.guard.set_freed();
+            })?;
             // The caller may have stopped waiting, and recorded that the call has not returned.
             has_returned.store(true, Ordering::SeqCst);
             shared.guard.set_ending(DESTROYED);

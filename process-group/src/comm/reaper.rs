@@ -142,7 +142,7 @@ pub(super) struct Releasing {
 
 /// Begins to release an adopted communicator to its owner. No further call is admitted.
 pub(super) fn release(shared: &Arc<Shared>) -> Releasing {
-    shared.guard.close("released");
+    shared.guard.close("released", None);
     shared.registry.retire();
     let ticket = Service::start(shared.name()).map(|thread| {
         let shared = shared.clone();

@@ -51,10 +51,17 @@ impl Model {
     }
 
     fn abort(&self) {
-        let is_first = self.guard.close("aborted");
+        let is_first = self.guard.close("aborted", Some("abort"));
         self.guard.interrupt(Force::Aborted);
         if is_first {
             self.free();
+            self.guard.set_freed();
+        } else {
+            self.guard.wait_freed(Deadline::after(Duration::MAX)).unwrap();
+            assert!(
+                self.is_freed.load(Ordering::Relaxed),
+                "an abort returned before the communicator was freed"
+            );
         }
     }
 }
@@ -79,6 +86,10 @@ fn an_abort_tells_who_destroys() {
         let aborting = spawn(&model, Model::abort);
         let (listener, told) = listener();
         let closed = model.guard.close_working("destroy", "destroyed", &listener);
+        if closed.is_ok() {
+            model.free();
+            model.guard.set_freed();
+        }
         aborting.join().unwrap();
         assert_eq!(told.load(Ordering::Relaxed), closed.is_ok());
     });
@@ -99,10 +110,11 @@ fn an_abort_tells_who_waits_for_a_call() {
 
 #[test]
 fn one_is_inside_and_nobody_once_it_is_freed() {
-    let programs: [[fn(&Model); 2]; 5] = [
+    let programs: [[fn(&Model); 2]; 6] = [
         [|model| model.call(Kind::Enqueue), |model| model.call(Kind::Local)],
         [|model| model.call(Kind::Enqueue), Model::abort],
         [|model| model.call(Kind::Local), Model::abort],
+        [Model::abort, Model::abort],
         [|model| drop(model.guard.observe("look")), Model::abort],
         [|model| model.call(Kind::Enqueue), Model::suspend],
     ];

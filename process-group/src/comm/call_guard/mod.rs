@@ -81,6 +81,9 @@ struct State {
     /// True while the communicator is suspended or about to be suspended. Work and the making of children are refused.
     suspended: bool,
     inside: Option<&'static str>,
+    /// The call that frees the communicator, from the moment at which the guard is closed for it until it has
+    /// returned, or its caller has given up.
+    freeing: Option<&'static str>,
     group: Option<ThreadId>,
     /// Number of threads that only query the communicator. They may run beside the thread in `inside`.
     observers: usize,
@@ -114,6 +117,7 @@ impl CallGuard {
             revoked: false,
             suspended: false,
             inside: None,
+            freeing: None,
             group: None,
             observers: 0,
             waiting: 0,
@@ -358,20 +362,34 @@ impl CallGuard {
     }
 
     /// Closes the guard: every call but the end of an open group is refused from now on. Returns `false` and changes
-    /// nothing if the guard was closed already.
-    pub(crate) fn close(&self, how: &str) -> bool {
+    /// nothing if the guard was closed already. Otherwise the caller makes the call `freeing`, if that is `Some`,
+    /// which frees the communicator. It reports the end of the call with [`set_freed`](Self::set_freed) or
+    /// [`set_ending`](Self::set_ending).
+    pub(crate) fn close(&self, how: &str, freeing: Option<&'static str>) -> bool {
         let mut state = self.lock();
         let first = !matches!(state.phase, Phase::Closed(_));
         if first {
             state.phase = Phase::Closed(how.into());
+            state.freeing = freeing;
         }
         self.changed(state);
         first
     }
 
-    /// Replaces the text that says how the communicator ended.
+    /// Replaces the text that says how the communicator ended. The call that frees the communicator has returned, or its
+    /// caller has given up.
     pub(crate) fn set_ending(&self, how: &str) {
-        self.lock().phase = Phase::Closed(how.into());
+        let mut state = self.lock();
+        state.phase = Phase::Closed(how.into());
+        state.freeing = None;
+        self.changed(state);
+    }
+
+    /// Records that the call that frees the communicator has returned.
+    pub(crate) fn set_freed(&self) {
+        let mut state = self.lock();
+        state.freeing = None;
+        self.changed(state);
     }
 
     /// Closes the guard if the communicator is made and not poisoned, and fails otherwise. From then on `listener` is
@@ -385,6 +403,7 @@ impl CallGuard {
         let mut state = self.lock();
         self.admitted(&state, call)?;
         state.phase = Phase::Closed(how.into());
+        state.freeing = Some(call);
         state.listeners.push(Arc::downgrade(listener));
         self.changed(state);
         Ok(())
@@ -420,13 +439,31 @@ impl CallGuard {
     /// Waits until no thread is inside NCCL with the communicator, no thread queries it, and no group holds it. After
     /// the deadline, fails with the name of a call that is still inside.
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
+        self.wait_while(deadline, |_| None)
+    }
+
+    /// Does what [`wait_empty`](Self::wait_empty) does, and also waits for the thread that frees the communicator.
+    pub(crate) fn wait_freed(&self, deadline: Deadline) -> Result<(), &'static str> {
+        self.wait_while(deadline, |state| state.freeing)
+    }
+
+    /// Waits until the guard is empty and `further` returns `None`. After the deadline, fails with the name of the call
+    /// that is still there.
+    fn wait_while(
+        &self,
+        deadline: Deadline,
+        further: impl Fn(&State) -> Option<&'static str>,
+    ) -> Result<(), &'static str> {
         let mut state = self.lock();
         loop {
             let held = match (self.inside(&state), state.group, state.observers) {
                 (Some(call), _, _) => call,
                 (None, Some(_), _) => "an open group",
                 (None, None, 1..) => "a query",
-                (None, None, 0) => return Ok(()),
+                (None, None, 0) => match further(&state) {
+                    Some(call) => call,
+                    None => return Ok(()),
+                },
             };
             if deadline.expired() {
                 return Err(held);

@@ -104,7 +104,7 @@ fn a_revoked_communicator_has_children_and_a_poisoned_one_is_rescued() {
     guard.poison("an error");
     assert!(matches!(guard.enter("x", Kind::Child, None), Err(CommError::Poisoned { .. })));
     guard.enter("x", Kind::Rescue, None).unwrap();
-    guard.close("aborted");
+    guard.close("aborted", Some("abort"));
     assert!(matches!(guard.enter("x", Kind::Rescue, None), Err(CommError::Closed { .. })));
 }
 
@@ -143,8 +143,8 @@ fn waiting_threads_learn_why_the_guard_admits_no_more_calls() {
     });
     guard.poison("a second reason");
     assert!(guard.check("x").unwrap_err().to_string().contains("registration was late"));
-    assert!(guard.close("aborted"));
-    assert!(!guard.close("aborted again"));
+    assert!(guard.close("aborted", Some("abort")));
+    assert!(!guard.close("aborted again", Some("abort")));
     assert_eq!(guard.wait_empty(Deadline::now()), Err("register windows"));
     thread::scope(|scope| {
         let abort = scope.spawn(|| guard.wait_empty(far()));

@@ -219,6 +219,29 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
+    /// Otherwise a program could exit after its abort while NCCL still frees the communicator, which crashes.
+    #[test]
+    fn a_second_abort_waits_until_the_first_has_freed_the_communicator() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let communicator = rank.communicator();
+            let handle = communicator.abort_handle();
+            let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_millis(300)));
+            machine.world.faults().inject(late).unwrap();
+            let freed = machine.world.calls("ncclGroupEnd");
+            thread::scope(|scope| {
+                let first = scope.spawn(|| handle.abort(far()));
+                while communicator.check().is_ok() {
+                    thread::yield_now();
+                }
+                handle.abort(far()).unwrap();
+                assert_eq!(machine.world.calls("ncclGroupEnd"), freed + 1);
+                first.join().unwrap().unwrap();
+            });
+        });
+        machine.world.finish().unwrap();
+    }
+
     #[test]
     fn nothing_is_freed_while_a_group_is_open() {
         let machine = machine(2);
