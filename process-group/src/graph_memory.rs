@@ -1,8 +1,9 @@
 //! Memory that captured graphs keep in place.
 //!
-//! A graph uses the captured addresses at each launch, long after the calls. An owner that could reuse its memory by
-//! then implements [`GraphMemory`] and [registers](register) itself. Groups and communicators report the ranges of
-//! their captured operations to all owners; crates that depend on this one report their ranges with [`note`].
+//! A graph uses the captured addresses at each launch, long after the calls. An owner of memory (such as an allocator)
+//! that could reuse the memory between capture and launch implements [`GraphMemory`] and [registers](register) itself.
+//! Groups and communicators report the ranges of their captured operations to all owners. Crates that depend on this
+//! one report their ranges with [`note`].
 //!
 //! If no stream captures, or no owner is registered, no owner is called and no lock is taken.
 
@@ -15,8 +16,9 @@ use cuda_driver::{DevicePtr, Stream, graph::CaptureStatus};
 
 /// An owner of memory that may have to stay in place for a captured graph.
 pub trait GraphMemory: Send + Sync {
-    /// Called when `stream` captures work that uses `bytes` bytes at `address`. The memory may belong to another
-    /// owner. The caller keeps the memory allocated until this method returns.
+    /// Called when `stream` captures work that uses `bytes` bytes at `address`. This owner must keep its part of the
+    /// range in place as long as the graph exists. It ignores memory of other owners. The caller keeps the memory
+    /// allocated until this method returns.
     ///
     /// # Errors
     /// The driver's error if a query about the capture fails. The memory is not kept in place then.
@@ -36,7 +38,8 @@ pub fn register(owner: Weak<dyn GraphMemory>) {
     ANY.store(true, Ordering::Release);
 }
 
-/// If `stream` is being captured, notifies all owners that the stream's next work uses these ranges.
+/// If `stream` is being captured, notifies all owners that the stream's next work uses `ranges` (start address and
+/// length in bytes). Call this function before the work is enqueued.
 ///
 /// # Errors
 /// As for [`Stream::capture_status`], and those of an owner.

@@ -127,7 +127,8 @@ pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
     CommError::Leaked { communicator: shared.name().into(), why }
 }
 
-/// Aborts `communicators`. Returns one result for each communicator, in the given order.
+/// Aborts `communicators` and calls their abort listeners with `force`. Returns one result for each communicator, in
+/// the given order.
 ///
 /// Each communicator has its own thread and its own NCCL group, so a communicator that cannot be freed does not delay
 /// the others.
@@ -252,7 +253,7 @@ fn free(shared: &Arc<Shared>, flags: Flags, deadline: Deadline) -> Result<()> {
 
 /// Waits until NCCL has written the communicator's handle, and returns the handle. Another thread may be in the call
 /// that makes the communicator. That call writes the handle without notice and then waits for other ranks, so this
-/// function polls. Returns null if no handle was written by the deadline, or by a call that has returned.
+/// function polls. Returns null if the deadline passes first, or if that call has returned without writing a handle.
 fn made(shared: &Shared, deadline: Deadline) -> ncclComm_t {
     loop {
         let handle = shared.raw();

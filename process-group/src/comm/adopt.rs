@@ -38,9 +38,10 @@ impl Communicator {
     /// - [`release`](Self::release), or dropping the value, ends this crate's use of the communicator. A thread of this
     ///   crate deregisters the windows and registrations that were made through the value, and then drops the reference
     ///   to `owner`. If there are windows or registrations to deregister, the thread first waits until the device is
-    ///   idle and no stream of the device is being captured. If that takes too long, [`CommError::Leaked`] is reported,
-    ///   and the release continues in the background. If a deregistration fails, `owner` is kept for the rest of the
-    ///   process.
+    ///   idle and no stream of the device is being captured. If the deadline (after a drop: 10 s) passes first, the
+    ///   release continues in the background, and `release` returns [`CommError::Leaked`]. After a drop, this error is
+    ///   passed to the [drop error hook](super::set_drop_error_hook). If a deregistration fails, `owner` is kept for
+    ///   the rest of the process.
     ///
     /// Where an error asks for an abort of the communicator, release the value instead, and have the owner abort.
     ///

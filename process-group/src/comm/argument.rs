@@ -124,7 +124,7 @@ pub enum ArgumentError {
         /// Number of ranks in the communicator.
         size: usize,
     },
-    /// The ranks cannot be excluded from a shrunk communicator.
+    /// The list of ranks to exclude by a [shrink](super::Communicator::shrink) is empty or invalid.
     #[error(
         "{call}: a communicator of {size} cannot go on on rank {rank} without the ranks {excluded:?}: {problem}"
     )]

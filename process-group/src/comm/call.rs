@@ -9,7 +9,8 @@ use super::{CommError, Result};
 /// Calls a function of NCCL's function table and converts the result code into a [`Result`].
 ///
 /// `call!(nccl, name, ncclAllReduce(args…))`, where `name` is the communicator's name in errors. The caller wraps the
-/// macro in `unsafe` and states why the arguments are valid.
+/// macro in `unsafe` and states why the arguments are valid. If the library lacks the function, the macro returns
+/// `CommError::Missing` from the enclosing function or closure.
 macro_rules! call {
     ($nccl:expr, $name:expr, $function:ident ( $($argument:expr),* $(,)? )) => {{
         let nccl: &$crate::comm::Nccl = $nccl;

@@ -305,7 +305,7 @@ impl Communicator {
         self.shared.making.get().copied()
     }
 
-    /// Checks that the communicator can still be used.
+    /// Checks that the communicator can still be used. A [revoked](Self::revoke) communicator passes.
     ///
     /// # Errors
     /// [`CommError::Poisoned`], [`CommError::Closed`], [`CommError::Unmade`] or [`CommError::Suspended`].
@@ -376,8 +376,9 @@ impl Drop for Communicator {
     }
 }
 
-/// Returns the NCCL settings with which `call` makes a communicator. Fails if this rank cannot make one with `config`
-/// now. Called before this rank meets the other ranks, because they would wait for a rank that fails later.
+/// Converts `config` to the NCCL settings with which `call` makes a communicator. Fails if this thread has an open NCCL
+/// group, or if `config` or NCCL's environment variables have values that this crate or the release refuses. Called
+/// before this rank meets the other ranks, because they would wait for a rank that fails later.
 pub(crate) fn settings(call: &'static str, nccl: &Nccl, config: &Config) -> Result<nccl_sys::Config> {
     open_group::refuse_inside(call)?;
     let lowered = config.lower(nccl)?;

@@ -12,7 +12,8 @@ use super::{Nccl, Result, WindowFacts};
 ///
 /// Communicators are always blocking, because a non-blocking communicator costs 25 to 30 µs more per call. Deadlines of
 /// blocking calls are kept by the service thread. An NCCL release silently ignores settings that it does not know;
-/// [`ignored_by`](Self::ignored_by) lists them.
+/// [`ignored_by`](Self::ignored_by) lists them. The release at the end of a field's description is the first that knows
+/// the setting.
 ///
 /// From 2.31 on, NCCL also takes some of these settings per call (`ncclAllReduceConfig` and similar, raw in
 /// `nccl-sys`). This crate does not use these functions: all ranks must pass the same settings to a call, and NCCL does

@@ -131,7 +131,7 @@ impl Communicator {
                 Unkept::Interrupted => "it was aborted while ncclCommDestroy was blocked".into(),
                 _ => format!("ncclCommDestroy did not return within {:.1?}", deadline.waited()),
             };
-            // Without a result, the destruction may still succeed later. It then corrects this text.
+            // The destruction may still succeed later. The service thread then replaces this text.
             self.shared.guard.set_ending(&format!("being destroyed: {why}"));
             if destroying.returned.load(Ordering::SeqCst) {
                 self.shared.guard.set_ending(DESTROYED);

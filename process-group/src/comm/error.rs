@@ -159,7 +159,7 @@ pub enum CommError {
         found: i32,
     },
 
-    /// The communicator has ended.
+    /// The communicator has ended, or is being destroyed, aborted or released.
     #[error("{call}: {communicator} is gone, {how}")]
     Closed {
         /// The call that was refused.
@@ -202,7 +202,8 @@ pub enum CommError {
         communicator: String,
     },
 
-    /// The communicator could neither be destroyed nor aborted safely, so its memory is never freed.
+    /// The destruction, abort or release of the communicator failed, or did not end by the deadline. A destruction or
+    /// release that goes on in the background may still succeed. Otherwise the communicator's memory is never freed.
     #[error(
         "{communicator} was leaked: {why}. Its memory, and what was registered with it, must not be reused"
     )]

@@ -11,7 +11,7 @@ pub enum ShrinkMode {
     /// The work of every rank is done before the call. The old communicator stays usable beside the new one.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Orderly,
-    /// NCCL first gives up the work, because it waits for a rank that has failed. The old communicator can only be
+    /// NCCL first gives up the work, which may wait for a rank that has failed. The old communicator can only be
     /// aborted afterwards.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     AfterFailure,

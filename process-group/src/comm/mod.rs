@@ -7,7 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
-//! | `op`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; what each operation is; operations of several calls; errors of arguments |
+//! | `op`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; the properties of each operation; operations of several calls; errors of arguments |
 //! | `communicator`, `shared`, `service` | creation and splitting; the thread that runs calls that may block |
 //! | `children`, `grow`, `making` | shrinking and revoking; growing; how each communicator was made |
 //! | `adopt` | communicators that another library made and will destroy |
@@ -22,7 +22,7 @@
 //! Invariants:
 //! - One thread at a time is inside NCCL with a communicator; queries of asynchronous errors are exempt.
 //! - Memory that NCCL may still write to is never freed.
-//! - Every wait has a deadline, except an enqueue, which an [`AbortHandle`] unblocks.
+//! - Every wait of a caller has a deadline, except an enqueue, which an [`AbortHandle`] unblocks.
 //! - `Drop` calls no collective and does not panic.
 //! - After an error that leaves a communicator in an unknown state, the communicator takes no further work. It can be
 //!   aborted, or [shrunk after a failure](ShrinkMode::AfterFailure).

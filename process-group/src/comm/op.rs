@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{BoxedResult, cold_err, memory::WindowOffset, operation::Operation};
 
-/// One operation of this rank. A buffer that this rank does not use is null. A *share* is the part of a buffer that
-/// belongs to one rank: `count` elements.
+/// One operation of this rank. The address of a buffer that this rank does not use is ignored. A *share* is the part of
+/// a buffer that belongs to one rank: `count` elements.
 ///
 /// For a put, `receive` is an address in this rank's own part of the window. The data goes to the same offset in the
 /// peer's part.
@@ -330,7 +330,7 @@ impl Rules<'_> {
         Ok(bytes)
     }
 
-    /// Checks the two buffers of a collective, and that they overlap only as `in_place` allows.
+    /// Checks the send and the receive buffer, and that they overlap only as `in_place` allows.
     #[inline(always)]
     fn buffers(
         &self,
@@ -351,8 +351,8 @@ impl Rules<'_> {
         }
         let (from, to) = (send.address, receive.address);
         let apart = from + send_bytes as u64 <= to || to + receive_bytes as u64 <= from;
-        // A closure, because the product may overflow in the other cases. For `ShareOfReceive` and `ShareOfSend`, one
-        // buffer holds a share of every rank. Its length was checked above and exceeds this offset.
+        // For `ShareOfReceive` and `ShareOfSend`, one buffer holds a share of every rank. Its length was checked above
+        // and exceeds this offset. In the other cases the product may overflow, so it is computed only on demand.
         let offset = || (self.place.rank * count * dtype.size()) as u64;
         let fits = match in_place {
             InPlace::Same => from == to,

@@ -22,9 +22,10 @@ type Hook = Arc<dyn Fn(&CommError) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Sets the hook of this process for failures that no caller can receive: a dropped communicator could not be
-/// aborted, or a group failed while it was dropped. Replaces the previous hook. The default hook writes one line to
-/// standard error.
+/// Sets the hook of this process for failures that no caller can receive: for example, a dropped communicator could not
+/// be aborted or released, the launch of a dropped [`Group`](super::Group) failed, or a dropped
+/// [`Registration`](super::Registration) could not be deregistered. Replaces the previous hook. The default hook writes
+/// one line to standard error.
 ///
 /// The hook may run on any thread. A panic inside it is ignored.
 pub fn set_drop_error_hook(hook: impl Fn(&CommError) + Send + Sync + 'static) {
@@ -170,7 +171,7 @@ impl Releasing {
 }
 
 /// Deregisters all ranges and windows that this crate registered with an adopted communicator. The communicator's
-/// guard must be closed.
+/// guard must be closed. Waits without a deadline, so this function runs on a thread of its own.
 fn withdraw(shared: &Shared) -> Result<()> {
     const CALL: &str = "ncclCommWindowDeregister";
     const INTERVAL: Duration = Duration::from_millis(10);

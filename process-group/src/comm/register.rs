@@ -41,13 +41,13 @@ impl Registration {
     }
 
     /// Deregisters the buffer. Does nothing if the communicator has ended, or can only be aborted, because ending a
-    /// communicator deregisters its buffers. On an [adopted](Communicator::adopt) communicator this call also
-    /// deregisters the buffer after an error, until the communicator is released.
+    /// communicator deregisters its buffers. Exception: an [adopted](Communicator::adopt) communicator that is unusable
+    /// after an error is not ended by this crate, so this call still deregisters the buffer.
     ///
     /// # Errors
     /// [`CommError::Nccl`](super::CommError::Nccl); [`CommError::Busy`](super::CommError::Busy) if another thread was
-    /// inside NCCL with the communicator until the deadline. The next call of the communicator then deregisters the
-    /// buffer. Keep the memory until the communicator has ended.
+    /// inside NCCL with the communicator until the deadline. After `Busy`, the communicator's next call deregisters the
+    /// buffer. After either error, keep the memory until the communicator has ended.
     #[doc(alias = "ncclCommDeregister")]
     pub fn deregister(mut self, deadline: Deadline) -> Result<()> {
         self.release(deadline)

@@ -250,7 +250,8 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// A range that could not be registered or deregistered.
+/// A range that could not be registered or deregistered. `bytes` is 0 for a deregistration. `address` and `bytes` are 0
+/// for a failure that concerns no single range.
 #[derive(Debug)]
 pub(crate) struct Unsettled {
     pub(crate) address: u64,

@@ -35,8 +35,8 @@ impl Shared {
         let _ = self.registry.leave(DEREGISTER, address);
     }
 
-    /// Executes the pending requests. If another thread is inside the call guard, or the communicator is suspended, leaves
-    /// them to the communicator's next call.
+    /// Executes the pending requests. Leaves them to the communicator's next call if the call guard does not admit this
+    /// thread at once, or if the communicator is suspended.
     pub(crate) fn flush_if_free(&self) -> Result<(), Unsettled> {
         match self.guard.enter(REGISTER, Kind::Local, Some(Deadline::now())) {
             // No suspension begins while this thread is inside.
@@ -52,8 +52,8 @@ impl Shared {
         self.flush()
     }
 
-    /// Executes the pending requests before `call`. A failed request may poison the communicator, so this then checks
-    /// whether `call` is still allowed. The caller is inside the guard.
+    /// Executes the pending requests before `call`. A failed request may poison the communicator, so this function then
+    /// checks whether `call` is still allowed. The caller is inside the guard.
     #[cold]
     pub(super) fn flush_before(&self, call: &'static str) -> Result<()> {
         match self.flush() {

@@ -41,10 +41,10 @@ pub(crate) struct Shared {
     /// The configuration that NCCL received. NCCL keeps the address of the name string that it contains.
     pub(crate) config: nccl_sys::Config,
     windows: Mutex<Windows>,
-    /// The address that NCCL gets for a buffer that this rank does not use. Null, except if NCCL
-    /// [checks buffers](checks_buffers): it then refuses null. The address is then that of a small allocation of this
-    /// communicator, and not that of the buffer that the rank uses. A buffer in a window could make NCCL choose another
-    /// algorithm on this rank than on the others.
+    /// The address that NCCL gets for a buffer that this rank does not use. Normally null. If NCCL
+    /// [checks buffers](checks_buffers), it refuses null, and the address is that of a small allocation of this
+    /// communicator. The operation's other buffer is not passed twice, because it may lie in a window. NCCL could then
+    /// choose another algorithm on this rank than on the others.
     pub(super) unused_buffer: DevicePtr,
     /// Set once NCCL has made the communicator.
     pub(super) making: OnceLock<Making>,
@@ -165,7 +165,7 @@ impl Shared {
         children
     }
 
-    /// Returns NCCL's asynchronous error, if any.
+    /// Fails with NCCL's asynchronous error, if any, which poisons the communicator.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
         // NCCL has not made the communicator, or failed to make it.

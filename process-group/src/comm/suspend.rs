@@ -37,8 +37,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::Missing`] below 2.29.7; [`CommError::NotSuspended`]. [`CommError::Nccl`], for example if the
-    /// device lacks memory, and [`CommError::DeadlineExceeded`] poison the communicator, unless NCCL calls the argument
-    /// or the use invalid: then it is still suspended.
+    /// device lacks memory, and [`CommError::DeadlineExceeded`] poison the communicator. Exception: after
+    /// `ncclInvalidArgument` or `ncclInvalidUsage` the communicator is not poisoned, and still suspended.
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self, deadline: Deadline) -> Result<()> {
         self.check_suspended()?;

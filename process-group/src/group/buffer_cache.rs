@@ -88,9 +88,10 @@ impl Slot {
 /// The number of slots for ranges of at least 2 MiB (`1 << PAGE`). Smaller ranges have as many slots of their
 /// own.
 const SLOTS: usize = 64;
-/// The size from which a range uses the slots for large ranges, as a base-2 logarithm.
+/// The size from which a range uses the slots for large ranges, as a base-2 logarithm. A buffer's address, divided by
+/// this size, selects the slot.
 const PAGE: u32 = 21;
-/// The driver's alignment of allocations, as a base-2 logarithm.
+/// The driver's alignment of allocations, as a base-2 logarithm. Selects the slot of a small range in the same way.
 const UNIT: u32 = 9;
 
 const OPERATIONS: usize = Primitive::ALL.len();
@@ -107,7 +108,7 @@ pub(super) struct BufferCache {
     large: Box<[Slot; SLOTS]>,
     small: Box<[Slot; SLOTS]>,
     writing: Mutex<()>,
-    /// Has more entries than the slots. Used by misses.
+    /// The driver's earlier answers, which a miss searches before it queries the driver.
     answers: Answers,
     /// The memory layouts that are the same on all members, such as symmetric pools.
     pub(super) places: Places,

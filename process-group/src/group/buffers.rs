@@ -9,8 +9,8 @@ use super::{
 use crate::comm::Primitive;
 
 impl ProcessGroup {
-    /// Returns, for each operation, the number of buffers that were registered and the number that were not,
-    /// by reason.
+    /// Returns, for each operation, how many of its buffers were registered and how many were not, by reason.
+    /// Counts the calls since the group was made. Empty if the group does not check buffers.
     #[must_use]
     pub fn registration_report(&self) -> RegistrationReport {
         let policy = self.registration();

@@ -79,13 +79,13 @@ pub enum ShrinkError {
         Ranges(.excluded), Ranges(.other_excluded)
     )]
     Differ {
-        /// The rank of one member.
+        /// One member's rank in the group.
         rank: usize,
-        /// The ranks that `rank` excludes.
+        /// The ranks of the group that `rank` excludes.
         excluded: Vec<usize>,
-        /// The rank of another member.
+        /// Another member's rank in the group.
         other: usize,
-        /// The ranks that `other` excludes.
+        /// The ranks of the group that `other` excludes.
         other_excluded: Vec<usize>,
     },
 }

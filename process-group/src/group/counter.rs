@@ -41,9 +41,9 @@ pub struct Enqueued {
     pub name: String,
     /// The number of calls; see [`ProcessGroup::sequence`](super::ProcessGroup::sequence).
     pub sequence: u64,
-    /// The number of calls that all members make, including batches with a collective and [marked launches of
-    /// graphs](super::ProcessGroup::track_graph_launch). Equal on all members that have enqueued the same
-    /// calls.
+    /// The number of calls that all members make, including batches with a collective and calls of
+    /// [`track_graph_launch`](super::ProcessGroup::track_graph_launch). Equal on all members that have enqueued
+    /// the same calls.
     pub collectives: u64,
     /// The messages by peer, in ascending order. Peers without messages are left out.
     pub messages: Vec<MessageCounts>,

@@ -86,8 +86,8 @@ impl GroupHealth {
         }
     }
 
-    /// Waits until the heartbeats have compared the members' call histories and so ended the group, for at most
-    /// [`COMPARISON`].
+    /// Starts a comparison of the members' call histories, which ends the group if they differ. Waits until the group
+    /// is over, for at most `COMPARISON[1]` heartbeat periods.
     pub(super) fn await_comparison(&self) {
         self.signal.compare(&self.ranks);
         self.hear_why(self.heartbeat * COMPARISON[1]);

@@ -76,13 +76,13 @@ enum Phase {
 
 struct State {
     phase: Phase,
-    /// True once the communicator was revoked. Further work is refused.
+    /// True while the communicator is being revoked, and once it is revoked. Further work is refused.
     revoked: bool,
     /// True while the communicator is suspended or about to be suspended. Work and the making of children are refused.
     suspended: bool,
     inside: Option<&'static str>,
-    /// The call that frees the communicator, from the moment at which the guard is closed for it until it has
-    /// returned, or its caller has given up.
+    /// Name of the call that frees the communicator. Set when the guard is closed for this call. Cleared when the call
+    /// has returned, or when its caller stops waiting for it.
     freeing: Option<&'static str>,
     group: Option<ThreadId>,
     /// Number of threads that only query the communicator. They may run beside the thread in `inside`.
@@ -235,7 +235,7 @@ impl CallGuard {
 
     /// Waits until no other thread is inside NCCL with the communicator and no group excludes the call, then enters.
     /// Without a `deadline` the wait has no limit. Fails if the communicator's state does not admit a call of this
-    /// `kind`.
+    /// `kind`, if the deadline passes, or if a wait for another thread's open group could deadlock.
     #[inline]
     pub(crate) fn enter(
         &self,
@@ -337,7 +337,7 @@ impl CallGuard {
         self.changed(state);
     }
 
-    /// Records whether the communicator is revoked, or about to be. Work is refused as long as it is.
+    /// Records whether the communicator is revoked or about to be revoked. In both cases the guard refuses work.
     pub(crate) fn set_revoked(&self, revoked: bool) {
         let mut state = self.lock();
         state.revoked = revoked;
@@ -356,14 +356,14 @@ impl CallGuard {
         self.lock().suspended
     }
 
-    /// Returns true if the communicator was revoked.
+    /// Returns true if the communicator is revoked or being revoked.
     pub(crate) fn is_revoked(&self) -> bool {
         self.lock().revoked
     }
 
     /// Closes the guard: every call but the end of an open group is refused from now on. Returns `false` and changes
-    /// nothing if the guard was closed already. Otherwise the caller makes the call `freeing`, if that is `Some`,
-    /// which frees the communicator. It reports the end of the call with [`set_freed`](Self::set_freed) or
+    /// nothing if the guard was closed already. `freeing` names the NCCL call with which the caller will free the
+    /// communicator, if any. After that call the caller must call [`set_freed`](Self::set_freed) or
     /// [`set_ending`](Self::set_ending).
     pub(crate) fn close(&self, how: &str, freeing: Option<&'static str>) -> bool {
         let mut state = self.lock();
@@ -376,8 +376,8 @@ impl CallGuard {
         first
     }
 
-    /// Replaces the text that says how the communicator ended. The call that frees the communicator has returned, or its
-    /// caller has given up.
+    /// Replaces the text that says how the communicator ended. Used when the call that frees the communicator has
+    /// returned, or when its caller stops waiting for it.
     pub(crate) fn set_ending(&self, how: &str) {
         let mut state = self.lock();
         state.phase = Phase::Closed(how.into());
@@ -429,8 +429,8 @@ impl CallGuard {
     }
 
     /// Notifies the listeners of an abort, so threads that wait for calls of this rank stop waiting. Called after the
-    /// guard is closed, so a listener that is added later is called by [`tell`](Self::tell). The guard of an adopted
-    /// communicator may only be poisoned.
+    /// guard is closed, so a listener that is added later is called by [`tell`](Self::tell). Exception: the abort of an
+    /// adopted communicator poisons the guard and does not close it.
     pub(crate) fn interrupt(&self, force: Force) {
         let listeners = self.lock().listeners.clone();
         listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(force));

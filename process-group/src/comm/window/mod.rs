@@ -163,8 +163,9 @@ impl Communicator {
     }
 
     /// Registers windows, in the order of `requests`, in one NCCL group on the service thread. Collective: every rank
-    /// passes the same number of requests, with the same sizes, in the same order. NCCL does not check this, and
-    /// waits for ever if the ranks differ. The ranks must therefore agree first, as symm-mem's commit does.
+    /// passes the same number of requests, in the same order, below NCCL 2.30.7 also with the same sizes. NCCL does not
+    /// check this, and waits for ever if the ranks differ. The ranks must therefore agree first, as symm-mem's commit
+    /// does.
     ///
     /// If the communicator does not support windows, no NCCL call is made and every outcome gives the reason. NCCL
     /// maps the whole allocation under each request into the other members, so the allocation's handle must be
@@ -198,8 +199,9 @@ impl Communicator {
     ///
     /// # Errors
     /// - [`DeadlineExceeded`](super::CommError::DeadlineExceeded) and [`Nccl`](super::CommError::Nccl), which poison
-    ///   the communicator, [`Closed`](super::CommError::Closed) and [`Suspended`](super::CommError::Suspended). Keep
-    ///   clones of the windows to try again.
+    ///   the communicator; [`Closed`](super::CommError::Closed).
+    /// - [`Suspended`](super::CommError::Suspended). To repeat the call after a resume, keep clones of the windows,
+    ///   because this call consumes `windows`.
     /// - [`WindowRequest`](super::CommError::WindowRequest) for a window of another communicator. No window is
     ///   deregistered then.
     /// - [`WindowRequest`](super::CommError::WindowRequest) for a window that is deregistered already. The windows

@@ -41,16 +41,17 @@ impl WindowRequest {
     }
 }
 
-/// A request that NCCL would refuse on this rank alone, while the other ranks wait.
+/// A window that this rank cannot register, deregister or look up. Reported before the NCCL call, because the other
+/// ranks could wait for this rank.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 #[error("window request {index} ({bytes} bytes at {address:#x}): {problem}")]
 pub struct WindowRequestError {
-    /// Index of the request in the list.
+    /// Index of the request or window in the caller's list.
     pub index: usize,
-    /// Start address of the requested window.
+    /// Start address of the window.
     pub address: u64,
-    /// Length of the requested window in bytes.
+    /// Length of the window in bytes.
     pub bytes: usize,
     /// Description of the problem.
     pub problem: String,

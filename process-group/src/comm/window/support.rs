@@ -51,7 +51,8 @@ impl WindowFacts {
     ///
     /// From 2.29 on, an unknown fact counts as favourable, because NCCL returns a null handle if windows are not
     /// supported. Older releases do not report that, so [`one_host`](Self::one_host) and
-    /// [`peer_access`](Self::peer_access) must be known. An unknown environment variable always counts as favourable.
+    /// [`peer_access`](Self::peer_access) must be known. The facts about environment variables count as favourable in
+    /// every release if they are unknown.
     ///
     /// # Errors
     /// The reason why windows are not supported.
