@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl GroupHealth {
-    /// Ends the group on this rank because of `trouble`. Does not block, so threads of the watch may call `trouble`.
+    /// Ends the group on this rank because of `trouble`. Does not block, so threads of the watch may call this method.
     pub(crate) fn trouble(self: &Arc<Self>, trouble: Trouble) {
         self.end(End::Trouble(trouble));
     }
@@ -55,8 +55,8 @@ impl GroupHealth {
         }
     }
 
-    /// Sets the callback for the end of the group, once the group is made. Calls the callback at once if the group is
-    /// over.
+    /// Sets the callback for the end of the group, once the group is made. Calls the callback at once if trouble has
+    /// ended the group already.
     pub(super) fn notify_of_end(&self, callback: Option<EndCallback>) {
         *self.on_end() = callback;
         self.report_end();
@@ -85,7 +85,8 @@ impl GroupHealth {
         drop(callback);
     }
 
-    /// Ends child groups that are still being made and do not notice this end themselves.
+    /// Ends those child groups that are still being made and to which
+    /// [`end_from`](super::health::PendingChild::end_from) passes `end` on.
     fn end_children(&self, end: &End) {
         let pending_children = self.pending_children.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for child in pending_children.iter().filter_map(Weak::upgrade) {
@@ -255,7 +256,8 @@ impl Membership {
         Self(health.clone())
     }
 
-    /// Marks the group as made. Before that, the members' agreements report the rank that has failed.
+    /// Marks the group as made: from now on, leaving it notifies the other members. No notification is needed before,
+    /// because the agreements that make the group report a rank that has failed.
     pub(super) fn begin(&self) {
         self.0.is_member.store(true, Ordering::Release);
     }

@@ -189,7 +189,7 @@ impl Environment {
 
 impl Environment {
     /// Opens the store at the environment's address. Rank 0 hosts the store, unless the launcher's agent does. All
-    /// other ranks connect to it.
+    /// other ranks connect to it. For `workers` see [`TcpOptions::workers`](crate::store::TcpOptions::workers).
     pub(super) fn tcp_store(
         &self,
         rank: usize,
@@ -215,8 +215,8 @@ impl Environment {
         if rank != 0 || self.agent_store {
             return Ok(options.connect(&address, deadline)?);
         }
-        // Listen on the interface that the host's name resolves to. The ranks that connect report a name that does not
-        // resolve.
+        // Listen on the interface that the host's name resolves to. If the name does not resolve, listen on the default
+        // 127.0.0.1, because the ranks that connect report the name.
         let interface =
             (host, port).to_socket_addrs().ok().and_then(|mut found| found.next()).map(|found| found.ip());
         let options = match interface {

@@ -1,8 +1,8 @@
 //! Makes communicators with the help of the store: on all of their ranks, or on none.
 //!
 //! NCCL's own calls wait forever for a missing rank, and do not report that another rank has failed. The ranks
-//! therefore make one agreement before they call NCCL, whose error names the missing ranks, and one after the calls, on
-//! their results. No rank uses the communicator before all ranks have made it.
+//! therefore agree before they call NCCL that all are ready. If ranks are missing, the error of this step names them.
+//! After the calls, the ranks agree on the results. No rank uses the communicator before all ranks have made it.
 
 use bootstrap::{
     agreement::{self, Decision, Protocol, Report},
@@ -125,10 +125,11 @@ impl ProcessGroup {
     /// Makes the prepared communicator `made`, together with the ranks of `all`.
     ///
     /// # Errors
-    /// After [`GroupError::Absent`], and after [`GroupError::Unmade`] because another rank could not prepare its
-    /// communicator, nothing has changed. After any other error the communicator is poisoned: [`GroupError::Comm`] for
-    /// a failure on this rank, [`GroupError::Unmade`] for a failure on another rank, [`GroupError::Lost`],
-    /// [`GroupError::Store`].
+    /// After [`GroupError::Absent`] for a rank that did not come, and after [`GroupError::Unmade`] because another rank
+    /// could not prepare its communicator, nothing has changed. After an error of the NCCL calls or of a later step the
+    /// communicator is poisoned: [`GroupError::Comm`] for a failure on this rank, [`GroupError::Unmade`] for a failure
+    /// on another rank, [`GroupError::Absent`] for a rank that has not returned from NCCL in time,
+    /// [`GroupError::Lost`], [`GroupError::Store`].
     pub(super) fn form(&self, all: &Meeting<'_>, made: &Communicator, deadline: Deadline) -> Result<()> {
         // The first rank makes the unique id for all ranks.
         let is_first = all.rank == all.ranks[0];

@@ -59,7 +59,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// - [`GroupError::Joined`] if this group was joined from PyTorch.
-    /// - [`GroupError::Comm`] with [`CommError::Missing`] if NCCL is older than 2.29.2, before any other call; with
+    /// - [`GroupError::Comm`] with [`CommError::Missing`] if NCCL is older than 2.29.2, before NCCL is called; with
     ///   [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] if the communicator is
     ///   suspended.
     /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work

@@ -87,6 +87,7 @@ pub(super) enum End {
 }
 
 /// A child group that is still being made from the members of a parent group. An abort of the parent ends the child.
+/// The child also ends if one of its members leaves the parent.
 pub(super) struct PendingChild {
     health: Arc<GroupHealth>,
     /// True for a grown group. Such a group has a job of its own, in which the job rank of a parent's member is its
@@ -246,8 +247,9 @@ impl GroupHealth {
         matches!(self.end.get(), Some(End::Trouble(Trouble::Left { .. })))
     }
 
-    /// Returns true if this rank has called [`ProcessGroup::destroy`](super::ProcessGroup::destroy). That method compares
-    /// the members' calls itself.
+    /// Returns true if this rank has called [`ProcessGroup::destroy`](super::ProcessGroup::destroy). The heartbeat
+    /// thread then reports no other member that destroys the group after fewer steps, because `destroy` compares the
+    /// members' calls itself.
     pub(crate) fn is_being_destroyed(&self) -> bool {
         self.is_being_destroyed.load(Ordering::Acquire)
     }
@@ -419,7 +421,7 @@ impl GroupHealth {
                 error
             }
             // A member has left. Errors of the kinds below can be a consequence of that, except `Revoked`, which this
-            // rank has caused itself. All other errors are kept, because the members have agreed on them.
+            // rank has caused itself. All other errors have causes of their own, and are kept.
             Some(End::Trouble(Trouble::Left { .. }))
                 if matches!(error, Comm(CommError::Revoked { .. }))
                     || !matches!(
@@ -472,7 +474,8 @@ impl GroupHealth {
     }
 
     /// Links `child`, which is being made from this group's members. Until the returned value is
-    /// [detached](PendingChild::detach) or dropped, an abort of this group also ends `child`.
+    /// [detached](PendingChild::detach) or dropped, an end of this group may also end `child`: see
+    /// [`PendingChild::end_from`].
     pub(super) fn link_child(&self, child: &Arc<Self>) -> Arc<PendingChild> {
         self.link(child, false)
     }

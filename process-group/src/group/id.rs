@@ -4,7 +4,8 @@ use std::fmt;
 
 /// The identity of a group: equal on all its members, and given to no other group, not even in another store.
 /// Displayed as three numbers, also in `Debug`: a random number of the store in hexadecimal, the number of the group in
-/// the store, and the epoch.
+/// the store, and the epoch. Groups that were [joined from PyTorch](super::Builder::join_torch) are an exception: each
+/// has the uid 0, and is displayed as that and the epoch.
 ///
 /// Groups of one store have ascending uids in the order in which they are made. A program that uses its
 /// groups in the order of their ids therefore uses them in the same order on every rank.

@@ -58,14 +58,15 @@ impl Job {
         &self.stream
     }
 
-    /// This rank's device.
+    /// The context of this rank's device.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.world.context()
     }
 
-    /// Destroys the world. Collective: all ranks call `finish`. Destroy groups that were split from the world
-    /// first, because its end may close the store that they use.
+    /// Destroys the world when its work is done. Blocks for at most the world's
+    /// [default timeout](ProcessGroup::timeout). Collective: all ranks call `finish`. Destroy groups that were split
+    /// from the world first, because its end may close the store that they use.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::destroy`].

@@ -242,8 +242,8 @@ impl ProcessGroup {
         self.commit(blank, entry, operation.name(), is_collective(operation, ops), ops, stream)
     }
 
-    /// Checks all ops of a launch together: messages to this rank itself, and in checked mode the other members'
-    /// calls.
+    /// Checks all ops of a launch together: messages to this rank itself must match, and in checked mode the ops must
+    /// match the calls of the other members.
     #[cold]
     pub(super) fn examine(
         &self,

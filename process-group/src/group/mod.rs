@@ -11,7 +11,7 @@
 //! | `torch` | joining a group of PyTorch's ranks |
 //! | `meeting` | agreements among the members |
 //! | `member` | each rank's record, and the decisions that follow from all records |
-//! | `process_group`, `hosted` | the group: its members and how it ends, and the store that a rank hosts for it |
+//! | `process_group`, `id`, `hosted` | the group: its members, identity and end, and the store that a rank hosts |
 //! | `counter` | counts of enqueued work that members can compare |
 //! | `split`, `split_plan`, `shrink`, `grow` | groups of some of the ranks, of the surviving ranks, and of all ranks plus new ones |
 //! | `suspend` | releasing the memory of an idle group's communicators |

@@ -92,8 +92,8 @@ impl ProcessGroup {
 }
 
 /// In a batch, the one-sided operations run first, in the order in which they were queued, and the other
-/// operations run afterwards. If the peer waits for this rank before it sends a signal, queue the wait for
-/// that signal in a later batch.
+/// operations run afterwards. If the peer sends a signal only after another operation of this rank, for example a
+/// message, do not queue the wait for the signal in the batch of that operation. Queue it in a later batch.
 impl Batch<'_> {
     /// Queues [`ProcessGroup::put_signal`].
     ///

@@ -18,7 +18,8 @@ use crate::{
 };
 
 /// Finds the positions of addresses in a plan. A plan is a layout of memory that is the same on all ranks,
-/// such as that of a symmetric pool.
+/// such as that of a symmetric pool. [`ProcessGroup::compare_places`](super::ProcessGroup::compare_places) adds a plan
+/// to a group.
 pub trait SymmetricPlaces: Send + Sync {
     /// Returns the plan.
     fn plan(&self) -> SymmetricPlan;

@@ -107,8 +107,9 @@ impl HealthHandle {
     }
 
     /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most
-    /// until `deadline`. For a rank that knows of another member's loss before its own watchdog does: it learns of the
-    /// loss within that time, and [`check`](Self::check) then returns it. Returns at once after the group was dropped.
+    /// until `deadline`. Call this after an error that the loss of another member may have caused: the group learns of
+    /// such a loss within that time, and [`check`](Self::check) then returns it. Returns at once after the group was
+    /// dropped.
     pub fn await_end(&self, deadline: Deadline) {
         let hurry = |health: Arc<GroupHealth>| {
             health.signal.hurry();

@@ -72,7 +72,7 @@ macro_rules! operations {
             /// [`GroupError::Argument`](super::GroupError::Argument),
             /// [`GroupError::Buffer`](super::GroupError::Buffer).
             /// [`GroupError::Comm`](super::GroupError::Comm) with NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued, but
-            /// the event after it could not be recorded.
+            /// the event after it could not be recorded. If the group is over: the error that ended it.
             ///
             /// # Safety
             /// Until the work is done, the buffers are device-accessible memory of the stated length, nothing

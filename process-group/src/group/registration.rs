@@ -37,12 +37,12 @@ pub(super) fn decide(members: &[Member]) -> Result<(), NotRegistered> {
 }
 
 impl Builder {
-    /// Enables registration: the segments of the allocators that this process follows are registered with the
-    /// group's communicator, with the communicators of its [messages](super::P2pPolicy), and with those of
-    /// groups that are split from it (default: off, unless `NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, or
-    /// `TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK`, is 1). The members agree: either all register, or
-    /// none does, and then [`ProcessGroup::registration`] returns the reason. Attach allocators before the
-    /// group is made; see the module `registration`.
+    /// Enables registration: the segments of the allocators to which this process has attached a
+    /// `SegmentRegistrar` are registered with the group's communicator, with the communicators of its
+    /// [messages](super::P2pPolicy), and with those of groups that are split from it (default: off, unless
+    /// the [environment](super::Environment) switches it on). The members agree: either all register, or
+    /// none does, and then [`ProcessGroup::registration`] returns the reason. Attach the registrar before
+    /// the group is made; see the module `registration`.
     pub fn registration(mut self, wanted: bool) -> Self {
         self.registration = Some(wanted);
         self
@@ -67,8 +67,8 @@ impl ProcessGroup {
         self.registered.get().map_or(Err(NotRegistered::Lazy), |registered| registered.outcome.clone())
     }
 
-    /// Agrees on registration with `communicators`. `all` is the agreement of the ranks that made them.
-    /// Collective among these ranks if all members of the group want registration.
+    /// Registers memory with `communicators` on all ranks that made them, or on none. `all` is the agreement
+    /// of these ranks. Collective among them if all members of the group want registration and can register.
     pub(super) fn agree_on_registration(
         &self,
         all: &Meeting<'_>,

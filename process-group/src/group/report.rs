@@ -16,8 +16,8 @@ pub enum RegistrationStatus {
     /// The buffer is in a segment that can be registered, but the members did not agree to register.
     /// [`RegistrationReport::policy`] has the reason.
     NotAgreed,
-    /// The buffer is neither in a segment of a followed allocator, nor in a registered
-    /// [pool](super::ProcessGroup::register_pool).
+    /// The buffer is neither in a segment of an allocator with an attached `SegmentRegistrar`, nor in a
+    /// registered [pool](super::ProcessGroup::register_pool).
     Foreign,
     /// The buffer is in a segment of a re-mappable pool.
     Remappable,
@@ -79,8 +79,8 @@ impl RegistrationStatus {
 /// Not counted are buffers without elements, buffers of one-sided operations (which are in windows), launches
 /// of graphs, and calls on [`ProcessGroup::communicator`](super::ProcessGroup::communicator) itself. When
 /// several threads call at the same moment, a few calls may be missed. Buffers passed to a lazy group before
-/// its members have agreed on registration are first counted as [`RegistrationStatus::NotAgreed`], and after
-/// the agreement under their actual status. Messages are counted as if the communicators of all pairs had
+/// its members have agreed on registration are first counted as [`RegistrationStatus::NotAgreed`]. The
+/// agreement moves them to their actual status. Messages are counted as if the communicators of all pairs had
 /// registered memory; [`P2pReport::not_registered`](super::P2pReport::not_registered) lists the pairs'
 /// communicators that have none. Nothing is counted in a group whose
 /// [`Builder::check_buffers`](super::Builder::check_buffers) is off.

@@ -47,8 +47,8 @@ impl GroupSettings {
         Self::default()
     }
 
-    /// Sets the configuration of the group's communicator. The group fills in the communicator's name, and window facts
-    /// from the members' records. All members should pass the same configuration.
+    /// Sets the configuration of the group's communicator. The group fills in the communicator's name, and
+    /// [window facts](Config::window_facts) from the members' records. All members should pass the same configuration.
     pub fn config(self, config: Config) -> Self {
         Self { config: Some(config), ..self }
     }

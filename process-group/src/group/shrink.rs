@@ -86,8 +86,8 @@ impl ProcessGroup {
     /// An excluded member that is alive may take part in a later shrink of this group, if the shrink without it was
     /// [orderly](ShrinkMode::Orderly), the group had not ended, and a survivor of that shrink takes part in the later one
     /// too. Otherwise the survivors may take the member for dead, or not know that the group is to be shrunk again.
-    /// The member's next call then fails with [`GroupError::Shrink`], so that it learns of the group that was made
-    /// without it. The call after that may take part again.
+    /// In that case the member's next call of `shrink` fails with [`GroupError::Shrink`], so that the member learns of
+    /// the group that was made without it. Its call after that may take part again.
     ///
     /// NCCL (from 2.27.3) shrinks the communicator if every survivor's communicator is usable. Otherwise the survivors
     /// make a new communicator over the store: for example after a loss, because a loss aborts the communicator, and
@@ -155,8 +155,9 @@ impl ProcessGroup {
         let config = shared_settings.own.communicator();
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         let name = format!("{} without {}", self.name, Ranges(excluded));
-        // The new group's path is set below, when its number is known. The new group's health monitor knows the losses
-        // that ended this group. A further loss ends the meeting.
+        // The key prefix of the new group is set below, when the group's number is known. The watch has told the new
+        // group's health of earlier losses, which concern it only if the lost rank is a survivor. Such a loss, also a
+        // later one, ends the meeting.
         let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
         let pending = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
@@ -259,9 +260,9 @@ impl ProcessGroup {
     }
 
     /// Returns true if this rank must skip the attempt of `others`, so that its next attempt has the number of their
-    /// next one. That is so if the others left out this rank, and their attempt failed or shrank an intact group.
-    /// `left` are the survivors in this rank's call. If none of the others is among them, the others may not know that
-    /// the group is to be shrunk once more. The result is then false, and this rank's error reports their group.
+    /// next one. There are three conditions. The others excluded this rank. Their attempt failed, or shrank an intact
+    /// group. At least one of them is in `left`, the survivors in this rank's call: otherwise the others may not know
+    /// that the group is to be shrunk once more. If the result is false, this rank's error reports their group.
     fn is_passed_over(&self, others: &OtherMembers<View>, left: &[usize]) -> bool {
         let is_known = |rank: &usize| others.members.contains(&id(*rank));
         !is_known(&self.global_rank())

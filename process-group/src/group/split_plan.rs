@@ -46,7 +46,7 @@ pub struct SplitPlan {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// Two members have different requests, but all requests must be equal.
+    /// Two members gave different names or different lists, or one gave lists and the other a color.
     #[error(
         "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
     )]

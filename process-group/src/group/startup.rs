@@ -8,11 +8,11 @@ use crate::comm::Making;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Startup {
-    /// The time until all members had met, in µs. For a new group, the members meet over the store, and with
-    /// the processes of the same host.
+    /// The time until all members had met, in µs. For a new group, this includes loading the libraries, and
+    /// connecting to the store and to the processes of the same host.
     pub rendezvous_us: f64,
-    /// The time to get the group's number and unique id, in µs. For a split or a shrink, this is the time to
-    /// get the number only.
+    /// For a new group: the time from the meeting until the group's number was published, in µs. For a split
+    /// or a shrink: the time to get the new group's number, in µs.
     pub exchange_us: f64,
     /// The origin and the cost of the communicator. `None` until there is one.
     pub making: Option<Making>,
@@ -26,7 +26,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Records how long the meeting of the members took, and how long it took to get the group's number.
+    /// Records the two times of [`Startup`].
     pub(super) fn met(&mut self, rendezvous: Duration, exchange: Duration) {
         (self.rendezvous, self.exchange) = (rendezvous, exchange);
     }

@@ -47,9 +47,10 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
     view.memory().clone()
 }
 
-/// Every operation is enqueued on the stream of the slice that it writes (or sends), and returns. All members make the
-/// same calls in the same order, with slices of the same lengths. Later accesses to the slices, on any stream or from
-/// the host, are ordered after the operation. The slices may be dropped at once.
+/// Every method enqueues its operation on the stream of the slice that this rank receives into, or of the slice to send
+/// if there is no other, and returns without waiting for it. All members make the same calls in the same order, with
+/// slices of the same lengths. Later accesses to the slices, on any stream or from the host, are ordered after the
+/// operation. The slices may be dropped as soon as the method has returned.
 ///
 /// While the stream captures, the operation becomes a part of the graph, and the graph keeps the memory of the slices.
 /// Do not wait for the captured operation. Wait for launches of the graph instead:
@@ -214,9 +215,9 @@ impl ProcessGroup {
 
     /// Sends `values` to member `peer`, which must receive as many elements.
     ///
-    /// The calls of a rank run one after the other on the group's communicator. If every rank of a ring sends to the
-    /// next and then receives from the one before, all of them wait forever. Enqueue such messages in one
-    /// [`batch`](Self::batch), which takes raw buffers.
+    /// With the default [policy](super::P2pPolicy), the calls of a rank run one after the other on the group's
+    /// communicator. If every rank of a ring sends to the next and then receives from the one before, all of them wait
+    /// forever. Enqueue such messages in one [`batch`](Self::batch), which takes raw buffers.
     ///
     /// # Errors
     /// See the documentation of this `impl` block.

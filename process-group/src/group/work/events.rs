@@ -33,7 +33,7 @@ fn this_thread() -> Option<ThreadId> {
     Some(thread::current().id())
 }
 
-/// A group's pool of events. Events return to the pool when their marks are dropped.
+/// A group's pool of events. An event returns to the pool when its [`Lease`] is dropped.
 pub(in crate::group) struct Marks {
     context: Context,
     /// True if the group times operations.
