@@ -70,8 +70,8 @@ pub enum BufferError {
         /// Number of bytes from `address` to the end of the memory.
         found: u64,
     },
-    /// The buffer spans several physical allocations, and a graph is being captured. During a capture NCCL registers
-    /// buffers by itself. Below 2.29, NCCL assumes that each buffer lies in one physical allocation.
+    /// The buffer spans several physical allocations, its stream is being captured, and NCCL is older than 2.29. Such
+    /// releases register the buffers of a capture by themselves, each as one physical allocation.
     #[error(
         "SpansHandles: {bytes} bytes at {address:#x} are re-mappable memory of which one piece ends after {found} bytes, and \
          NCCL below 2.29 registers what a graph captures as one: give it memory in one piece, or set NCCL_GRAPH_REGISTER=0"
@@ -156,7 +156,8 @@ impl Answers {
     }
 }
 
-/// Identifies a window plan that several ranks share, within a group of this process.
+/// Identifies, within a group of this process, a window plan: a layout of memory in windows that is the same on all
+/// ranks, for example that of a symmetric pool (see [`SymmetricPlan`](crate::group::SymmetricPlan)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PlanKey {
     /// Hash of the plan's whole identity. The same on all ranks.

@@ -39,7 +39,7 @@ pub enum Operation {
     ReduceScatterList,
     /// Marks the end of a batch.
     Batch,
-    /// Write into one member's window.
+    /// Write into one member's window, then signal to that member.
     PutSignal,
     /// Signal to one member.
     Signal,

@@ -24,8 +24,8 @@ impl GroupHealth {
         self.trouble(trouble);
     }
 
-    /// Ends the group because its members' calls differ. Every member that takes part in the comparison calls this. Returns
-    /// the error that ended the group.
+    /// Ends the group because its members' calls differ. Every member that takes part in the comparison calls
+    /// this. Returns the error that ended the group.
     pub(super) fn diverged(self: &Arc<Self>, divergence: Divergence) -> GroupError {
         let group = self.monitor().map_or(String::new(), |monitor| monitor.id.clone());
         let trouble = Trouble::Diverged { group, divergence };

@@ -143,9 +143,9 @@ impl WorkMonitor {
         self.pause
     }
 
-    /// Returns the most time that one check adds to the age of work. If this process was stopped between two checks, for
-    /// example by a debugger, the rest of that time does not count as a wait for other ranks. The value is more than a
-    /// pause, so that a check that is a little late still counts in full.
+    /// Returns the most time that one check adds to the age of work. If this process was stopped between two
+    /// checks, for example by a debugger, the rest of that time does not count as a wait for other ranks. The
+    /// value is more than a pause, so that a check that is a little late still counts in full.
     fn longest_step(&self) -> Duration {
         (self.pause * 2).max(Self::STEP)
     }

@@ -39,8 +39,9 @@ use crate::{
 /// Interval at which a thread that waits for a lock checks whether the watch has ended.
 const TURN: Duration = Duration::from_millis(250);
 
-/// A callback that receives the rank in the job of a failed process, and the failure. Called once per rank, on a
-/// thread of the watch, so the callback must not block.
+/// A callback that receives the rank in the job of a failed process, and the failure. Called on a thread of the watch,
+/// so the callback must not block. [`Peers::tell`] calls it on the thread of its caller for losses that are known. A
+/// loss that is found during [`Peers::tell`] may be passed to the callback twice.
 pub(crate) type Listener = dyn Fn(usize, Loss) + Send + Sync;
 
 /// Watches the other processes of this host, and lets them watch this one. Dropping this value marks this process as
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
     use crate::store::HashStore;
 
-    /// Fails within the deadline if a peer does not connect.
+    /// [`Peers::meet`] fails within the deadline if a peer does not connect.
     #[test]
     fn a_meeting_that_fails_says_so() {
         let store = PrefixStore::new("alone", Arc::new(HashStore::new()));

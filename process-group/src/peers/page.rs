@@ -34,7 +34,7 @@ const MAGIC: u64 = 0x7067_7065_6572_0003;
 /// The bits of a word that hold the owner's thread id.
 const OWNER: u32 = !(WAITERS | OWNER_DIED);
 
-/// Atomics only: a peer's page may hold any value and may change at any time.
+/// The start of a page. All fields are atomics, because a peer's page may hold any value and may change at any time.
 #[repr(C, align(64))]
 struct Head {
     magic: AtomicU64,
@@ -82,7 +82,7 @@ impl Page {
     /// Maps the page of a peer.
     ///
     /// # Errors
-    /// A text with the found and the expected start of the page.
+    /// A text: why the memory cannot be mapped, or the found and the expected start of the page.
     pub(super) fn open(memory: BorrowedFd<'_>, slots: usize) -> Result<Self, String> {
         let page = Self { memory: SharedMemory::open_read_only(memory, Self::bytes(slots))?, slots };
         let [magic, has] = [&page.head().magic, &page.head().slots].map(|word| word.load(Ordering::Relaxed));

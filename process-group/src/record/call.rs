@@ -80,7 +80,7 @@ pub(super) struct Position {
     pub(super) batched: bool,
 }
 
-/// The recorded data of a call.
+/// A record in the ring: a call, its numbers, and the state of its operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) number: u64,

@@ -90,8 +90,10 @@ impl Dump {
         serde_json::to_string(&self.document(|_| true)).map_err(io::Error::from)
     }
 
-    /// Writes the dump as a pickle to the file `flight_NAME_RANK` in `folder`, and returns the file's path. An existing
-    /// file is replaced atomically. PyTorch's analyser needs the files of all ranks in one folder, without other files.
+    /// Writes the dump as a pickle to the file `flight_NAME_RANK` in `folder`, and returns the file's path. NAME is
+    /// [`name`](Self::name), in which all characters except ASCII letters, digits and `-` become `_`. RANK is
+    /// [`rank`](Self::rank). An existing file is replaced atomically. PyTorch's analyser needs the files of all ranks
+    /// in one folder, without other files.
     ///
     /// # Errors
     /// [`DumpError`] with the file's path.

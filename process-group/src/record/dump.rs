@@ -35,7 +35,7 @@ pub struct Dump {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct DumpedGroup {
-    /// The group's id, as `uid.epoch`.
+    /// The group's id, as displayed by [`GroupId`](crate::group::GroupId).
     pub id: String,
     /// The group's name.
     pub name: String,

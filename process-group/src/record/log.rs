@@ -6,8 +6,8 @@
 //! [`refuse`](Log::refuse) removes a call that was not launched.
 //!
 //! The ring's lock is never held during a driver call. A thread that has released the lock for a driver call finds its
-//! records again by their numbers, because the number of a launched record is never reused. The same lock guards further
-//! data of the rank's groups, as [`Guarded`](super::Guarded) values, so that a call takes one lock for all.
+//! records again by their numbers, because the number of a launched record is never reused. The same lock guards
+//! further data of the rank's groups, as [`Guarded`](super::Guarded) values, so that a call takes one lock for all.
 
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,8 @@ pub(crate) struct Log {
     others: Mutex<Others>,
 }
 
-/// Numbers of calls that this rank has recorded in a group. Changed only under the ring's lock.
+/// Numbers of calls that this rank has recorded in a group. `collectives` and `messages` are changed only under the
+/// ring's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(super) collectives: AtomicU64,
@@ -159,7 +160,7 @@ impl Log {
         let direction = match call.operation {
             Operation::Send => 0,
             Operation::Recv => size,
-            // The peer makes no matching call.
+            // A collective has no peer, and the peer of a one-sided call makes no matching call.
             _ => return None,
         };
         call.peer.map(|peer| peer as usize).filter(|peer| *peer < size).map(|peer| direction + peer)
@@ -247,8 +248,8 @@ impl Log {
         entry.span.with(ring.write(&Call::end(end), position, entry.span, entry.site, ticks()))
     }
 
-    /// Counts a call that may contain messages, and returns its number. Calls that consist of one-sided ops are not
-    /// counted.
+    /// Counts a call that may contain messages, and returns its number. A call that consists of one-sided ops is not
+    /// counted, and gets the number of the last counted call.
     #[inline(never)]
     fn count_messages(&self, collective: bool, ops: &[Op]) -> u64 {
         if !ops.is_empty() && ops.iter().all(|op| op.primitive.is_one_sided()) {

@@ -41,12 +41,12 @@ pub struct LastCall {
     /// Number of launches of captured graphs that the member has marked with
     /// [`track_graph_launch`](crate::ProcessGroup::track_graph_launch).
     pub graph_launches: u64,
-    /// The operation of the last call, with the peer's rank if the operation is a message. `None` if the
+    /// The operation of the last call. For a send or a receive, also the peer's rank in the group. `None` if the
     /// member has made no call in the group, or if the recorder no longer holds the call.
     pub operation: Option<String>,
     /// True if the last call's operation is complete.
     pub is_completed: bool,
-    /// Time between the last call and the member's answer.
+    /// Time between the last call and the member's answer. 0 if `operation` is `None`.
     pub age: Duration,
     /// Call site of the last call, as `file:line`. Empty if `operation` is `None`.
     pub site: String,
@@ -154,7 +154,7 @@ impl fmt::Display for LastCall {
 }
 
 impl Entry {
-    /// Returns the operation's name, followed by the peer's rank if the operation is a message.
+    /// Returns the operation's name, followed by the peer's rank in the group for a send or a receive.
     pub(super) fn words(&self) -> String {
         let (name, peer) = (self.operation.name(), self.peer.unwrap_or_default());
         match self.operation {

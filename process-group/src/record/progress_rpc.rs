@@ -1,6 +1,6 @@
 //! Progress queries: running ranks ask each other over the store for their last calls.
 //!
-//! The [heartbeat thread](crate::watch) of each rank polls for questions and answers with the rank's last
+//! The [heartbeat thread](crate::watch) of each rank polls for questions. It answers them with the rank's last
 //! calls, even if the rank's own threads are busy or blocked in NCCL. A rank that does not answer has died,
 //! has stopped, or cannot reach the store.
 //!
@@ -35,7 +35,8 @@ pub(crate) fn ask(store: PrefixStore, deadline: Deadline) -> Result<Vec<Progress
     let number = question(&store, deadline)?;
     let answers = ranks.iter().map(|rank| answers(&store, number, *rank, deadline));
     let answers = answers.collect::<Result<Vec<_>, _>>()?;
-    // An id begins with the group's number, which gives the order.
+    // Groups are made in the order of their numbers. The part of an id before the number is the same for all groups of
+    // a store.
     let order = |id: &str| id.split('.').map(|part| part.parse().unwrap_or(u64::MAX)).collect::<Vec<_>>();
     let mut groups = BTreeMap::new();
     for Answer { id, name, ranks, .. } in answers.iter().flatten().flatten() {

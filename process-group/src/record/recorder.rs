@@ -110,8 +110,8 @@ impl Recorder {
         groups.iter().for_each(|group| group.look());
     }
 
-    /// Adds a group in which this rank is `rank`, and returns the group's log. The log keeps `counts` and `rolling`, the
-    /// hash that members compare, up to date.
+    /// Adds a group in which this rank is `rank`, and returns the group's log. The log keeps `counts` and `rolling`,
+    /// the hash that members compare, up to date.
     pub(crate) fn log(
         &self,
         group: GroupEntry,

@@ -14,8 +14,8 @@ use crate::{
 };
 
 /// Communicators of one group and one device, and the allocators of that device that were followed when the
-/// enlistment was made. Every allocator's segments are registered with every communicator. Dropping this value
-/// deregisters them.
+/// enlistment was made. [`serve`](Self::serve) registers every allocator's segments with every communicator. Dropping
+/// this value deregisters them.
 pub(crate) struct Enlistment {
     communicators: Vec<Weak<Shared>>,
     followed: Vec<Arc<Followed>>,
@@ -40,7 +40,7 @@ impl Enlistment {
         Self { communicators: communicators.iter().map(weak).collect(), followed }
     }
 
-    /// Returns true if the segments of this pool are registered with the communicators.
+    /// Returns true if this pool is followed, so that [`serve`](Self::serve) registers its segments.
     pub(crate) fn follows(&self, pool: &Pool) -> bool {
         self.followed.iter().any(|followed| followed.follows(pool))
     }

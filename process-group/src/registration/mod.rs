@@ -14,7 +14,7 @@
 //! that is not registered, and the reasons. This module makes no windows, because registering a window is collective.
 //! For windows, see `SymmetricPool::commit` of the crate `symm-mem`.
 //!
-//! Each registrar is a tracker: the allocator calls it when it adds or removes a segment.
+//! Each registrar is a tracker, which the allocator calls when a segment is added or removed.
 //!
 //! Invariants: a segment is registered with every served communicator before any block of it is handed out. If
 //! another thread is inside NCCL with that communicator at that moment, the segment is registered before the
@@ -193,7 +193,8 @@ impl SegmentRegistrar {
         self.followed.registrar.counts()
     }
 
-    /// Checks that every segment is registered with every communicator.
+    /// Checks that no registration of a segment with a served communicator has failed. [Unregistrable] segments are not
+    /// checked.
     ///
     /// # Errors
     /// [`RegistrarError::Lacking`] with the first failure of a communicator.

@@ -155,7 +155,8 @@ fn has_ended(shared: &Shared) -> bool {
 }
 
 impl State {
-    /// Returns the services of communicators that accept calls.
+    /// Returns the services of communicators with which segments [can be registered](works). Forgets the services of
+    /// communicators that have ended.
     fn working(&mut self) -> Vec<(Arc<Service>, Arc<Shared>)> {
         self.services
             .retain(|service| service.communicator.upgrade().is_some_and(|shared| !has_ended(&shared)));
@@ -218,8 +219,9 @@ impl Registrar {
         Ok(())
     }
 
-    /// Adds a segment, and registers it with every communicator that accepts calls. The allocator calls this before
-    /// it hands out any block of the segment.
+    /// Adds a segment. If there is no `refusal`, also requests the registration of the segment with every served
+    /// communicator, and executes the requests as [`flush`] does. The allocator calls this before it hands out any
+    /// block of the segment.
     fn come(&self, segment: &Segment, refusal: Option<Unregistrable>) -> Result<()> {
         if !self.follows(segment.pool()) {
             return Ok(());

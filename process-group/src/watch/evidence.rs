@@ -23,7 +23,8 @@ pub struct Divergence {
     /// has a number above `after`, and at most `by`.
     pub by: u64,
     /// The calls with number `by`, of the ranks that differ and of one rank of the majority, at most 16. Empty if the
-    /// number of the first different call is not known exactly, or if the calls are no longer recorded.
+    /// number of the first different call is not known exactly, or if the calls are no longer recorded. If a method
+    /// such as [`compare_calls`](crate::ProcessGroup::compare_calls) found the difference: the calls of that method.
     pub calls: Vec<DivergentCall>,
 }
 wire_struct!(Divergence { ranks, after, by, calls });
@@ -187,8 +188,8 @@ impl Divergence {
     const NAMED: usize = 16;
 
     /// Compares the members' last [`Mark`]s: the number of a member's last collective and the hash after it. Each of
-    /// `members` consists of the member's rank in the job, its mark, and the site of its call of the method `comparison`,
-    /// which requested the comparison. Returns `None` if all marks are equal.
+    /// `members` consists of the member's rank in the job, its mark, and the site of its call of the method
+    /// `comparison`, which requested the comparison. Returns `None` if all marks are equal.
     pub(crate) fn of_marks(comparison: &str, members: &[(usize, (Mark, String))]) -> Option<Self> {
         let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
         for (rank, (mark, _)) in members {

@@ -1,11 +1,12 @@
 //! The protocol of a job's watch: the next action of one rank, as a function of its inputs and the time.
 //!
 //! At regular intervals, each rank performs an exchange: it writes its heartbeat, and reads the heartbeats of a few
-//! other ranks, the length of the trouble log and the number of questions. A rank whose heartbeat has not changed for
-//! 1.25 heartbeat periods is lost, so that the loss is reported within two periods. A rank that notices a trouble
-//! appends the trouble to the log. Ranks act on a trouble only when they read it from the log, after all earlier
-//! entries, so all ranks act on the same trouble first. Failed store requests are repeated. While the store fails, no
-//! rank counts as silent.
+//! other ranks, the length of the trouble log, and the numbers of questions (the [progress
+//! queries](crate::record::ProgressRpc) of other ranks) and of requests for dumps. A rank whose heartbeat has not
+//! changed for 1.25 heartbeat periods is lost, so that the loss is reported within two periods. A rank that notices a
+//! trouble appends the trouble to the log. Ranks act on a trouble only when they read it from the log, after all
+//! earlier entries, so all ranks act on the same trouble first. Failed store requests are repeated. While the store
+//! fails, no rank counts as silent.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 

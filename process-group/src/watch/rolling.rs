@@ -1,9 +1,9 @@
 //! A rolling hash of the calls of a rank in a group.
 //!
 //! Collectives are numbered, and members with equal calls have equal hashes after each collective. A different call
-//! changes all later hashes. Two members therefore compare a single hash: that after one collective for which both still
-//! keep the hash. A member keeps all recent hashes, and every 64th of the earlier ones. Members progress at different
-//! speeds, so a member whose collective never ends must be comparable with members that are far ahead.
+//! changes all later hashes. Two members therefore compare a single hash: that after one collective for which both
+//! still keep the hash. A member keeps all recent hashes, and every 64th of the earlier ones. Members progress at
+//! different speeds, so a member whose collective never ends must be comparable with members that are far ahead.
 //!
 //! Only data that must be equal on all members is hashed: no messages, and of buffer addresses only the segment and the
 //! offset of buffers in shared windows. All collectives of a batch are one step of the hash.
@@ -107,7 +107,8 @@ impl Rolling {
         far.filter(|_| is_far(self.count()))
     }
 
-    /// Returns the mark of the last collective. `None` if there is none, or if another thread calls collectives.
+    /// Returns the mark of the last collective. `None` if there is none, or if other threads call so many collectives
+    /// meanwhile that its hash is no longer kept.
     pub(crate) fn last(&self) -> Option<Mark> {
         let number = self.count();
         Some((number, self.after(number)?)).filter(|_| number > 0)

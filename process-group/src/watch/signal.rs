@@ -20,8 +20,8 @@ struct State {
     notices: Option<Notices>,
     /// Ranks to wake once this rank's next heartbeat is written.
     wakes: Vec<usize>,
-    /// The ids of the groups that this rank destroyed most recently, each with the number of steps that the rank had made in
-    /// the group.
+    /// The ids of the groups that this rank destroyed most recently, each with the number of steps that the rank had
+    /// made in the group.
     destroyed: Vec<(String, u64)>,
     /// True once the heartbeat thread has ended.
     gone: bool,

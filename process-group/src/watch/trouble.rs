@@ -13,8 +13,8 @@ use crate::{messages::message, peers::Loss, record::Progress};
 pub(crate) enum Trouble {
     /// A rank is lost. Ends every group of which that rank is a member.
     Lost { rank: usize, loss: Loss },
-    /// A member has dropped or aborted the group while others may wait for it, or has destroyed it before another member
-    /// called a collective or marked a graph launch.
+    /// A member has dropped or aborted the group while others may wait for that member. Or it has destroyed the group,
+    /// and another member has called a collective or marked a graph launch that this member has not.
     Left {
         group: String,
         rank: usize,

@@ -37,7 +37,8 @@ impl Kept {
     }
 }
 
-/// The owners kept for the work of one group on one stream, in the order of the work's events.
+/// The owners kept for the work of one group on one stream, in the order in which the work was added to
+/// [`Outstanding`](super::Outstanding).
 #[derive(Default)]
 struct Line {
     kept: VecDeque<Kept>,

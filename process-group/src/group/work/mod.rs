@@ -31,16 +31,17 @@ use crate::{profile, record::ticks, store::Deadline};
 
 /// Handle of an operation that was enqueued on a stream.
 ///
-/// A `Work` does not hold the operation's buffers. The caller keeps the buffers valid until the operation is
-/// complete, or passes their owners to [`keep`](Self::keep). Dropping a `Work` has no effect on the
-/// operation.
+/// A `Work` does not hold the operation's buffers. Slices that were passed to an operation stay allocated until
+/// the operation is complete. For raw addresses, the caller keeps the buffers valid until then, or passes
+/// their owners to [`keep`](Self::keep). Dropping a `Work` has no effect on the operation.
 #[derive(Clone)]
 pub struct Work {
     mark: Arc<Mark>,
 }
 
 impl Work {
-    /// Returns the operation's number among this rank's operations in the group, starting at 1.
+    /// Returns the operation's number among this rank's operations in the group, starting at 1. One-sided
+    /// operations are not counted, and have the number of the last counted operation before them.
     #[must_use]
     pub fn sequence(&self) -> u64 {
         self.mark.sequence

@@ -19,7 +19,8 @@
 //! A mark is reused once nothing else refers to it, because making events costs more than recording them. All
 //! data of an operation is in one mark, so that a [`Work`] counts references to one object instead of five.
 //!
-//! A work stays until the work itself, or one with a later event on the same stream, was seen to be complete.
+//! A work stays in [`Outstanding`] until that work, or one with a later event on the same stream, was seen to be
+//! complete.
 //! The last work of a stream stays even if it is complete, until the whole stream is removed as idle.
 
 use std::{collections::VecDeque, sync::Arc};

@@ -147,7 +147,7 @@ fn many_threads_launch_and_look() {
             let group = group.clone();
             thread::spawn(move || {
                 for passed in 1..5 {
-                    // The stream passes all recorded events.
+                    // The stream passes only events that are recorded.
                     if passed <= group.stream.recorded.load(Ordering::Relaxed) {
                         group.pass(passed);
                     }
