@@ -46,22 +46,35 @@ impl<'a> RegisteredMemory<'a> {
     /// Registers `memory`. The driver pins whole pages. Some drivers refuse a second registration that shares a page
     /// with another.
     ///
+    /// # Safety
+    /// The returned value must be dropped before `memory` is freed. In particular, it must not be
+    /// [forgotten](std::mem::forget): that ends the borrow, but the driver keeps the registration. Copies to memory that
+    /// the program later has at the same addresses then go to the old pages.
+    ///
+    /// ```compile_fail,E0133
+    /// # use cuda_driver::{Context, Result, memory::{RegisterFlags, RegisteredMemory}};
+    /// fn register_for_ever(context: &Context, memory: &mut [u8]) -> Result<()> {
+    ///     std::mem::forget(RegisteredMemory::new(context, memory, RegisterFlags::empty())?);
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostRegister_v2`:
     /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`; `CUDA_ERROR_OUT_OF_MEMORY` if the limit of locked memory is
     /// exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostRegister")]
-    pub fn new(context: &Context, memory: &'a mut [u8], flags: RegisterFlags) -> Result<Self> {
-        // SAFETY: the slice is borrowed exclusively for `'a`, so its bytes stay mapped, initialised and writable during
-        // this lifetime.
+    pub unsafe fn new(context: &Context, memory: &'a mut [u8], flags: RegisterFlags) -> Result<Self> {
+        // SAFETY: the slice is borrowed as long as the value exists, and the caller promises to drop the value.
         unsafe { Self::from_raw(context, NonNull::from(&mut *memory).cast(), memory.len(), flags) }
     }
 
     /// Registers memory that is not a Rust slice, for example pages shared with another process.
     ///
     /// # Safety
-    /// During the lifetime `'a`, the `bytes` bytes from `start` on must be mapped, readable and initialised. They
-    /// must also be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them.
+    /// Until the returned value is dropped, the `bytes` bytes from `start` on must be mapped, readable and initialised.
+    /// They must also be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them, also if
+    /// the value is forgotten.
     ///
     /// # Errors
     /// As [`RegisteredMemory::new`].

@@ -46,7 +46,8 @@ pub(super) fn host(driver: &Driver) -> Result<()> {
     KEPT.lock().unwrap_or_else(PoisonError::into_inner).push(own.as_ptr().addr());
     let offset = own.as_ptr().align_offset(4096);
     let page = &mut own[offset..][..4096];
-    let registered = RegisteredMemory::new(&context, page, RegisterFlags::DEVICE_MAPPED)?;
+    // SAFETY: the memory is never freed.
+    let registered = unsafe { RegisteredMemory::new(&context, page, RegisterFlags::DEVICE_MAPPED) }?;
     assert_eq!(registered.bytes(), 4096);
     assert!(!registered.device_ptr()?.is_null());
     let start = NonNull::new(registered.as_ptr()).unwrap();
