@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cuda_driver_sys::{Api, Version};
@@ -17,7 +17,32 @@ pub struct Driver {
     api: Api,
     /// The results of [`HandleTypes::granted`], keyed by the device's ordinal.
     pub(crate) granted: Arc<Mutex<BTreeMap<u32, HandleTypes>>>,
-    captures: Arc<AtomicUsize>,
+    /// The counter of [`open_captures`](Self::open_captures).
+    pub(crate) captures: Arc<AtomicUsize>,
+}
+
+/// A counter of captures. It can only be read, and is cheap to clone. This does not compile:
+/// ```compile_fail,E0599
+/// fn forget_captures(driver: &cuda_driver::Driver) {
+///     driver.open_captures().store(0, std::sync::atomic::Ordering::Relaxed);
+/// }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct CaptureCount(Arc<AtomicUsize>);
+
+impl CaptureCount {
+    /// Makes a value that reads `counter`.
+    #[must_use]
+    pub fn of(counter: &Arc<AtomicUsize>) -> Self {
+        Self(counter.clone())
+    }
+
+    /// Returns the number of captures. The load is relaxed.
+    #[inline]
+    #[must_use]
+    pub fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// The counters of open captures, by the [identity](Driver::identity) of the driver. A driver has one counter,
@@ -105,8 +130,8 @@ impl Driver {
     /// counter. Reading the counter is cheaper than querying the capture state of each stream. The counter does not
     /// include captures that were begun by raw calls to the driver, or by another library.
     #[must_use]
-    pub fn open_captures(&self) -> &Arc<AtomicUsize> {
-        &self.captures
+    pub fn open_captures(&self) -> CaptureCount {
+        CaptureCount::of(&self.captures)
     }
 }
 

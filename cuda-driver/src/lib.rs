@@ -74,7 +74,7 @@ pub use address::DevicePtr;
 pub use context::{Context, ContextFlags};
 pub use cuda_driver_sys as sys;
 pub use device::{Capabilities, Device, PeerLink, PrimaryState, uuid_text};
-pub use driver::Driver;
+pub use driver::{CaptureCount, Driver};
 pub use driver_error::DriverError;
 pub use element::Element;
 pub use error::{Error, Result};

@@ -66,5 +66,5 @@ pub use source::{
     MemoryInfo, PageSource, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError, SourceLimit,
 };
 pub use stats::{Gauge, MemoryReport, SourceCalls, Stats, Usages};
-pub use stream::{EventError, EventId, StreamEvents, StreamId};
+pub use stream::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 pub use tracker::{Filter, Tracker};

@@ -19,7 +19,6 @@ use super::settings::PoolKind;
 use super::size::units_for;
 use super::stats::{Counters, Gauge, Stats};
 use super::stream::StreamId;
-use crate::sync::atomic::Ordering;
 
 /// A pool of memory with its own segments. A `Pool` is a cheap handle.
 ///
@@ -118,7 +117,7 @@ impl Pool {
         let handle = &*self.handle;
         let rounded = handle.rounding.map_or(bytes, |rounding| rounding.round(bytes));
         let request = Request { units: units_for(rounded)?, bytes, info };
-        if handle.captures.load(Ordering::Relaxed) != 0 {
+        if handle.captures.get() != 0 {
             handle.core.info.refuse_capture(stream)?;
         }
         let key = Key { pool: handle.core.info.key, stream };

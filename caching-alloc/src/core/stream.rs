@@ -2,8 +2,8 @@
 
 use std::error::Error;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+
+pub use cuda_driver::CaptureCount;
 
 /// Identifies a stream, by a number that the implementation of [`StreamEvents`] chooses. The allocator only compares
 /// numbers for equality.
@@ -86,7 +86,7 @@ pub trait StreamEvents: Send + Sync + fmt::Debug {
     /// While the counter is not zero, every request calls [`is_capturing`](Self::is_capturing), unless its pool is
     /// frozen or kept for a graph. While the counter is zero, or if there is none, only requests that find no free
     /// block in their stream's cache call `is_capturing`.
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+    fn captures(&self) -> Option<CaptureCount> {
         None
     }
 

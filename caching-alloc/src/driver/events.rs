@@ -1,14 +1,14 @@
 //! Translates the allocator's numbers of streams and events to the driver's streams and events.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cuda_driver::graph::{CaptureStatus, RelaxedCapture};
 use cuda_driver::sys::CUstream;
 use cuda_driver::{Context, Error, Event, EventFlags, Stream};
 
-use crate::core::{EventError, EventId, StreamEvents, StreamId};
+use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 
 /// Orders the streams of one device by events of the driver. The events have no timing, and are reused.
 ///
@@ -20,7 +20,7 @@ pub struct DriverEvents {
     events: Mutex<HashMap<EventId, Arc<Event>>>,
     idle: Mutex<Vec<Arc<Event>>>,
     next: AtomicU64,
-    captures: Arc<AtomicUsize>,
+    captures: CaptureCount,
 }
 
 /// The registered streams. Unlike the driver's handles, numbers are never reused. Otherwise memory that was freed on a
@@ -45,17 +45,17 @@ impl DriverEvents {
     /// begins in another way.
     #[must_use]
     pub fn new(context: &Context) -> Self {
-        Self::with(context, context.driver().open_captures().clone())
+        Self::with(context, context.driver().open_captures())
     }
 
     /// Like [`new`](Self::new), for streams whose captures may begin in any way. Every request queries the driver for
     /// the capture status of its stream.
     #[cfg(feature = "cudarc")]
     pub(crate) fn with_uncounted_captures(context: &Context) -> Self {
-        Self::with(context, Arc::new(AtomicUsize::new(1)))
+        Self::with(context, CaptureCount::of(&Arc::new(1.into())))
     }
 
-    fn with(context: &Context, captures: Arc<AtomicUsize>) -> Self {
+    fn with(context: &Context, captures: CaptureCount) -> Self {
         Self {
             context: context.clone(),
             streams: Mutex::default(),
@@ -171,7 +171,7 @@ impl StreamEvents for DriverEvents {
         lock(&self.streams).known.contains_key(&stream)
     }
 
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+    fn captures(&self) -> Option<CaptureCount> {
         Some(self.captures.clone())
     }
 

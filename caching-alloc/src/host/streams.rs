@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::failing::{Failing, Failures, StreamCall};
-use crate::core::{EventError, EventId, StreamEvents, StreamId};
+use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 
 /// Streams whose work completes when the program calls [`complete`](Self::complete), or when the host waits for it.
 #[derive(Debug, Default)]
@@ -221,8 +221,8 @@ impl StreamEvents for HostStreams {
         self.state().events.remove(&event);
     }
 
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
-        Some(self.captures.clone())
+    fn captures(&self) -> Option<CaptureCount> {
+        Some(CaptureCount::of(&self.captures))
     }
 
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

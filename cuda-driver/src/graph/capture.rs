@@ -139,7 +139,7 @@ impl Stream {
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
-        let open = self.context().driver().open_captures();
+        let open = &self.context().driver().captures;
         // Counted before the capture begins, so the count is never zero while work is captured.
         open.fetch_add(1, Ordering::Relaxed);
         let (counted, _call) = (CountedCapture::begin(), self.count_capture_call());
@@ -211,7 +211,7 @@ impl Capture {
         // SAFETY: the stream is alive; writes one handle, to a local that outlives the call.
         let ended = unsafe { call!(stream.api(), cuStreamEndCapture(stream.raw(), &mut raw)) };
         // The stream does not capture any more, even if the call failed.
-        stream.context().driver().open_captures().fetch_sub(1, Ordering::Relaxed);
+        stream.context().driver().captures.fetch_sub(1, Ordering::Relaxed);
         ended?;
         // SAFETY: the driver made the graph for this call, so nobody else owns it. The callers that enqueued the
         // captured work promised to keep the contract of asynchronous calls at every launch. `end` makes the graph hold

@@ -1,11 +1,8 @@
 //! Host streams with a lock that a model checker sees. Calls about a stream or an event take it, so the checker can
 //! try different orders of them.
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-
 use crate::core::lock::assert_may_call_out;
-use crate::core::{EventError, EventId, StreamEvents, StreamId};
+use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 use crate::host::HostStreams;
 use crate::sync::Mutex;
 
@@ -66,7 +63,7 @@ impl StreamEvents for Streams {
     fn recycle(&self, event: EventId) {
         self.step(|host| host.recycle(event));
     }
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+    fn captures(&self) -> Option<CaptureCount> {
         self.host.captures()
     }
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

@@ -5,7 +5,6 @@ mod saved;
 mod table;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize as CaptureCount;
 
 pub(super) use self::saved::{Conflict, SavedBlock};
 use self::table::CacheTable;
@@ -20,7 +19,7 @@ use super::segment::Segment;
 use super::settings::PoolKind;
 use super::snapshot::AddressInfo;
 use super::stats::{Counters, Gauge, PastUsages, PoolUsages, Stats};
-use super::stream::StreamId;
+use super::stream::{CaptureCount, StreamId};
 use super::stream_cache::{CacheOwner as _, StreamCache, block_state};
 use crate::sync::Mutex;
 
@@ -41,7 +40,7 @@ pub(super) struct PoolHandle {
     /// Non-zero while any stream may be capturing; see
     /// [`StreamEvents::captures`](super::stream::StreamEvents::captures). Always 0 if that method returned no
     /// counter.
-    pub(super) captures: Arc<CaptureCount>,
+    pub(super) captures: CaptureCount,
     /// The rounding of requests. `None` if they are only rounded up to whole units.
     pub(super) rounding: Option<Rounding>,
 }

@@ -1,10 +1,8 @@
 //! [`HostStreams`] with a hook of the test around their calls.
 
 use std::fmt::Debug;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use caching_alloc::core::{EventError, EventId, StreamEvents, StreamId};
+use caching_alloc::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 use caching_alloc::host::HostStreams;
 
 /// A call of [`StreamEvents`], with the stream that it names.
@@ -68,7 +66,7 @@ impl<H: StreamHook> StreamEvents for HookedStreams<H> {
     fn is_registered(&self, stream: StreamId) -> bool {
         self.hook.is_registered(stream)
     }
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+    fn captures(&self) -> Option<CaptureCount> {
         self.host.captures()
     }
     fn is_capturing(&self, stream: StreamId) -> Result<bool, EventError> {

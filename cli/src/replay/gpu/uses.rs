@@ -1,9 +1,9 @@
 //! Uses by other streams, which end when the trace says so. Each waits behind a gate that the host opens.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use caching_alloc::core::{EventError, EventId, StreamEvents, StreamId};
+use caching_alloc::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};
 use caching_alloc::driver::DriverEvents;
 use cuda_driver::memory::{PinnedFlags, PinnedMemory};
 use cuda_driver::{Context, DevicePtr, Event, EventFlags, Result, Stream, StreamFlags, WaitCondition};
@@ -151,7 +151,7 @@ impl StreamEvents for Uses {
         self.events.recycle(event);
     }
 
-    fn captures(&self) -> Option<Arc<AtomicUsize>> {
+    fn captures(&self) -> Option<CaptureCount> {
         self.events.captures()
     }
 

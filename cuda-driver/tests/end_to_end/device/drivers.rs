@@ -1,8 +1,6 @@
 //! Tests that the crate refuses a call on objects of two drivers, and that a driver that is loaded twice counts as
 //! one.
 
-use std::sync::atomic::Ordering;
-
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::memory::{DeviceMemory, MemoryPool, StreamMemory};
 use cuda_driver::module::{JitOptions, LaunchConfig, Module};
@@ -47,7 +45,7 @@ fn a_driver_that_is_loaded_twice_is_one() {
         stream.record(&event).unwrap();
         stream.wait(&event).unwrap();
         stream.synchronize().unwrap();
-        let open = || [first, &second].map(|driver| driver.open_captures().load(Ordering::Relaxed));
+        let open = || [first, &second].map(|driver| driver.open_captures().get());
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         assert_eq!(open(), [1, 1], "a capture counts for both handles");
         capture.end().unwrap();
