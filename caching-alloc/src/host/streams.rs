@@ -22,6 +22,7 @@ struct StreamsState {
     next_event: u64,
     failures: Failures<StreamCall>,
     waits: Vec<(StreamId, StreamId)>,
+    invalidated: u64,
 }
 
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ struct HostEvent {
     stream: StreamId,
     position: u64,
     after: HashMap<StreamId, u64>,
+    /// True if the event was recorded during a capture of its stream.
+    captured: bool,
 }
 
 impl HostStreams {
@@ -111,6 +114,13 @@ impl HostStreams {
         self.state().failures.failed()
     }
 
+    /// Returns the number of queries that would have invalidated a capture: those of an event that the capture has
+    /// recorded.
+    #[must_use]
+    pub fn invalidated(&self) -> u64 {
+        self.state().invalidated
+    }
+
     /// Returns the number of events that were recorded and not recycled.
     #[must_use]
     pub fn live_events(&self) -> usize {
@@ -160,9 +170,9 @@ impl StreamEvents for HostStreams {
         state.call(StreamCall::Record, "record")?;
         // Does not create an entry for a stream without work.
         let known = state.streams.get(&stream);
-        let (position, after) =
-            known.map_or_else(Default::default, |known| (known.enqueued, known.after.clone()));
-        let recorded = HostEvent { stream, position, after };
+        let (position, after, captured) = known
+            .map_or_else(Default::default, |known| (known.enqueued, known.after.clone(), known.capturing));
+        let recorded = HostEvent { stream, position, after, captured };
         let event = EventId(state.next_event);
         state.next_event += 1;
         state.events.insert(event, recorded);
@@ -172,8 +182,9 @@ impl StreamEvents for HostStreams {
     fn query(&self, event: EventId) -> Result<bool, EventError> {
         let mut state = self.state();
         state.call(StreamCall::Query, "query")?;
-        let HostEvent { stream, position, after } = state.event("query", event)?;
+        let HostEvent { stream, position, after, captured } = state.event("query", event)?;
         if state.streams.get(&stream).is_some_and(|stream| stream.capturing) {
+            state.invalidated += u64::from(captured);
             let source = "the event's stream is being captured".into();
             return Err(EventError { call: "query", source });
         }

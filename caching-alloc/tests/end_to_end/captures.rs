@@ -108,6 +108,28 @@ fn a_capture_begins_after_a_trim_that_is_under_way() {
     });
 }
 
+#[test]
+fn an_event_that_a_capture_has_recorded_is_not_queried() {
+    let (_, streams, allocator) = paused();
+    let block = allocator.allocate(3 * MIB, s(1)).unwrap();
+    let address = block.address();
+    block.record_stream(s(2)).unwrap();
+    streams.hook.in_record.arm();
+    std::thread::scope(|scope| {
+        let free = scope.spawn(|| drop(block));
+        // The free has seen that the stream does not capture, and is about to record an event there.
+        streams.hook.in_record.wait_until_reached();
+        streams.host.set_capturing(s(2), true);
+        streams.hook.in_record.open();
+        free.join().unwrap();
+    });
+    let other = allocator.allocate(3 * MIB, s(1)).unwrap();
+    assert_ne!(other.address(), address, "the capture may still use the block");
+    assert_eq!(streams.host.invalidated(), 0, "the capture is still valid");
+    streams.host.set_capturing(s(2), false);
+    assert_eq!(allocator.allocate(3 * MIB, s(1)).unwrap().address(), address);
+}
+
 /// Freezes a pool and makes a request to it, while another request keeps the structure lock. `freeze_first` tells
 /// which of the two waits for the lock first. The frozen pool must not grow.
 fn freeze_beside_a_request(freeze_first: bool) {

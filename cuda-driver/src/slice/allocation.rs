@@ -66,6 +66,8 @@ impl Drop for Allocation {
             return;
         }
         match self.stream.capture_status() {
+            // If another thread begins a capture of the stream before the free, the driver refuses the free: a captured
+            // free takes only memory that a graph has allocated. The memory is leaked then.
             Ok(CaptureStatus::None) => drop(memory),
             Ok(_) => free_with_graph(&self.stream, memory),
             Err(error) => {

@@ -158,7 +158,7 @@ impl Program {
     }
 
     /// Checks that nothing is left in use: no block is handed out, no event is live, all memory can be released, and no
-    /// reference to the allocator is left. Also checks that no fault was recorded.
+    /// reference to the allocator is left. Also checks that no fault was recorded, and no capture was invalidated.
     fn end(self) {
         let stats = self.allocator.stats();
         assert_eq!((stats.all.blocks.current, stats.all.allocated.current), (0, 0), "blocks that are out");
@@ -167,6 +167,7 @@ impl Program {
         assert_eq!((stats.all.active.current, stats.reserved.current), (0, 0), "memory that is in use");
         assert_eq!(self.source.calls().live_bytes, 0, "memory that the source misses");
         assert_eq!(self.streams.live_events(), 0, "events that nobody waits for any more");
+        assert_eq!(self.streams.invalidated(), 0, "queries of events that a capture has recorded");
         assert!(self.allocator.faults().is_empty(), "{:?}", self.allocator.faults());
         let registry = Arc::downgrade(&self.allocator.engine().registry);
         drop(self);

@@ -401,6 +401,22 @@ fn memory_of_a_capture_is_not_trimmed() {
 }
 
 #[test]
+fn an_event_that_a_capture_has_recorded_is_not_queried() {
+    check(|| {
+        let program = Program::new(16 * MIB);
+        let block = program.allocate(LONG, 1);
+        block.block().record_stream(StreamId(2)).unwrap();
+        let freeing = thread::spawn(move || drop(block));
+        program.streams.set_capturing(StreamId(2), true);
+        let mine = program.allocate(LONG, 1);
+        freeing.join().unwrap();
+        program.streams.set_capturing(StreamId(2), false);
+        drop(mine);
+        program.end();
+    });
+}
+
+#[test]
 fn a_frozen_pool_does_not_grow() {
     check(|| {
         let program = Program::new(16 * MIB);

@@ -39,6 +39,10 @@ impl Streams {
         self.step(|host| host.set_capturing(stream, capturing));
     }
 
+    pub(super) fn invalidated(&self) -> u64 {
+        self.host.invalidated()
+    }
+
     pub(super) fn live_events(&self) -> usize {
         self.host.live_events()
     }

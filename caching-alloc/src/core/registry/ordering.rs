@@ -75,7 +75,17 @@ impl Registry {
             Ok(_) => return None,
             Err(error) => return self.unmarked(stream, &error),
         }
-        self.events.record(stream).map_or_else(|error| self.unmarked(stream, &error), Some)
+        let event = match self.events.record(stream) {
+            Ok(event) => event,
+            Err(error) => return self.unmarked(stream, &error),
+        };
+        // If another thread has begun a capture since the query, the event may be part of it. A query of such an event
+        // would invalidate the capture.
+        if !self.events.is_capturing(stream).unwrap_or(true) {
+            return Some(event);
+        }
+        self.events.recycle(event);
+        None
     }
 
     fn unmarked(&self, stream: StreamId, error: &EventError) -> Option<EventId> {
