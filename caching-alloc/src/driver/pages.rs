@@ -33,8 +33,7 @@ struct Range {
     is_closing: bool,
 }
 
-/// The cause of a failed call: the page or range does not exist, the page has another length, or a page that was to be
-/// released is still mapped.
+/// The allocator passed a page or a range that does not exist, or cannot be used in this way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 enum PageError {
@@ -100,8 +99,8 @@ impl Pages {
         }
     }
 
-    /// Unmaps all pages in `bytes` bytes at `address` by one driver call. If the reserved range that contains them was
-    /// unreserved before, and no page is left in it, releases the addresses of the range too.
+    /// Unmaps whole pages by one driver call. If the range was unreserved and has no other page, it is released too, also
+    /// after a failure.
     fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         const CALL: &str = "cuMemUnmap";
         let (base, range) = self.range(address, bytes).map_err(wrong(CALL))?;
@@ -110,14 +109,18 @@ impl Pages {
         let inside = |at: &usize| (offset..offset + size).contains(at);
         let tokens: Vec<u64> =
             open.table.pages().filter(|(at, _)| inside(at)).map(|(_, memory)| memory.raw()).collect();
-        open.table.unmap(offset, size).map_err(failed(CALL))?;
-        tokens.into_iter().for_each(|token| self.count(token, |mappings| mappings.saturating_sub(1)));
+        let unmapped = open.table.unmap(offset, size).map_err(failed(CALL));
+        if unmapped.is_ok() {
+            tokens.into_iter().for_each(|token| self.count(token, |mappings| mappings.saturating_sub(1)));
+        }
+        // After a failure, the table no longer lists the pages. No later call for this range comes, so the range is
+        // dropped here. The drop of the table tries again to unmap the pages.
         let is_over = open.is_closing && open.table.pages().len() == 0;
         drop(open);
         if is_over {
             lock(&self.ranges).remove(&base);
         }
-        Ok(())
+        unmapped
     }
 
     fn discard(&self, token: u64, bytes: u64) -> Result<(), SourceError> {
@@ -142,8 +145,8 @@ impl Pages {
 }
 
 /// Only the source's own device can access pages: each peer would make every mapping slower by orders of magnitude. If
-/// the driver fails to unmap pages, the source keeps the pages and their addresses. It tries again when it drops the
-/// reserved range, at the latest when the source itself is dropped.
+/// pages cannot be unmapped, they and their addresses are kept until the range is released. The release of the range
+/// tries again to unmap them.
 impl PageSource for VirtualMemorySource {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use caching_alloc::core::{
-    AllocError, Allocator, ExportError, SegmentMemory, SegmentSource, Settings, ShareHandle, ShareKind,
-    SourceError, StreamEvents, StreamId,
+    AllocError, Allocator, ExportError, PageSource, SegmentMemory, SegmentSource, Settings, ShareHandle,
+    ShareKind, SourceError, StreamEvents, StreamId,
 };
 use caching_alloc::driver::{DriverEvents, DriverSource, Sharing, VirtualMemorySource};
 use cuda_driver::graph::CaptureMode;
@@ -192,6 +192,24 @@ fn pages_of_a_forgotten_stream_are_released() {
         events.forget(stream);
         assert!(allocator.empty_cache().unwrap() >= 3 * MIB);
         assert_eq!(allocator.stats().reserved.current, 0);
+    });
+}
+
+#[test]
+fn a_range_that_was_unreserved_first_goes_even_if_its_last_page_is_unmapped_at_the_second_try() {
+    on_devices(1, |world, contexts| {
+        let source = VirtualMemorySource::new(&contexts[0], Sharing::none()).unwrap();
+        let before = source.memory_info().unwrap();
+        let address = source.reserve(8 * MIB).unwrap();
+        let token = source.create(2 * MIB).unwrap();
+        let page = SegmentMemory { address, bytes: 2 * MIB, token };
+        source.map(&page).unwrap();
+        source.unreserve(address, 8 * MIB);
+        world.faults().inject(Injection::new("cuMemUnmap", Action::Fail(999))).unwrap();
+        let error = source.release(&page).unwrap_err();
+        assert!(matches!(error, SourceError::Failed { call: "cuMemUnmap", .. }), "{error}");
+        assert_eq!(world.calls("cuMemAddressFree"), 1, "the addresses are free");
+        assert_eq!(source.memory_info().unwrap(), before, "and so is the memory");
     });
 }
 
