@@ -316,7 +316,8 @@ pub enum Fault {
         /// The error, with its causes.
         message: String,
     },
-    /// The host failed to wait for the work on a segment, so the segment was not released.
+    /// The host failed to wait for the work on a segment, so the segment was not released. Later releases try again, but
+    /// do not record the fault again.
     Stranded {
         /// The segment.
         segment: Segment,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use super::common::{Bench, MIB, bench, check_tiling, s, tight};
+use super::common::{Bench, MIB, bench, check_tiling, remapping_bench, s, tight};
 use caching_alloc::core::{
     Action, AllocError, Allocator, Attachment, Block, Entry, Fault, Filter, PageSource, Pool, PoolKind,
     PoolSettings, SegmentMemory, SegmentSource, Settings, SourceError, StreamId, Tracker, TrackerError,
@@ -371,4 +371,25 @@ fn a_released_page_that_cannot_be_unmapped_is_counted_as_lost() {
     assert!(matches!(source.release(&page), Err(SourceError::Failed { call: "unmap", .. })));
     let calls = source.calls();
     assert_eq!((calls.live_bytes, calls.lost_bytes, calls.broken), (bytes, bytes, 0));
+}
+
+#[test]
+fn a_segment_that_cannot_be_released_is_one_fault() {
+    for Bench { streams, allocator, .. } in [bench(CAPACITY, tight()), remapping_bench(CAPACITY, tight())] {
+        drop(allocator.allocate(MIB, s(1)).unwrap());
+        let pool = allocator.pool(PoolSettings::default()).unwrap();
+        drop(pool.allocate(MIB, s(1)).unwrap());
+        streams.fail(StreamCall::Record, Failing::for_ever(0));
+        streams.fail(StreamCall::SynchronizeDevice, Failing::for_ever(0));
+        drop(pool);
+        for _ in 0..3 {
+            assert_eq!(allocator.empty_cache().unwrap(), 0);
+        }
+        let faults = allocator.faults();
+        let stranded = faults.iter().filter(|fault| matches!(fault, Fault::Stranded { .. }));
+        assert_eq!(stranded.count(), 2, "one of the default pool, one of the dropped pool: {faults:?}");
+        streams.heal();
+        allocator.empty_cache().unwrap();
+        assert_eq!(allocator.stats().reserved.current, 0);
+    }
 }

@@ -89,11 +89,8 @@ impl Engine {
         }
         let ended = streams.iter().try_for_each(|stream| self.registry.drain_stream(*stream));
         if let Err(error) = ended {
-            let message = chain(&error);
             for (pages, fragments) in idle {
-                for page in &pages {
-                    self.registry.fault(Fault::Stranded { segment: page.clone(), message: message.clone() });
-                }
+                pages.iter().for_each(|page| self.registry.strand(page, &error));
                 pool.info.arena_mut().reinstate(pages, fragments);
             }
             return;
@@ -154,10 +151,8 @@ impl Engine {
                 segments.into_iter().for_each(|segment| self.registry.remove_segment(structure, segment))
             }
             Err(error) => {
-                let message = chain(&error);
                 for segment in segments {
-                    self.registry
-                        .fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
+                    self.registry.strand(&segment, &error);
                     cache.put_back(segment);
                 }
             }

@@ -145,10 +145,7 @@ impl Registry {
                 }
             }
             Err(error) => {
-                let message = chain(&error);
-                for segment in &left.segments {
-                    self.fault(Fault::Stranded { segment: segment.clone(), message: message.clone() });
-                }
+                left.segments.iter().for_each(|segment| self.strand(segment, &error));
                 locked(&self.deferred).push(left);
             }
         }

@@ -19,14 +19,14 @@ use self::ordering::StreamMarks;
 use self::structure::{Progress, Turn};
 pub(super) use self::structure::{Structure, StructureLock};
 use super::entry::{Action, Entry};
-use super::error::Fault;
+use super::error::{Fault, chain};
 use super::lock::{Rank, Ranked};
 use super::rounding::Fraction;
 use super::segment::{PoolId, Segment};
 use super::settings::Settings;
 use super::source::SegmentSource;
 use super::stats::{Gauge, SourceCalls, Stats};
-use super::stream::{StreamEvents, StreamId};
+use super::stream::{EventError, StreamEvents, StreamId};
 use super::tracker::{Slot, Slots};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
@@ -204,6 +204,15 @@ impl Registry {
         faults.push_back(fault);
     }
 
+    /// Records that a segment could not be released because a wait for its uses failed. Each release is tried again, so
+    /// the fault is recorded only once for a segment.
+    pub(super) fn strand(&self, segment: &Segment, error: &EventError) {
+        let is_it = |fault: &Fault| matches!(fault, Fault::Stranded { segment: other, .. } if other.id() == segment.id());
+        if !locked(&self.faults).iter().any(is_it) {
+            self.fault(Fault::Stranded { segment: segment.clone(), message: chain(error) });
+        }
+    }
+
     pub(super) fn faults(&self) -> Vec<Fault> {
         locked(&self.faults).iter().cloned().collect()
     }
@@ -303,8 +312,7 @@ impl Registry {
         self.count(|calls| calls.release += 1);
         self.count_out(segment.pool(), segment.bytes());
         if let Err(error) = segment.source().release(&segment.memory()) {
-            let message = super::error::chain(&error);
-            self.fault(Fault::ReleaseFailed { segment: segment.clone(), message });
+            self.fault(Fault::ReleaseFailed { segment: segment.clone(), message: chain(&error) });
         }
     }
 }
