@@ -1,5 +1,6 @@
 //! The part of a pool that its stream caches refer to.
 
+use std::ptr;
 use std::sync::{Arc, OnceLock};
 
 use super::error::{AllocError, Fault, chain};
@@ -169,10 +170,10 @@ impl PoolInfo {
         locked(&self.detached).streams.clone()
     }
 
-    /// Returns how many more bytes the allocator may reserve: its limit or the total memory of the source's device,
-    /// whichever is less, minus the bytes already reserved. Only the first call queries the source. If that query
-    /// fails, only the limit counts.
-    pub(super) fn available(&self) -> u64 {
+    /// Returns how many bytes the allocator may still request from the pool's source: up to its limit, and up to the
+    /// total memory that the source reports. `elsewhere` is the number of bytes that pools with other sources have
+    /// reserved. Only the first call queries the source.
+    pub(super) fn available(&self, elsewhere: u64) -> u64 {
         let total = *self.total.get_or_init(|| match self.source.memory_info() {
             Ok(info) => info.total,
             Err(error) => {
@@ -180,8 +181,13 @@ impl PoolInfo {
                 u64::MAX
             }
         });
-        let reserved = self.registry.totals().reserved.current;
+        let reserved = self.registry.totals().reserved.current.saturating_sub(elsewhere);
         self.registry.room().min(total.saturating_sub(reserved))
+    }
+
+    /// Returns true if both pools have the same source.
+    pub(super) fn has_source_of(&self, other: &Self) -> bool {
+        ptr::addr_eq(Arc::as_ptr(&self.source), Arc::as_ptr(&other.source))
     }
 
     /// Returns the total length of the pool's segments in bytes.

@@ -46,6 +46,21 @@ fn out_of_memory_says_what_there_is() {
 
 /// The device has memory left, so the error names the limit. Adapters pass it on.
 #[test]
+fn memory_of_another_source_does_not_make_a_source_scarce() {
+    let segment = |reserved: u64| {
+        let allocator = bench(1 << 30, tight()).allocator;
+        let other = allocator.allocate(reserved, s(1)).unwrap();
+        let source = Arc::new(HostSource::at(0x1000_0000, 64 * MIB));
+        let pool = allocator.pool(PoolSettings { source: Some(source), ..PoolSettings::default() }).unwrap();
+        let bytes = pool.allocate(2 * MIB, s(1)).unwrap().segment().bytes();
+        drop(other);
+        bytes
+    };
+    assert_eq!(segment(512), 4 * MIB, "a segment for more than one block");
+    assert_eq!(segment(100 * MIB), 4 * MIB);
+}
+
+#[test]
 fn a_limit_of_the_source_is_named_with_its_figures() {
     for remapping in [false, true] {
         let limited = Arc::new(LimitingSource::new(HostSource::new(1 << 40), 8 * MIB));

@@ -228,7 +228,16 @@ impl Miss<'_> {
             longest: splits.then(|| bytes_of(self.info().splitting().longest)),
             reserved: self.cache.state.lock().fixed.reserved(self.class),
         };
-        SegmentSizes::new(&self.registry().settings, need, || self.info().available())
+        SegmentSizes::new(&self.registry().settings, need, || {
+            self.info().available(self.reserved_elsewhere())
+        })
+    }
+
+    /// Returns the total length in bytes of the segments of those pools that have another source than this one.
+    fn reserved_elsewhere(self) -> u64 {
+        let pools = self.engine.pools();
+        let others = pools.iter().filter(|pool| !pool.info.has_source_of(self.info()));
+        others.map(|pool| pool.info.reserved()).sum()
     }
 
     /// Returns the size in bytes of the smallest segment that would serve the request. In a re-mappable pool, returns
