@@ -22,9 +22,9 @@ pub enum CudarcError {
     /// cudarc and [`Driver::load`](cuda_driver::Driver::load) have different primary contexts for the device. Either
     /// they use two copies of the driver library, or they number the devices differently.
     #[error(
-        "cudarc has the primary context {wanted:#x} of device {ordinal}, the driver that this process has loaded has \
-         {}; is there a second copy of libcuda, or `CUDA_DRIVER_SYS_LIBRARY` set?",
-        .found.map_or_else(|| "no such device".to_owned(), |found| format!("{found:#x}"))
+        "the loaded driver has {} for device {ordinal}, expected cudarc's primary context {wanted:#x}: cudarc and this \
+         crate must use the same copy of libcuda; unset `CUDA_DRIVER_SYS_LIBRARY` if it names another",
+        .found.map_or_else(|| "no context".to_owned(), |found| format!("the primary context {found:#x}"))
     )]
     NotShared {
         /// The device's ordinal.
@@ -36,12 +36,19 @@ pub enum CudarcError {
         found: Option<usize>,
     },
     /// The stream belongs to another context than the adopted one.
-    #[error("a stream of device {wanted} was expected, this one is of a context of device {found}")]
+    #[error(
+        "the stream is of context {found_context:#x} of device {found}, expected a stream of the adopted context \
+         {wanted_context:#x} of device {wanted}: make the stream by the adopted `CudaContext`, or adopt the stream's"
+    )]
     OtherContext {
         /// The ordinal of the adopted context's device.
         wanted: usize,
+        /// The handle of the adopted context.
+        wanted_context: usize,
         /// The ordinal of the stream's device.
         found: usize,
+        /// The handle of the stream's context.
+        found_context: usize,
     },
     /// The stream is the per-thread default stream, which is a different stream on every thread.
     #[error(

@@ -123,8 +123,10 @@ impl Adopted {
     /// [`CudarcError::OtherContext`], [`CudarcError::PerThreadStream`].
     pub fn register(&self, stream: &Arc<CudaStream>) -> Result<StreamId, CudarcError> {
         if **stream.context() != *self.cuda {
-            let (wanted, found) = (self.cuda.ordinal(), stream.context().ordinal());
-            return Err(CudarcError::OtherContext { wanted, found });
+            let facts = |context: &CudaContext| (context.ordinal(), context.cu_ctx().addr());
+            let (wanted, wanted_context) = facts(&self.cuda);
+            let (found, found_context) = facts(stream.context());
+            return Err(CudarcError::OtherContext { wanted, wanted_context, found, found_context });
         }
         let handle: CUstream = stream.cu_stream().cast();
         if handle.addr() == PER_THREAD {

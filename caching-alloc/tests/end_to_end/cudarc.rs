@@ -302,7 +302,10 @@ fn what_cannot_be_shared_is_an_error() {
         if CudaContext::device_count().unwrap() > 1 {
             let second = CudaContext::new(1).unwrap();
             let error = adopted.register(&second.default_stream()).unwrap_err();
-            assert!(matches!(error, CudarcError::OtherContext { wanted: 0, found: 1 }));
+            assert!(matches!(error, CudarcError::OtherContext { wanted: 0, found: 1, .. }), "{error}");
+            for context in [&cuda, &second] {
+                assert!(error.to_string().contains(&format!("{:#x}", context.cu_ctx().addr())), "{error}");
+            }
         }
         assert_eq!(allocator.stats().all.allocated.current, 0);
     });

@@ -352,7 +352,9 @@ fn whoever_looks_at_a_raw_block_may_use_raw_blocks() {
             here.release_raw(raw).unwrap();
             let other = here.allocate_raw(MIB, s(1)).unwrap();
             assert_ne!(other, block.address(), "it is freed when nobody looks at it any more");
-            assert_eq!(here.release_raw(raw), Err(RawError::Owned { address: raw }));
+            // The block is still in use by this call, but was released.
+            assert_eq!(here.release_raw(raw), Err(RawError::Free { address: raw }));
+            assert_eq!(here.release_raw(raw + 512), Err(RawError::Free { address: raw + 512 }));
             other
         };
         here.with_raw(raw, look).unwrap()

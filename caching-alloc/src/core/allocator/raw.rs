@@ -1,6 +1,6 @@
 //! Raw blocks: blocks identified by their addresses, for programs that cannot store a [`Block`], such as C plug-ins.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::Allocator;
 use crate::core::block::Block;
@@ -9,7 +9,7 @@ use crate::core::registry::locked;
 use crate::core::snapshot::{AddressInfo, Usage};
 use crate::core::stream::StreamId;
 
-/// The reason why no raw block, that is, no block of [`Allocator::allocate_raw`], begins at an address.
+/// The reason why no raw block begins at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
@@ -19,9 +19,9 @@ pub enum RawError {
         /// The address.
         address: u64,
     },
-    /// The address is in memory of this allocator, but in no block that is handed out. The memory is free, or belongs
-    /// to a freed block that other streams may still use.
-    #[error("the memory at {address:#x} is free: it was given back before; one of its users must not")]
+    /// No block at the address is handed out. If one was freed there, other streams or a call of
+    /// [`with_raw`](Allocator::with_raw) may still use it.
+    #[error("no raw block is at {address:#x} any more: it was released before; release each raw block once")]
     Free {
         /// The address.
         address: u64,
@@ -34,8 +34,8 @@ pub enum RawError {
         /// The block's first byte.
         begin: u64,
     },
-    /// The address is in a block that is handed out, but that is not raw: a [`Block`] handle owns it. A raw block that
-    /// was released during a call of [`Allocator::with_raw`] is also reported so, until that call returns.
+    /// The address is in a block that was not allocated by [`allocate_raw`](Allocator::allocate_raw). Dropping its
+    /// [`Block`] frees it.
     #[error("the block at {address:#x} was not allocated raw: it is given back when its owner drops it")]
     Owned {
         /// The address.
@@ -44,11 +44,9 @@ pub enum RawError {
 }
 
 impl Allocator {
-    /// Allocates a *raw* block: one that the program identifies by its address, without a [`Block`] handle. Otherwise
-    /// like [`allocate`](Self::allocate). Returns the address of the first byte. The allocator owns the block until
-    /// [`release_raw`](Self::release_raw) frees it. Without that call, the block is freed when the last handle of the
-    /// allocator and its pools, the last [`ThreadRoute`](super::super::ThreadRoute), and the last
-    /// [`Attachment`](super::Attachment) are dropped.
+    /// Like [`allocate`](Self::allocate), but keeps the [`Block`] in the allocator, and returns its address.
+    /// [`release_raw`](Self::release_raw) frees the block. A block that is never released is freed with the allocator:
+    /// when the last handle of the allocator and its pools, and the last [`Attachment`](super::Attachment), are dropped.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -68,7 +66,13 @@ impl Allocator {
     /// raw block at the same address, the second release frees that other block. This mistake cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
         let block = locked(&self.engine.raw).remove(&address);
-        block.map(drop).ok_or_else(|| self.not_raw(address))
+        let block = block.ok_or_else(|| self.not_raw(address))?;
+        if Arc::strong_count(&block) > 1 {
+            let mut released = locked(&self.engine.released_raw);
+            released.retain(|(_, other)| other.strong_count() > 0);
+            released.push((address, Arc::downgrade(&block)));
+        }
+        Ok(())
     }
 
     /// Calls `look` with the raw block at `address`, for instance to [record a stream](Block::record_stream), and
@@ -86,7 +90,9 @@ impl Allocator {
         let Some(AddressInfo { block, .. }) = self.find(address) else {
             return RawError::Foreign { address };
         };
-        if block.usage != Usage::Active {
+        let is_released =
+            |(begin, other): &(u64, Weak<Block>)| *begin == block.address && other.strong_count() > 0;
+        if block.usage != Usage::Active || locked(&self.engine.released_raw).iter().any(is_released) {
             return RawError::Free { address };
         }
         if locked(&self.engine.raw).contains_key(&block.address) {

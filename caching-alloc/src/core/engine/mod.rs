@@ -55,6 +55,9 @@ pub(super) struct Engine {
     pub(super) observers: Observers,
     /// The blocks of [`Allocator::allocate_raw`](super::Allocator::allocate_raw), by address.
     pub(super) raw: Mutex<HashMap<u64, Arc<Block>>>,
+    /// The blocks that were released while a call of [`Allocator::with_raw`](super::Allocator::with_raw) used them, with
+    /// their addresses. They are freed when the call returns.
+    pub(super) released_raw: Mutex<Vec<(u64, Weak<Block>)>>,
 }
 
 impl Engine {
@@ -66,6 +69,7 @@ impl Engine {
             routes: Routes::default(),
             observers: Observers::default(),
             raw: Mutex::default(),
+            released_raw: Mutex::default(),
         })
     }
 
