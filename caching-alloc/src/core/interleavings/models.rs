@@ -148,6 +148,27 @@ fn a_block_freed_while_another_is_polled_becomes_pending() {
     });
 }
 
+/// A stream of a re-mappable pool is forgotten while another thread still allocates from its cache.
+#[test]
+fn memory_that_a_forgotten_stream_uses_again_is_given_to_others_in_order() {
+    check(|| {
+        let program = Program::remapping(4 * MIB);
+        drop(program.allocate(LONG, 1));
+        let here = program.clone();
+        let other = thread::spawn(move || {
+            let block = here.allocator.allocate(LONG, StreamId(1)).map(|block| here.own(block));
+            here.streams.enqueue(StreamId(1));
+            block.is_ok()
+        });
+        program.allocator.forget_stream(StreamId(1)).unwrap();
+        assert!(other.join().unwrap(), "no other stream has memory");
+        let mine = program.allocate(LONG, 2);
+        assert!(program.streams.comes_after(StreamId(2), StreamId(1), 1), "it is in use");
+        drop(mine);
+        program.end();
+    });
+}
+
 #[test]
 fn a_tracker_misses_nothing_between_attaching_and_detaching() {
     // Deliveries to trackers have many steps. With one preemption more, loom needs ten times as long.

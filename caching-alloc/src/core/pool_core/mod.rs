@@ -137,11 +137,15 @@ impl PoolCore {
     /// the pool share. If the work of its stream has ended, this memory is given to the other streams, and the cache
     /// is empty. With `wait`, the host waits for the end of that work. Without it, the host only queries an event.
     pub(super) fn retire(&self, caches: &[Arc<StreamCache>], wait: bool) -> Vec<Arc<StreamCache>> {
-        let mut retired = caches.to_vec();
-        retired.retain(|cache| self.leave_arena(cache, wait));
+        let empty: Vec<_> =
+            caches.iter().filter_map(|cache| Some((cache, self.leave_arena(cache, wait)?))).collect();
         // `usages` takes this lock too, so it counts each retired cache exactly once.
         let mut past = locked(&self.past);
-        retired.retain(|cache| cache.retire());
+        let retired: Vec<_> = empty
+            .into_iter()
+            .filter(|(cache, operations)| cache.retire(*operations))
+            .map(|(cache, _)| cache.clone())
+            .collect();
         if retired.is_empty() {
             return retired;
         }
@@ -155,21 +159,19 @@ impl PoolCore {
     }
 
     /// Gives a cache's free memory in the arena to the other streams, under the conditions of [`retire`](Self::retire).
-    /// Returns true if the cache has no memory in the arena afterwards.
-    fn leave_arena(&self, cache: &StreamCache, wait: bool) -> bool {
+    /// Returns `None` if the cache is in use, or still has memory in the arena. Otherwise returns the number of
+    /// operations at which the cache had none.
+    ///
+    /// Hits and frees do not take the structure lock. The number of the cache's operations shows whether one came after
+    /// the first look: its work would not be covered by the wait for the stream.
+    fn leave_arena(&self, cache: &StreamCache, wait: bool) -> Option<u64> {
+        let operations = cache.idle_since()?;
         if self.info.arena.is_none() {
-            return true;
-        }
-        let is_used = {
-            let state = cache.state.lock();
-            state.pins > 0 || state.counters.active() > 0
-        };
-        if is_used {
-            return false;
+            return Some(operations);
         }
         cache.merge();
         if self.info.arena_mut().is_list_empty(cache.list) {
-            return true;
+            return Some(operations);
         }
         let registry = self.registry();
         let ended = if wait {
@@ -182,10 +184,15 @@ impl PoolCore {
             }
             ended
         };
-        if ended {
-            self.info.arena_mut().share_list(cache.list);
+        if !ended {
+            return None;
         }
-        ended
+        let state = cache.state.lock();
+        if state.ring.operations() != operations {
+            return None;
+        }
+        self.info.arena_mut().share_list(cache.list);
+        Some(operations)
     }
 
     /// Returns a guard. Until it is dropped, the pool does not grow, release memory, or lend memory to other pools.

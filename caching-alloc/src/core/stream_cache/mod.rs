@@ -146,13 +146,20 @@ impl StreamCache {
         while self.state.lock().merge_some() {}
     }
 
-    /// If the cache is empty, retires it and returns true. A thread that looked the cache up earlier then sees that
-    /// it is retired, and looks the stream's cache up again. The caller holds the structure lock.
-    pub(super) fn retire(&self) -> bool {
+    /// Returns the number of operations so far, or `None` if the cache has blocks in use or is pinned.
+    pub(super) fn idle_since(&self) -> Option<u64> {
+        let state = self.state.lock();
+        (state.pins == 0 && state.counters.active() == 0).then(|| state.ring.operations())
+    }
+
+    /// If the cache is empty, and no operation came after the first `operations`, retires it and returns true. A thread
+    /// that looked the cache up earlier then sees that it is retired, and looks the stream's cache up again. The caller
+    /// holds the structure lock.
+    pub(super) fn retire(&self, operations: u64) -> bool {
         // Another thread that has this lock is processing pending blocks, so the cache is treated as not empty.
         let Some(pending) = self.pending.try_lock() else { return false };
         let mut state = self.state.lock();
-        let ends = pending.is_empty() && state.has_nothing();
+        let ends = pending.is_empty() && state.has_nothing() && state.ring.operations() == operations;
         if ends {
             state.key = Key::RETIRED;
         }
