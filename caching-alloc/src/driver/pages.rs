@@ -33,7 +33,8 @@ struct Range {
     is_closing: bool,
 }
 
-/// The allocator passed a page or a range that does not exist, or cannot be used in this way.
+/// The cause of a failed call: the page or range does not exist, the page has another length, or a page that was to be
+/// released is still mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 enum PageError {
@@ -145,8 +146,8 @@ impl Pages {
 }
 
 /// Only the source's own device can access pages: each peer would make every mapping slower by orders of magnitude. If
-/// pages cannot be unmapped, they and their addresses are kept until the range is released. The release of the range
-/// tries again to unmap them.
+/// the driver fails to unmap pages, the source keeps the pages and their addresses. It tries again when it drops the
+/// reserved range, at the latest when the source itself is dropped.
 impl PageSource for VirtualMemorySource {
     fn reserve(&self, bytes: u64) -> Result<u64, SourceError> {
         let (size, alignment) = (host_size(bytes)?, host_size(self.granularity())?);

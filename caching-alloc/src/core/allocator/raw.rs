@@ -9,7 +9,7 @@ use crate::core::registry::locked;
 use crate::core::snapshot::{AddressInfo, Usage};
 use crate::core::stream::StreamId;
 
-/// The reason why no raw block begins at an address.
+/// The reason why no raw block, that is, no block of [`Allocator::allocate_raw`], begins at an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RawError {
