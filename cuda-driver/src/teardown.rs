@@ -17,8 +17,8 @@ static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 ///
 /// The hook runs on the thread that drops the object. If a `Drop` fails, the resource of the object may be leaked. A
 /// panic inside the hook is ignored. Some failures are not reported; the [crate documentation](crate#invariants) lists
-/// them. Among them are all failures after the driver has shut down at the end of the process, when all objects of the
-/// driver are gone.
+/// them. Among them are all failures after the driver has shut down at the end of the process: its shutdown has
+/// already released all objects.
 pub fn set_drop_error_hook(hook: impl Fn(&Error) + Send + Sync + 'static) {
     let former = HOOK.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::new(hook));
     // The lock is not held here, because the former hook may own an object whose drop fails. Reporting that failure

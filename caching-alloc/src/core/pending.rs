@@ -21,8 +21,9 @@ pub(super) struct Wait {
     pub(super) event: Option<EventId>,
 }
 
-/// For each block, the list of the other streams that use it. The lists are linked lists in one table, because most are
-/// empty or short. The head of a list is the index of its first node, or [`NO_USES`] if the list is empty.
+/// For each block, a list of the streams that use it beside its own. All lists are linked lists in one table, because
+/// most are empty or short. `BlockMeta::uses` has the head of a block's list: the index of its first node, or
+/// [`NO_USES`] if the list is empty.
 #[derive(Debug, Default)]
 pub(super) struct Uses {
     nodes: Vec<(StreamId, u32)>,

@@ -96,12 +96,12 @@ impl Failing {
     pub(super) fn source_error(self, call: &'static str, wanted: u64) -> SourceError {
         match self.scarce {
             true => SourceError::OutOfMemory { wanted },
-            false => SourceError::Failed { call, source: "told to fail".into() },
+            false => SourceError::Failed { call, source: "injected failure".into() },
         }
     }
 
     pub(super) fn event_error(self, call: &'static str) -> EventError {
-        EventError { call, source: "told to fail".into() }
+        EventError { call, source: "injected failure".into() }
     }
 }
 

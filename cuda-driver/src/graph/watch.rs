@@ -29,25 +29,26 @@ impl Drop for CountedCapture {
     }
 }
 
-/// A period that starts at [`begin`](Self::begin) and lasts until now. It detects whether a capture of
-/// [`Stream::begin_capture`] was open during the period.
+/// A time from [`begin`](Self::begin) on. Tells later whether any capture of [`Stream::begin_capture`] was open since
+/// then.
 #[derive(Clone, Copy)]
 struct Period {
     /// The value of [`BEGUN`] at the start of the period.
     begun: u64,
-    /// True if no such capture was open at the start of the period.
+    /// True if no capture of `Stream::begin_capture` was open at the start.
     none_open: bool,
 }
 
 impl Period {
     #[inline]
     fn begin() -> Self {
+        // `ENDED` is loaded first. A capture that ends between the two loads then counts as open.
         let ended = ENDED.load(Ordering::SeqCst);
         let begun = BEGUN.load(Ordering::SeqCst);
         Self { begun, none_open: begun == ended }
     }
 
-    /// Returns true if no such capture was open at any time of the period.
+    /// Returns true if no capture of `Stream::begin_capture` was open at any time since `begin`.
     #[inline]
     fn is_without_captures(&self) -> bool {
         self.none_open && BEGUN.load(Ordering::SeqCst) == self.begun
@@ -56,6 +57,7 @@ impl Period {
 
 /// Detects whether a call on a stream may be part of a capture.
 pub(crate) struct Uncaptured {
+    /// [`Stream::capture_calls`] before the call; `None` while such a call was running.
     calls: Option<u64>,
     period: Period,
     /// True if the stream was in no capture before the call.
@@ -66,8 +68,8 @@ impl Uncaptured {
     /// Called before the call on `stream`.
     #[inline]
     pub(crate) fn before(stream: &Stream) -> Self {
-        // The count of calls is loaded before the query of the status. The query sees a capture that began before the
-        // load. A capture that begins later changes the count, which `holds` compares.
+        // The stream's `capture_calls` is loaded before its status. The status shows a capture that began before the load.
+        // A capture that begins later changes the count, which `holds` compares.
         let calls = stream.capture_calls();
         let period = Period::begin();
         let was_uncaptured =
@@ -103,8 +105,8 @@ impl<'a> Watch<'a> {
     /// - No call began a capture on one of the streams, and no call made one of them wait for an event that may be part
     ///   of a capture.
     ///
-    /// Captures that another library began may go undetected. The result is also false while another thread's
-    /// [`Stream::wait`] on one of the streams is running. It can become true after that call.
+    /// Captures that another library began may go undetected. While a [`Stream::wait`] on one of the streams
+    /// runs, the second case does not hold. It never holds if such a wait was running at [`Watch::new`].
     pub(crate) fn is_certain(&self) -> bool {
         self.period.is_without_captures()
             || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)

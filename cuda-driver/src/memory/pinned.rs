@@ -7,7 +7,9 @@ use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
-use crate::call::call;
+use cuda_driver_sys::CUresult;
+
+use crate::call::{call, failure};
 use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
@@ -52,9 +54,11 @@ impl PinnedMemory {
         let mut raw = std::ptr::null_mut();
         // SAFETY: writes one pointer, to a local that outlives the call.
         unsafe { call!(context.api(), cuMemHostAlloc(&mut raw, bytes, flags.bits())) }?;
-        // If the driver reports success with a null pointer, the memory is empty, and there is nothing to free.
-        let (start, bytes) =
-            NonNull::new(raw.cast::<u8>()).map_or((NonNull::dangling(), 0), |start| (start, bytes));
+        // A null pointer is no memory, even if the driver reports success.
+        let Some(start) = NonNull::new(raw.cast::<u8>()) else {
+            let code = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+            return Err(failure(context.api(), "cuMemHostAlloc", code).into());
+        };
         let memory = Self { context: context.clone(), start, bytes };
         // SAFETY: the driver allocated that many bytes, and nothing else uses them yet.
         unsafe { memory.start.write_bytes(0, memory.bytes) };

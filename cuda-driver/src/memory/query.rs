@@ -45,7 +45,7 @@ pub struct PointerDetails {
     pub buffer_id: u64,
     /// The address at which the host can access the memory; `None` if the host cannot access it.
     pub host_address: Option<u64>,
-    /// True if memory is mapped at the address. False in a part of a reservation where nothing is mapped.
+    /// True if memory is mapped at the address.
     pub is_mapped: bool,
     /// True for managed memory, which the driver migrates between host and device.
     pub is_managed: bool,
@@ -64,7 +64,7 @@ pub struct AddressRange {
 
 impl Driver {
     /// Returns the driver's information about an address. Returns `None` if the driver does not know the memory
-    /// (ordinary host memory, or an address that was freed). A call takes about 1 µs, so do not make one for each
+    /// (ordinary host memory, an address that was freed, or an unmapped part of a reservation). A call takes about 1 µs, so do not make one for each
     /// operation.
     ///
     /// # Errors
@@ -87,7 +87,8 @@ impl Driver {
         Ok(Some(PointerInfo { kind: memory_kind(kind), device: u32::try_from(device).ok() }))
     }
 
-    /// Queries all [`PointerDetails`] of an address in one call. Returns `None` if the driver does not know the memory.
+    /// Queries all [`PointerDetails`] of an address in one call. Returns `None` for the same addresses as
+    /// [`pointer_info`](Self::pointer_info).
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttributes`.
@@ -156,7 +157,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemGetAddressRange_v2`: `CUDA_ERROR_NOT_FOUND` if the driver
-    /// does not know the address.
+    /// does not know the address, or if no access to the mapping there has been set.
     #[doc(alias = "cuMemGetAddressRange")]
     pub fn address_range(&self, ptr: DevicePtr) -> Result<AddressRange> {
         let _current = self.enter()?;

@@ -12,7 +12,9 @@ use crate::{DevicePtr, Result, Stream, device, teardown};
 #[repr(transparent)]
 pub struct PoolPointer(pub [u8; 64]);
 
-/// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream.
+/// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream. Do not allocate or
+/// drop while the stream captures: the driver would record the call in the graph. If the stream is the per-thread default
+/// stream, drop the value on the thread that allocated it.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,
@@ -72,9 +74,9 @@ impl StreamMemory {
         Ok(PoolPointer(data.reserved))
     }
 
-    /// Opens memory that another process allocated from the pool that `pool` was imported from. That process, the
-    /// exporter, provides `pointer` and the size `bytes` of the memory. The driver does not report the size, so `bytes`
-    /// is not checked.
+    /// Opens memory of an imported pool. The process that exported the pool, the exporter, allocated the memory. It
+    /// provides `pointer` and the size `bytes` of the memory. The driver does not report the size, so `bytes` is not
+    /// checked.
     ///
     /// Dropping the value closes the memory in the order of `stream`. The exporter may free the memory only after
     /// `stream` has closed it.

@@ -92,8 +92,8 @@ const LOG_BYTES: u16 = 16 << 10;
 /// The options and log buffers of one call that loads a module.
 pub(super) struct Request {
     options: Vec<CUjit_option>,
-    /// The values of `options`, which the driver takes as pointers. [`call`](Self::call) adds the options that pass the
-    /// addresses of the log buffers.
+    /// A value for each of `options`. [`call`](Self::call) converts each to the pointer that the driver takes, and adds
+    /// the options whose values are the addresses of the log buffers.
     numbers: Vec<usize>,
     info: Vec<u8>,
     error: Vec<u8>,

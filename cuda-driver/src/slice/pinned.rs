@@ -35,7 +35,7 @@ impl Context {
     /// thread, and invalidates that capture. It accepts the call while the thread holds a [`RelaxedCapture`].
     ///
     /// # Errors
-    /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory left, or its limit
+    /// [`Error::Driver`] from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory left, or the limit
     /// of locked memory is reached.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn alloc_pinned<T: Element>(&self, len: usize) -> Result<PinnedSlice<T>> {

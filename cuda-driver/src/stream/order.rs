@@ -67,7 +67,7 @@ impl Stream {
     }
 
     /// Does the work of [`wait`](Self::wait) without [`count_capture_call`](Self::count_capture_call). The caller must
-    /// count the call, unless no capture recorded the event, or this stream's own capture recorded it.
+    /// count the call if a capture other than this stream's own may have recorded the event.
     pub(crate) fn wait_uncounted(&self, event: &Event) -> Result<()> {
         let (ours, theirs) = (self.context().driver(), event.context().driver());
         ours.require_same("the event", theirs, "the stream that should wait for it")?;

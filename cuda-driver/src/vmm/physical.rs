@@ -68,8 +68,8 @@ struct Inner {
 
 impl PhysicalMemory {
     /// Allocates `bytes` bytes on the context's device. The size must be a multiple of the
-    /// [granularity](super::Granularity). The memory can be exported as the given handle types. Other devices can
-    /// access the memory by RDMA if the context's device supports that.
+    /// [granularity](super::Granularity). The memory can be exported as the given handle types. Network
+    /// adapters can access the memory by GPUDirect RDMA if the context's device supports that.
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls, or is older than CUDA 12.3 and fabric handles are
@@ -102,8 +102,8 @@ impl PhysicalMemory {
     /// more than the actual size.
     ///
     /// # Errors
-    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Descriptor`] if the descriptor cannot be
-    /// duplicated; [`Error::Driver`] from `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` if the
+    /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Descriptor`] if the descriptor is
+    /// number 0, which the driver does not accept, and cannot be duplicated; [`Error::Driver`] from `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` if the
     /// descriptor is of something else.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
@@ -134,8 +134,9 @@ impl PhysicalMemory {
         Ok(Self::from_raw(context, raw, bytes, HandleTypes::FABRIC))
     }
 
-    /// Returns the physical memory that is mapped at an address, whoever mapped it. The caller states the size of the
-    /// whole memory, `bytes`, because the driver does not report it. The driver refuses to map more than that memory.
+    /// Returns the physical memory that is mapped at an address, whoever mapped it. `bytes` is the size of the whole
+    /// allocation. The caller states it, because the driver does not report it. The driver refuses to map more than the
+    /// actual size.
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemRetainAllocationHandle`: `CUDA_ERROR_INVALID_VALUE` if nothing is mapped at the
@@ -168,7 +169,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::NotExportable`] if [`handle_types`](Self::handle_types) lacks [`HandleTypes::POSIX_FD`];
-    /// [`Error::Driver`] from `cuMemExportToShareableHandle`; [`Error::NoDescriptor`].
+    /// [`Error::Driver`] from `cuMemExportToShareableHandle`; [`Error::NoDescriptor`] if the driver reports success
+    /// but returns no descriptor.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         let Inner { context, raw, handle_types, .. } = &*self.inner;
@@ -227,7 +229,8 @@ impl PhysicalMemory {
         self.inner.bytes
     }
 
-    /// The handle types that the memory can be exported as.
+    /// The handle types that the memory can be exported as: those given to [`create`](Self::create), or the type that the
+    /// memory was imported from. For [retained](Self::retain) memory, the types that the driver reports.
     #[must_use]
     pub fn handle_types(&self) -> HandleTypes {
         self.inner.handle_types

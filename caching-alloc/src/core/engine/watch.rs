@@ -103,7 +103,7 @@ impl Engine {
             let (mut states, mut before) = (States::default(), Vec::new());
             for pool in self.pools() {
                 states.capture(&pool, false, |cache, state| {
-                    before.push((cache.origin(), cache.resubscribe(state, &for_blocks)));
+                    before.push((cache.origin(), StreamCache::resubscribe(state, &for_blocks)));
                 });
             }
             // Structural entries that are made after this have later turns, so they are delivered after the snapshot.
@@ -175,7 +175,7 @@ impl Engine {
             structure.trackers = attached.cloned().collect();
             let for_blocks = Registry::block_trackers(structure);
             let rest = |cache: &Arc<StreamCache>| {
-                (cache.origin(), cache.resubscribe(&mut cache.state.lock(), &for_blocks))
+                (cache.origin(), StreamCache::resubscribe(&mut cache.state.lock(), &for_blocks))
             };
             caches.iter().map(rest).collect()
         };

@@ -61,7 +61,8 @@ impl Drop for PoolHandle {
         for cache in caches {
             let keeper = Arc::new((cache.clone(), self.core.clone()));
             cache.close(keeper);
-            // All entries are delivered now, because a thread that later detaches a tracker may not find the cache.
+            // Waits for the delivery of all entries, because a thread that later detaches a tracker may not find the cache.
+            // Inside a tracker, the delivery that is under way delivers them.
             cache.deliver(usize::MAX);
         }
     }
@@ -207,11 +208,11 @@ impl PoolCore {
         Keep::counted(self.info.clone())
     }
 
-    /// Adds a guard to the pool's count, and then waits for the end of a running growth or release.
+    /// Adds a guard to the pool's count, and then waits for the end of running growths and releases.
     ///
-    /// A release withdraws its memory: takes it out of a cache or the arena, so that no request finds it. Inside a
-    /// tracker, this function does not wait. It only makes sure that a running release has either withdrawn
-    /// its memory already or will see the guard.
+    /// A release first takes the memory that it will release out of a cache or the arena, so that no request finds that
+    /// memory. Inside a tracker, this function does not wait. A release that has not taken its memory yet then sees the
+    /// guard and takes none. Another release, and a growth that has begun, may still complete.
     fn guard(&self, kind: Guarded) {
         let structure = self.registry().lock_structure();
         self.info.add_guard(kind);
@@ -228,10 +229,11 @@ impl PoolCore {
     /// [`keep`](Self::keep).
     pub(super) fn segments(&self) -> Vec<Segment> {
         // The caller's guard prevents removals. A running change may have taken a segment out of a cache to move it to
-        // another stream, so this waits for such changes. Inside a tracker, it cannot wait.
+        // another stream, so this waits for such changes. Inside a tracker, it cannot wait, and may miss a segment that is
+        // being moved.
         let mut structure = self.registry().lock_structure();
         if let Some(structure) = &mut structure {
-            structure.wait_for_changes();
+            structure.wait_for_all_changes();
         }
         self.caches().iter().flat_map(|cache| cache.segments()).collect()
     }
@@ -253,8 +255,8 @@ impl PoolCore {
         streams
     }
 
-    /// Resets the pool's statistics: calls `gauge` for those of segments and of retired caches, and `counters` for
-    /// those of the existing caches.
+    /// Resets the pool's statistics. Calls `gauge` for the reserved bytes and for the usage of retired caches, and
+    /// `counters` for the counters of each existing cache.
     pub(super) fn reset(&self, gauge: fn(&mut Gauge), counters: fn(&mut Counters)) {
         self.registry().change_pool_reserved(self.info.id, gauge);
         locked(&self.past).reset(gauge);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::PoolCore;
 use crate::core::block::Block;
 use crate::core::fixed::Place;
+use crate::core::heap::BlockId;
 use crate::core::request::Request;
 use crate::core::size::bytes_of;
 use crate::core::stream::StreamId;
@@ -79,18 +80,44 @@ impl PoolCore {
                 Some(_) => return Err(Conflict::Occupied(*block)),
             }
         }
-        let mut ids = Vec::new();
+        let mut reserved: Vec<(usize, BlockId, SavedBlock)> = Vec::new();
         for (at, block) in missing {
-            let (cache, state) = &mut states[at];
-            // This cannot fail: the block was free above, and the saved blocks do not overlap.
-            if let Some(id) = state.reserve_at(block.address, block.request.units) {
-                ids.push(((*cache).clone(), id, block));
-            }
+            let Some(id) = states[at].1.reserve_at(block.address, block.request.units) else {
+                // The block was free above, so it overlaps a saved block before it. Both were handed out, one after the
+                // other, while the checkpoint was made inside a tracker.
+                for (at, id, block) in reserved {
+                    states[at].1.unreserve(id, block.request.units);
+                }
+                return Err(Conflict::Occupied(block));
+            };
+            reserved.push((at, id, block));
         }
         drop(states);
-        let hand_out = |(cache, id, block): (Arc<StreamCache>, _, SavedBlock)| {
+        let hand_out = |(at, id, block): (usize, _, SavedBlock)| {
+            let cache = &caches[at];
             Block::hand_out(cache.state, &mut cache.state.lock(), id, block.request, block.stream)
         };
-        Ok(ids.into_iter().map(hand_out).collect())
+        Ok(reserved.into_iter().map(hand_out).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Allocator, Settings};
+    use crate::host::{HostSource, HostStreams};
+
+    #[test]
+    fn of_saved_blocks_that_overlap_none_is_handed_out() {
+        let (source, streams) = (Arc::new(HostSource::new(1 << 30)), Arc::new(HostStreams::new()));
+        let allocator = Allocator::new(source, streams, Settings::default());
+        let pool = allocator.default_pool();
+        let block = allocator.allocate(1 << 20, StreamId(1)).unwrap();
+        let saved = pool.owned_blocks();
+        drop(block);
+        let conflict = pool.restore(&[saved[0], saved[0]]).unwrap_err();
+        assert!(matches!(conflict, Conflict::Occupied(_)), "{conflict:?}");
+        assert_eq!(pool.stats().all.blocks.current, 0);
+        assert_eq!(pool.restore(&saved).unwrap().len(), 1);
     }
 }

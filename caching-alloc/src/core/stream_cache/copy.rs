@@ -45,7 +45,8 @@ impl StreamCache {
         CacheCopy { segments: self.segments(), blocks, entries }
     }
 
-    /// Returns the cache's segments. The caller holds the structure lock.
+    /// Returns the cache's segments. Without the structure lock, a segment that is being moved to another cache may be
+    /// missing, or be in the results of both.
     pub(in crate::core) fn segments(&self) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut next = 0;
@@ -64,7 +65,7 @@ impl StreamCache {
 
     /// Makes `slots` the trackers for later block entries. Returns the previous trackers, and the entries that they
     /// have not received yet.
-    pub(in crate::core) fn resubscribe(&self, state: &mut CacheState, slots: &Slots) -> (Slots, Batch) {
+    pub(in crate::core) fn resubscribe(state: &mut CacheState, slots: &Slots) -> (Slots, Batch) {
         let mut before = Batch::default();
         state.ring.take_outbox(&mut before);
         state.ring.subscribed = !slots.is_empty();

@@ -12,7 +12,7 @@ const MEMINFO: &str = "/proc/meminfo";
 #[error("{MEMINFO} has no MemTotal and MemAvailable in kB")]
 struct NoFigures;
 
-/// Returns the total host memory, and as free memory the part that is available without swapping, in bytes.
+/// Returns the host memory in bytes: as `total`, all of it; as `free`, what is available without swapping.
 pub(super) fn memory_info() -> Result<MemoryInfo, SourceError> {
     const CALL: &str = "reading /proc/meminfo";
     let text = fs::read_to_string(MEMINFO)

@@ -1,13 +1,17 @@
 //! Device, pinned and queried memory.
 
-use std::{ffi::c_void, thread, time::Duration};
+use std::{
+    ffi::{c_uint, c_void},
+    thread,
+    time::Duration,
+};
 
 use cuda_driver::memory::{AddressRange, DeviceMemory, MemoryKind, PinnedFlags, PinnedMemory};
 use cuda_driver::sys::{CUdeviceptr, CUmemorytype, CUpointer_attribute, CUresult};
 use cuda_driver::{DevicePtr, Error, Stream};
 use proptest::prelude::*;
 
-use super::{CAPACITY, driver, failed, on_devices, on_stream};
+use super::{CAPACITY, context, driver, failed, on_devices, on_stream};
 
 #[test]
 fn free_memory_goes_down_and_up_again() {
@@ -131,5 +135,20 @@ fn copies_stay_in_bounds_and_keep_every_byte() {
                 }
             }
         });
+    });
+}
+
+/// An allocation that reports success and returns a null pointer.
+unsafe extern "C" fn allocate_nothing(_: *mut *mut c_void, _: usize, _: c_uint) -> CUresult {
+    CUresult::CUDA_SUCCESS
+}
+
+#[test]
+fn pinned_memory_without_an_address_is_out_of_memory() {
+    on_devices(1, |world, _| {
+        let mut table = world.cuda();
+        table.cuMemHostAlloc = Some(allocate_nothing);
+        let error = context(&driver(table), 0).alloc_pinned::<u64>(4).unwrap_err();
+        assert_eq!(error.code(), Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
     });
 }
