@@ -187,7 +187,7 @@ fn every_call_is_logged_when_one_fails(make: Make) {
                     // failed.
                     let failed = calls.iter().filter(|logged| {
                         let same = logged.method == method || logged.method == SourceMethod::Release;
-                        same && matches!(&logged.outcome, CallOutcome::Failed(why) if why.contains("told to fail"))
+                        same && matches!(&logged.outcome, CallOutcome::Failed(why) if why.contains("injected failure"))
                     });
                     assert_eq!(failed.count(), 1, "{calls:?}");
                 }
