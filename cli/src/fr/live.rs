@@ -8,7 +8,7 @@ use process_group::{
     agreement::Ranks,
     error_text,
     group::GroupError,
-    record::{LastCall, Progress},
+    record::{CallCounts, LastCall, Progress},
     store::{Deadline, Distrust, StoreError},
 };
 use serde::{Serialize, Serializer};
@@ -64,16 +64,9 @@ struct Group {
     not_joined: Vec<usize>,
     /// The latest calls of members by their answers in the first round.
     #[serde(skip)]
-    front: Front,
+    front: CallCounts,
     /// Ranks of the members that were behind in the first round, in a group without answers in the second.
     unconfirmed: Vec<usize>,
-}
-
-/// The largest number of collectives, and of graph launches, that any member of a group has called.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Front {
-    collectives: u64,
-    graph_launches: u64,
 }
 
 /// A member of a group.
@@ -119,15 +112,14 @@ impl Member {
 
     /// Returns the first calls that the member has not made but others have; `None` if there are none, or if it did not
     /// answer.
-    fn next(&self, front: Front) -> Option<String> {
-        let last = self.last.as_ref()?;
-        let counts = [
-            ("collective", last.collectives, front.collectives),
-            ("graph launch", last.graph_launches, front.graph_launches),
-        ];
-        let behind = counts.iter().filter(|(_, called, front)| called < front);
-        let calls: Vec<_> = behind.map(|(what, called, _)| format!("{what} {}", called + 1)).collect();
-        (!calls.is_empty()).then(|| calls.join(" and "))
+    fn next(&self, front: CallCounts) -> Option<String> {
+        self.last.as_ref()?.counts().next_before(front)
+    }
+}
+
+impl Last {
+    fn counts(&self) -> CallCounts {
+        CallCounts { collectives: self.collectives, graph_launches: self.graph_launches }
     }
 }
 
@@ -142,17 +134,14 @@ impl From<Progress> for Group {
 impl Group {
     /// The group by the answers of the first round.
     fn first(name: String, members: Vec<Member>) -> Self {
-        let most = |count: fn(&Last) -> u64| {
-            members.iter().filter_map(|member| member.last.as_ref()).map(count).max().unwrap_or(0)
-        };
-        let collectives = most(|last| last.collectives);
-        let front = Front { collectives, graph_launches: most(|last| last.graph_launches) };
+        let called = members.iter().filter_map(|member| member.last.as_ref());
+        let front = called.map(Last::counts).fold(CallCounts::default(), CallCounts::max);
         Self::new(name, members, front)
     }
 
-    fn new(name: String, members: Vec<Member>, front: Front) -> Self {
+    fn new(name: String, members: Vec<Member>, front: CallCounts) -> Self {
         // As `Progress::not_joined`: a member that is behind, but not last, may itself wait for the last ones.
-        let steps = |member: &Member| member.last.as_ref().map(|last| last.collectives + last.graph_launches);
+        let steps = |member: &Member| member.last.as_ref().map(|last| last.counts().total());
         let fewest = members.iter().filter_map(steps).min();
         let last = members.iter().filter(|member| member.next(front).is_some() && steps(member) == fewest);
         let not_joined = last.map(|member| member.rank).collect();
@@ -300,15 +289,7 @@ fn summary(group: &Group) -> String {
     }
     if group.not_joined.is_empty() && group.unconfirmed.is_empty() {
         let who = if silent.is_empty() { "all members" } else { "all others" };
-        let Front { collectives, graph_launches } = group.front;
-        parts.push(match (collectives, graph_launches) {
-            (0, 0) => format!("no member of {name} has called a collective"),
-            (0, launch) => format!("{who} of {name} have marked graph launch {launch}"),
-            (call, 0) => format!("{who} of {name} have called collective {call}"),
-            (call, launch) => {
-                format!("{who} of {name} have called collective {call} and marked graph launch {launch}")
-            }
-        });
+        parts.push(group.front.made_by(who, name));
         let is_open = |last: &Last| last.operation.is_some() && !last.completed;
         let open = ranks_of(group.members.iter().filter(|member| member.last.as_ref().is_some_and(is_open)));
         if !open.is_empty() {

@@ -7,7 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
-//! | `op`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; the properties of each operation; operations of several calls; errors of arguments |
+//! | `op`, `launch`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; the properties of each operation; operations of several calls; errors of arguments |
 //! | `communicator`, `shared`, `service` | creation and splitting; the thread that runs calls that may block |
 //! | `children`, `grow`, `making` | shrinking and revoking; growing; how each communicator was made |
 //! | `adopt` | communicators that another library made and will destroy |
@@ -41,6 +41,7 @@ mod ending;
 mod error;
 mod group;
 mod grow;
+mod launch;
 mod making;
 mod memory;
 mod nccl;

@@ -11,9 +11,7 @@ use cuda_driver::{DevicePtr, Stream, StreamFlags, graph::CaptureStatus, sys};
 use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
 
 use super::{
-    ArgumentError, CommError, Communicator, DataType, Result,
-    call::call,
-    op::{Launch, Op},
+    ArgumentError, CommError, Communicator, DataType, Result, call::call, launch::Launch, op::Op,
     primitive::Primitive,
 };
 use crate::store::Deadline;

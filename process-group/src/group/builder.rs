@@ -4,7 +4,6 @@ use std::{fmt, fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 use bootstrap::runtime::Instant;
 use cuda_driver::{Context, Driver};
-use nccl_sys::Feature;
 
 use super::{
     Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, RegistrationSupport, Result,
@@ -22,11 +21,13 @@ use super::{
     process_group::Follower,
     process_group::SharedStore,
     shared_settings::SharedSettings,
+    source::Source,
+    store_keys::{FOLDER, NUMBER, name_of_epoch, own_part},
 };
 use crate::{
-    comm::{self, CommError, Communicator, Config, Nccl},
+    comm::{self, Communicator, Config, Nccl},
     peers::Peers,
-    record::{self, DumpError, Progress, ProgressRpc, Recorder},
+    record::{DumpError, ProgressRpc, Recorder},
     store::{Deadline, PrefixStore, Store, StoreError, TcpStore, publish},
     watch::Watch,
 };
@@ -452,41 +453,6 @@ impl Builder {
     }
 }
 
-/// The origin of a group's communicator.
-pub(super) enum Source<'a> {
-    /// All ranks make the communicator.
-    Made,
-    Given(Box<Communicator>),
-    /// All ranks grow the communicator of this group. `None` on the new ranks.
-    Grown(Option<&'a ProcessGroup>),
-}
-
-impl Source<'_> {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Made => "made",
-            Self::Given(_) => "given",
-            Self::Grown(_) => "grown",
-        }
-    }
-
-    /// Returns the health of the group that grows, if this rank is a member.
-    fn health(&self) -> Option<&Arc<GroupHealth>> {
-        match self {
-            Self::Grown(Some(old)) => Some(&old.counter.health),
-            _ => None,
-        }
-    }
-
-    /// Checks that the library can make the communicator.
-    fn check(&self, nccl: &Nccl) -> Result<()> {
-        if matches!(self, Self::Grown(_)) {
-            nccl.api().require(Feature::GROW).map_err(CommError::from)?;
-        }
-        Ok(())
-    }
-}
-
 /// The state of a rank before it meets the others.
 pub(super) struct Ready {
     pub(super) rank: usize,
@@ -507,37 +473,6 @@ pub(super) struct Ready {
 /// Returns the watch of a job, or [`GroupError::Thread`] if a thread of it could not be started.
 pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>> {
     begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
-}
-
-/// The store key under which a group publishes its number.
-const NUMBER: &str = "number";
-
-/// The prefix of the keys of all groups in a user's store.
-pub(super) const FOLDER: &str = "process-group";
-
-/// Returns a group's name for errors and dumps. It contains the epoch, so that it tells groups of one name apart, such
-/// as an old group and the group grown from it.
-pub(super) fn name_of_epoch(name: &str, epoch: u64) -> String {
-    if epoch == 0 { name.to_owned() } else { format!("{name}@{epoch}") }
-}
-
-/// Returns the part of `root` for the group with this name and epoch. `root` is the part of the user's store below
-/// [`FOLDER`].
-pub(super) fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStore {
-    PrefixStore::new(&format!("{name}/{epoch}"), Arc::new(root.clone()))
-}
-
-impl ProcessGroup {
-    /// Asks all ranks of a job for their progress, from outside the job. `store`, `name` and `epoch` are the store,
-    /// name and epoch of the job's first group. The result has an entry for that group and for each group split from
-    /// it, in the order in which the groups were made. A rank that has not answered by the deadline is listed without
-    /// an answer. Two seconds are enough for ranks that can answer.
-    ///
-    /// # Errors
-    /// [`GroupError::Store`] if the store fails, or with a time-out if the job does not exist.
-    pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
-        Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
-    }
 }
 
 impl ProcessGroup {

@@ -10,10 +10,11 @@ use bootstrap::runtime;
 
 use super::{
     Builder, GroupError, ProcessGroup, Result,
-    builder::{Source, name_of_epoch},
     form::{Readiness, stay_away},
     group_parts::GroupParts,
     meeting::{Meeting, follow_up},
+    source::Source,
+    store_keys::name_of_epoch,
 };
 use crate::{
     comm::{CommError, Communicator, Config, MemberSetup, UniqueId},

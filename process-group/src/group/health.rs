@@ -9,15 +9,14 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::runtime::{self, Instant};
-use nccl_sys::ncclResult_t;
+use bootstrap::runtime::Instant;
 
 use super::{GroupError, Path, Result, path::PathError, settings::EndCallback, work_monitor::WorkMonitor};
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
     error_text, peers,
     record::Recorder,
-    store::{Deadline, StoreError},
+    store::Deadline,
     watch::{Trouble, WatchSignal},
 };
 
@@ -65,7 +64,7 @@ pub(crate) struct GroupHealth {
     /// True if enqueued work was revoked, so that waits for it fail. Revoking does not end the group.
     revoked: AtomicBool,
     /// The number of this rank's waits for other members that are in progress.
-    waits: AtomicUsize,
+    pub(super) waits: AtomicUsize,
     /// Child groups that are still being made from this group's members.
     pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
     /// The listeners for lost ranks and for aborted communicators. Others hold weak references, so the listeners end
@@ -397,77 +396,6 @@ impl GroupHealth {
         GroupError::Path { operation: WAIT, group, source }
     }
 
-    /// Replaces an error by its cause. If trouble or an abort has ended the group, the cause is the reason for the end.
-    /// If a drop has ended the group, the error is kept, because the drop is usually a consequence of the error.
-    pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
-        match result {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.reason(error)),
-        }
-    }
-
-    /// Like [`explain`](Self::explain), for an error.
-    #[cold]
-    pub(super) fn reason(&self, error: GroupError) -> GroupError {
-        use GroupError::{Comm, Driver, NotAgreed, Path, Store, WorkTimeout};
-        match self.end.get() {
-            None | Some(End::Force(Force::Dropped)) => error,
-            // `NotAgreed` is kept, because it is the same error on all members.
-            _ if matches!(error, NotAgreed { .. }) => error,
-            // This rank's own driver error has ended the group, and has more detail than the trouble.
-            Some(End::Trouble(Trouble::Failed { rank, .. }))
-                if *rank == self.rank() && matches!(error, Driver(_)) =>
-            {
-                error
-            }
-            // A member has left. Errors of the kinds below can be a consequence of that, except `Revoked`, which this
-            // rank has caused itself. All other errors have causes of their own, and are kept.
-            Some(End::Trouble(Trouble::Left { .. }))
-                if matches!(error, Comm(CommError::Revoked { .. }))
-                    || !matches!(
-                        error,
-                        Comm(_) | Driver(_) | Path { .. } | Store(_) | WorkTimeout { .. }
-                    ) =>
-            {
-                error
-            }
-            Some(end) => self.error(end),
-        }
-    }
-
-    #[cold]
-    pub(super) fn error(&self, end: &End) -> GroupError {
-        match end {
-            End::Trouble(trouble) => GroupError::of_trouble(trouble.clone(), &self.name),
-            End::Force(force) => {
-                let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
-                CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()
-            }
-        }
-    }
-
-    /// Runs `meet`, which waits for other members. The end of the group ends the wait. If `meet` fails, returns the
-    /// cause of the error.
-    pub(super) fn attend<T>(&self, meet: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _open = Open::new(self);
-        // Count the wait first, then check. A group that ends after the count sees the wait. A group that ended before
-        // it is found by this check.
-        self.check()?;
-        meet().map_err(|error| self.cause(error))
-    }
-
-    /// Returns the cause of an error in a wait for the members. If another member may know the cause, waits a moment
-    /// for its notification.
-    pub(super) fn cause(&self, error: GroupError) -> GroupError {
-        match &error {
-            GroupError::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
-            // The process that hosted the store may have been a member. The kernel then reports its death in a moment.
-            GroupError::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
-            _ => {}
-        }
-        self.reason(error)
-    }
-
     /// Returns true if this rank is waiting for other members.
     pub(super) fn is_waiting(&self) -> bool {
         self.waits.load(Ordering::Acquire) > 0
@@ -493,25 +421,6 @@ impl GroupHealth {
         all.push(Arc::downgrade(&pending_child));
         pending_child
     }
-
-    /// Waits until the reason for the group's end arrives from another member, for at most `patience`.
-    pub(super) fn hear_why(&self, patience: Duration) {
-        self.signal.hurry();
-        let patience = Deadline::after(patience);
-        while !self.is_over() && !patience.expired() {
-            runtime::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// Replaces an NCCL error by its cause, for a step that all members take together. The first member to notice a
-    /// loss aborts its communicator. The other members may see a remote error from that abort before they notice the
-    /// loss.
-    pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
-        if let Err(CommError::Nccl { code: ncclResult_t::ncclRemoteError, .. }) = &made {
-            self.hear_why(self.heartbeat * 2);
-        }
-        self.explain(made.map_err(GroupError::from))
-    }
 }
 
 impl fmt::Debug for GroupHealth {
@@ -520,21 +429,5 @@ impl fmt::Debug for GroupHealth {
             .field("group", &self.name)
             .field("end", &self.end.get())
             .finish_non_exhaustive()
-    }
-}
-
-/// Counts a wait for other members in `waits`, until this value is dropped.
-struct Open<'a>(&'a GroupHealth);
-
-impl<'a> Open<'a> {
-    fn new(health: &'a GroupHealth) -> Self {
-        health.waits.fetch_add(1, Ordering::AcqRel);
-        Self(health)
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.0.waits.fetch_sub(1, Ordering::AcqRel);
     }
 }

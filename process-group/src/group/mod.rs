@@ -5,7 +5,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `builder`, `environment`, `join`, `group_parts`, `shared_settings` | building a group of ranks |
+//! | `builder`, `source`, `store_keys`, `environment`, `join`, `group_parts`, `shared_settings` | building a group of ranks |
 //! | `error`, `causes` | errors of groups, and what they report |
 //! | `settings` | settings that each group may have of its own |
 //! | `torch` | joining a group of PyTorch's ranks |
@@ -27,7 +27,7 @@
 //! | `preflight` | comparing calls before they are launched |
 //! | `registration`, `registered`, `pools`, `report` | registering memory or single pools, on all members or on none, and a report of registered buffers |
 //! | `buffer_cache`, `places`, `buffers` | checks that buffers are memory of the group's device, and lookup of the buffers' positions in its windows |
-//! | `health`, `end` | ending a group when a member fails or leaves |
+//! | `health`, `health_handle`, `explain`, `end` | ending a group when a member fails or leaves, and the cause of a call's error |
 //! | `work_monitor`, `work_checks`, `calls`, `doubt` | the watchdog's checks of a group |
 //!
 //! Invariants:
@@ -49,10 +49,12 @@ mod doubt;
 mod end;
 mod environment;
 mod error;
+mod explain;
 mod form;
 mod group_parts;
 mod grow;
 mod health;
+mod health_handle;
 mod hosted;
 mod id;
 mod job;
@@ -76,9 +78,11 @@ mod report;
 mod settings;
 mod shared_settings;
 mod shrink;
+mod source;
 mod split;
 mod split_plan;
 mod startup;
+mod store_keys;
 mod suspend;
 mod torch;
 mod typed;
@@ -93,13 +97,14 @@ pub use causes::{Misplaced, PathError, ShrinkError, TorchError};
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
+pub use health_handle::HealthHandle;
 pub use id::GroupId;
 pub use job::Job;
 pub use member::{Disagreement, Member, RegistrationSupport, Witnesses};
 pub use p2p::{Explanation, P2pPolicy, P2pReport, PathReport, PeerChannel, lane};
 pub use path::Path;
 pub use places::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
-pub use process_group::{HealthHandle, ProcessGroup};
+pub use process_group::ProcessGroup;
 pub use raw::Raw;
 pub use registered::NotRegistered;
 pub use report::{OperationBuffers, RegistrationReport, RegistrationStatus};

@@ -3,13 +3,11 @@
 use std::{
     fmt,
     panic::Location,
-    sync::{Arc, OnceLock, Weak},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use bootstrap::runtime;
 use cuda_driver::Context;
-use nccl_sys::ncclResult_t;
 
 use super::{
     GroupError, GroupId, Member, Result, Startup, Work,
@@ -17,7 +15,7 @@ use super::{
     connection::Connection,
     counter::Counter,
     end::Membership,
-    health::GroupHealth,
+    health_handle::HealthHandle,
     hosted::Hosted,
     meeting::{Attempts, Meeting},
     member,
@@ -28,7 +26,7 @@ use super::{
     work::{Marks, Outstanding},
 };
 use crate::{
-    comm::{self, AbortHandle, CommError, Communicator, Nccl, WindowsUnsupported},
+    comm::{self, AbortHandle, Communicator, Nccl, WindowsUnsupported},
     profile,
     record::{Dump, Look as _, Progress, ProgressRpc},
     store::{Deadline, PrefixStore, Store, TcpStore},
@@ -91,52 +89,6 @@ pub struct ProcessGroup {
 
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
-
-/// Reports whether a group is still usable; see [`ProcessGroup::health_handle`]. The handle keeps no part of
-/// the group alive.
-#[derive(Clone)]
-pub struct HealthHandle(Weak<GroupHealth>);
-
-impl HealthHandle {
-    /// Like [`ProcessGroup::standing`]. Returns `Ok` after the group was dropped.
-    ///
-    /// # Errors
-    /// Those of [`ProcessGroup::standing`].
-    pub fn check(&self) -> Result<()> {
-        self.0.upgrade().map_or(Ok(()), |health| health.check())
-    }
-
-    /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most
-    /// until `deadline`. Call this after an error that the loss of another member may have caused: the group learns of
-    /// such a loss within that time, and [`check`](Self::check) then returns it. Returns at once after the group was
-    /// dropped.
-    pub fn await_end(&self, deadline: Deadline) {
-        let hurry = |health: Arc<GroupHealth>| {
-            health.signal.hurry();
-            health.heartbeat * 2
-        };
-        let Some(patience) = self.0.upgrade().map(hurry) else { return };
-        let patience = deadline.at_most(patience);
-        while self.0.upgrade().is_some_and(|health| !health.is_over()) && !patience.expired() {
-            runtime::sleep(Duration::from_millis(1));
-        }
-    }
-
-    /// If `error` may come from the loss of another member, waits until the group has ended, for at most two
-    /// [heartbeat](super::Builder::heartbeat) intervals. For a step that all members take together: the first member to
-    /// notice a loss aborts its communicator, and the others may get a remote error before they notice the loss.
-    pub fn await_cause(&self, error: &CommError) {
-        if error.code() == Some(ncclResult_t::ncclRemoteError) {
-            self.await_end(Deadline::after(Duration::MAX));
-        }
-    }
-}
-
-impl fmt::Debug for HealthHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HealthHandle")
-    }
-}
 
 impl ProcessGroup {
     /// Returns how long it took to make the group. The current memory use of the group's communicator is in
@@ -281,7 +233,7 @@ impl ProcessGroup {
     /// Returns a handle for [`standing`](Self::standing) that may outlive the group.
     #[must_use]
     pub fn health_handle(&self) -> HealthHandle {
-        HealthHandle(Arc::downgrade(&self.counter.health))
+        HealthHandle::new(&self.counter.health)
     }
 
     /// Waits until all members have called this method. Synchronizes hosts only: it does not wait for work on

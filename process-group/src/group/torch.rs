@@ -19,10 +19,11 @@ use bootstrap::runtime;
 
 use super::{
     Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result, TorchError,
-    builder::{FOLDER, Ready, own_part, watch},
+    builder::{Ready, watch},
     group_parts::GroupParts,
     health::GroupHealth,
     p2p::messages::Messages,
+    store_keys::{FOLDER, own_part},
 };
 use crate::{
     comm::{Communicator, Config, Nccl, UniqueId},

@@ -34,7 +34,7 @@ mod recorder;
 
 pub use crate::operation::Operation;
 pub use dump::{Dump, DumpError, DumpedGroup, Entry};
-pub use progress::{LastCall, MemberProgress, Progress};
+pub use progress::{CallCounts, LastCall, MemberProgress, Progress};
 
 pub(crate) use call::{Call, Span, are_one};
 pub(crate) use clock::ticks;

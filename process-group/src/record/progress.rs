@@ -53,39 +53,84 @@ pub struct LastCall {
 }
 
 impl Progress {
-    /// Returns the largest number of collectives that any member has called in the group. 0 if no member has
-    /// answered.
+    /// Returns the largest number of collectives, and of graph launches, that any member has called in the group.
     #[must_use]
-    pub fn front(&self) -> u64 {
+    pub fn front(&self) -> CallCounts {
         let called = self.members.iter().filter_map(|member| member.last.as_ref());
-        called.map(|last| last.collectives).max().unwrap_or(0)
-    }
-
-    /// Returns the largest number of graph launches that any member has marked.
-    fn graph_launches(&self) -> u64 {
-        let called = self.members.iter().filter_map(|member| member.last.as_ref());
-        called.map(|last| last.graph_launches).max().unwrap_or(0)
+        called.map(LastCall::counts).fold(CallCounts::default(), CallCounts::max)
     }
 
     /// Returns the members for which the others wait: those that have called the fewest collectives and graph launches,
     /// if other members have called more, and the members that did not answer. A member that is behind others, but not
     /// last, may itself wait for the last ones, and is not returned.
     pub fn not_joined(&self) -> impl Iterator<Item = &MemberProgress> {
-        let steps = |last: &LastCall| last.collectives + last.graph_launches;
+        let steps = |last: &LastCall| last.counts().total();
         let called = self.members.iter().filter_map(|member| member.last.as_ref()).map(steps);
         let (fewest, most) = (called.clone().min(), called.max());
         let is_last = move |last: &LastCall| Some(steps(last)) < most && Some(steps(last)) == fewest;
         self.members.iter().filter(move |member| member.last.as_ref().is_none_or(is_last))
     }
+}
 
-    /// Describes the first calls of other members that a member has not joined.
-    fn next(&self, last: &LastCall) -> String {
-        let collective = format!("collective {}", last.collectives + 1);
-        let launch = format!("graph launch {}", last.graph_launches + 1);
-        match (last.collectives < self.front(), last.graph_launches < self.graph_launches()) {
-            (true, true) => format!("{collective} and {launch}"),
-            (false, true) => launch,
-            (_, false) => collective,
+impl LastCall {
+    /// Returns the member's numbers of collectives and graph launches.
+    #[must_use]
+    pub fn counts(&self) -> CallCounts {
+        CallCounts { collectives: self.collectives, graph_launches: self.graph_launches }
+    }
+}
+
+/// The number of collectives, and of marked graph launches, that members of a group have called. Unlike messages, all
+/// members make these calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CallCounts {
+    /// Number of collectives.
+    pub collectives: u64,
+    /// Number of graph launches.
+    pub graph_launches: u64,
+}
+
+impl CallCounts {
+    /// Returns the sum of both numbers.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.collectives + self.graph_launches
+    }
+
+    /// Returns the larger number of each kind.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            collectives: self.collectives.max(other.collectives),
+            graph_launches: self.graph_launches.max(other.graph_launches),
+        }
+    }
+
+    /// Describes the first calls that a member with these counts has not made, but a member with the counts `front`
+    /// has: `collective 3 and graph launch 2`. Returns `None` if there are none.
+    #[must_use]
+    pub fn next_before(self, front: Self) -> Option<String> {
+        let collective =
+            (self.collectives < front.collectives).then(|| format!("collective {}", self.collectives + 1));
+        let launch = (self.graph_launches < front.graph_launches)
+            .then(|| format!("graph launch {}", self.graph_launches + 1));
+        match (collective, launch) {
+            (Some(collective), Some(launch)) => Some(format!("{collective} and {launch}")),
+            (collective, launch) => collective.or(launch),
+        }
+    }
+
+    /// Describes the last calls of these counts, which `members` of `group` have made. `members` is for example
+    /// `all members`.
+    #[must_use]
+    pub fn made_by(self, members: &str, group: &str) -> String {
+        match (self.collectives, self.graph_launches) {
+            (0, 0) => format!("no member of {group} has called a collective"),
+            (0, launch) => format!("{members} of {group} have marked graph launch {launch}"),
+            (call, 0) => format!("{members} of {group} have called collective {call}"),
+            (call, launch) => {
+                format!("{members} of {group} have called collective {call} and marked graph launch {launch}")
+            }
         }
     }
 }
@@ -116,16 +161,7 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut missing = self.not_joined().peekable();
         if missing.peek().is_none() {
-            let group = &self.group;
-            match (self.front(), self.graph_launches()) {
-                (0, 0) => write!(f, "no member of {group} has called a collective")?,
-                (0, launch) => write!(f, "all members of {group} have marked graph launch {launch}")?,
-                (call, 0) => write!(f, "all members of {group} have called collective {call}")?,
-                (call, launch) => write!(
-                    f,
-                    "all members of {group} have called collective {call} and marked graph launch {launch}"
-                )?,
-            }
+            f.write_str(&self.front().made_by("all members", &self.group))?;
             return self.not_done(f);
         }
         for (place, member) in missing.enumerate() {
@@ -133,7 +169,10 @@ impl fmt::Display for Progress {
             write!(f, "{separator}rank {} ", member.rank)?;
             match &member.last {
                 None => write!(f, "does not answer")?,
-                Some(last) => write!(f, "has not joined {} of {}: {last}", self.next(last), self.group)?,
+                Some(last) => {
+                    let next = last.counts().next_before(self.front()).unwrap_or_default();
+                    write!(f, "has not joined {next} of {}: {last}", self.group)?;
+                }
             }
         }
         Ok(())

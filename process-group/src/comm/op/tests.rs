@@ -1,5 +1,7 @@
 //! The checks of buffers, ranks and types.
 
+use nccl_sys::Version;
+
 use super::*;
 use proptest::prelude::*;
 

@@ -197,7 +197,7 @@ rusty_fork_test! {
                 let progress = pair.as_ref().unwrap().progress(soon()).unwrap();
                 assert!(progress.to_string().starts_with("rank 1 has not joined collective 1 of tp"), "{progress}");
                 let progress = world.progress(soon()).unwrap();
-                assert_eq!((progress.front(), progress.not_joined().count()), (1, 0));
+                assert_eq!((progress.front().collectives, progress.not_joined().count()), (1, 0));
             } else if rank.rank == 0 {
                 // From outside, where only the store is known.
                 let groups = ProcessGroup::observe(rank.store.clone(), "world", 0, soon()).unwrap();
