@@ -18,7 +18,7 @@ use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
 use cuda_driver::{Stream, StreamFlags};
 use process_group::ProcessGroup;
 use process_group::comm::{DataType, ReduceOp, ShrinkMode};
-use process_group::group::{Buffer, GroupError, Witnesses};
+use process_group::group::{Buffer, GroupError, GroupErrorKind, Witnesses};
 use process_group::store::{Deadline, TcpStore};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::time::{ClockId, clock_gettime};
@@ -393,7 +393,7 @@ pub(crate) fn run_rank(options: &RankOptions) -> Result<()> {
     };
     let known = now();
     match ended {
-        Err(GroupError::Lost { rank, .. }) if rank == victim => {}
+        Err(error) if matches!(error.kind(), GroupErrorKind::Lost { rank, .. } if *rank == victim) => {}
         Err(error) => bail!("expected that rank {victim} is lost: {}", explain(&error.into())),
         Ok(()) => bail!("expected that rank {victim} is lost"),
     }

@@ -7,7 +7,7 @@ use process_group::{
     ProcessGroup,
     agreement::Ranks,
     error_text,
-    group::GroupError,
+    group::{GroupError, GroupErrorKind},
     record::{CallCounts, LastCall, Progress},
     store::{Deadline, Distrust, StoreError},
 };
@@ -228,14 +228,14 @@ fn ask_twice<G: Into<Group>, E>(
 /// Returns true if no rank has entered a group into the store. The error names a key of the store, which says nothing
 /// to a user.
 fn is_absent(error: &GroupError) -> bool {
-    matches!(error, GroupError::Store(StoreError::Timeout { .. }))
+    matches!(error.kind(), GroupErrorKind::Store(StoreError::Timeout { .. }))
 }
 
 /// Explains why no group has answered.
 fn problem(error: &GroupError, options: &Options) -> String {
     let Options { address, group, epoch, .. } = options;
-    match error {
-        GroupError::Store(StoreError::HostDied { .. }) => {
+    match error.kind() {
+        GroupErrorKind::Store(StoreError::HostDied { .. }) => {
             "the job has ended, or its store died, before the ranks answered".into()
         }
         _ => format!(

@@ -4,9 +4,9 @@ use std::{cell::RefCell, panic::Location};
 
 use cuda_driver::Stream;
 
-use super::{ProcessGroup, Result, Work, preflight::is_collective};
+use super::{GroupErrorKind, KindResult, ProcessGroup, Result, Work, preflight::is_collective};
 use crate::{
-    comm::{Group, Op},
+    comm::{ArgumentError, Group, Op},
     operation::Operation,
     profile,
     record::{Call, LogEntry, are_one},
@@ -30,7 +30,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Launches the queued ops as `operation`.
-    pub(super) fn launch(&self, operation: Operation) -> Result<Work> {
+    pub(super) fn launch(&self, operation: Operation) -> KindResult<Work> {
         let Self { group, stream, site, .. } = *self;
         let health = &group.counter.health;
         health.check()?;
@@ -45,7 +45,7 @@ impl<'a> Batch<'a> {
         })
     }
 
-    fn launch_all(&self, ops: &[Op], operation: Operation) -> Result<Work> {
+    fn launch_all(&self, ops: &[Op], operation: Operation) -> KindResult<Work> {
         let Self { group, stream, site, .. } = *self;
         group.examine(ops, operation, site)?;
         let parted;
@@ -57,7 +57,7 @@ impl<'a> Batch<'a> {
             false => (&[][..], ops),
         };
         if !on_nccl.is_empty() {
-            group.connected(operation.name(), stream)?;
+            group.connected(stream)?;
         }
         let bytes = ops.iter().map(Op::bytes).fold(0, u64::saturating_add);
         let _range = profile::range(operation.name(), &group.name, bytes);
@@ -80,7 +80,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Launches `ops` on the group's communicator, in one NCCL group.
-    fn launch_on_nccl(&self, ops: &[Op], entry: &mut LogEntry) -> Result<()> {
+    fn launch_on_nccl(&self, ops: &[Op], entry: &mut LogEntry) -> KindResult<()> {
         let Self { group, stream, .. } = *self;
         let log = &group.counter.log;
         // SAFETY: the caller of the method that queued the op upheld that method's contract. `check_op` checked the
@@ -102,15 +102,21 @@ impl<'a> Batch<'a> {
     }
 
     pub(super) fn queue(&self, mut op: Op) -> Result<()> {
-        self.group.check_op(&mut op, self.stream)?;
-        self.ops.borrow_mut().push(op);
-        Ok(())
+        let checked = self.group.check_op(&mut op, self.stream);
+        self.group.in_call(op.call.name(), checked.map(|()| self.ops.borrow_mut().push(op)))
     }
 
     /// Queues all ops of one operation, or none if the check of one op fails.
-    pub(super) fn queue_all(&self, mut parts: Vec<Op>) -> Result<()> {
-        parts.iter_mut().try_for_each(|op| self.group.check_op(op, self.stream))?;
-        self.ops.borrow_mut().extend(parts);
-        Ok(())
+    pub(super) fn queue_all(
+        &self,
+        operation: Operation,
+        parts: Result<Vec<Op>, ArgumentError>,
+    ) -> Result<()> {
+        let check = |mut parts: Vec<Op>| {
+            parts.iter_mut().try_for_each(|op| self.group.check_op(op, self.stream))?;
+            self.ops.borrow_mut().extend(parts);
+            Ok(())
+        };
+        self.group.in_call(operation.name(), parts.map_err(GroupErrorKind::of_argument).and_then(check))
     }
 }

@@ -2,7 +2,7 @@
 
 use cuda_driver::{Context, DevicePtr};
 
-use super::{GroupError, Result};
+use super::{GroupErrorKind, Result};
 use crate::{
     comm::DataType,
     memory::{self, Answers},
@@ -32,13 +32,12 @@ impl Buffer {
     /// lies within the segment.
     ///
     /// # Errors
-    /// [`GroupError::Buffer`] if the check fails.
+    /// [`GroupErrorKind::Buffer`] if the check fails.
     pub fn checked(context: &Context, ptr: DevicePtr, elements: usize, dtype: DataType) -> Result<Self> {
         let buffer = Self::new(ptr, elements, dtype);
         if elements > 0 {
-            memory::look(context, &Answers::default(), ptr, buffer.bytes() as u64).map_err(|source| {
-                GroupError::Buffer { operation: "a check", group: "no group".into(), buffer: "given", source }
-            })?;
+            memory::look(context, &Answers::default(), ptr, buffer.bytes() as u64)
+                .map_err(|source| GroupErrorKind::Buffer { buffer: "given", source })?;
         }
         Ok(buffer)
     }
@@ -62,12 +61,12 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::Sizes`] if the sum of the sizes is not the number of elements.
+    /// [`GroupErrorKind::Sizes`] if the sum of the sizes is not the number of elements.
     #[doc(alias = "split_sizes")]
     pub fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
         let sum: u128 = sizes.iter().map(|size| *size as u128).sum();
         if sum != self.elements as u128 {
-            return Err(GroupError::Sizes { elements: self.elements, parts: sizes.len(), sum });
+            return Err(GroupErrorKind::Sizes { elements: self.elements, parts: sizes.len(), sum }.into());
         }
         let mut at = self.ptr.0;
         let part = |size: &usize| {

@@ -16,7 +16,9 @@ use std::{
 use cuda_driver::{Context, DevicePtr, Stream, graph::CaptureStatus};
 use nccl_sys::Version;
 
-use super::{BufferError, GroupError, places::Places, registered::Registered, report::RegistrationStatus};
+use super::{
+    BufferError, GroupErrorKind, places::Places, registered::Registered, report::RegistrationStatus,
+};
 use crate::{
     BoxedResult, cold_err,
     comm::{Communicator, Nccl, Op, Primitive},
@@ -189,11 +191,10 @@ impl BufferCache {
     #[inline(always)]
     pub(super) fn look(
         &self,
-        group: &str,
         communicator: &Communicator,
         op: &mut Op,
         stream: &Stream,
-    ) -> BoxedResult<(), GroupError> {
+    ) -> BoxedResult<(), GroupErrorKind> {
         if !self.checks_buffers {
             self.places.note(communicator, op);
             return Ok(());
@@ -202,10 +203,10 @@ impl BufferCache {
         let mut places = [WindowOffset::default(); 2];
         if let Some(buffer) = first {
             // For an in-place operation, one look-up serves both buffers.
-            places = [self.look_at(group, communicator, op, buffer, stream)?; 2];
+            places = [self.look_at(communicator, op, buffer, stream)?; 2];
         }
         if let Some(buffer) = second {
-            places[1] = self.look_at(group, communicator, op, buffer, stream)?;
+            places[1] = self.look_at(communicator, op, buffer, stream)?;
         }
         let [sends, receives] = op.primitive.symmetric();
         op.places = [places[0].only(sends), places[1].only(receives)];
@@ -216,24 +217,20 @@ impl BufferCache {
     #[inline(always)]
     fn look_at(
         &self,
-        group: &str,
         communicator: &Communicator,
         op: &Op,
         (side, address, bytes): (&'static str, u64, u64),
         stream: &Stream,
-    ) -> BoxedResult<WindowOffset, GroupError> {
+    ) -> BoxedResult<WindowOffset, GroupErrorKind> {
         if bytes == 0 {
             return Ok(WindowOffset::default());
         }
         let (status, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
-            None => {
-                self.find(communicator, address, bytes).map_err(|source| wrong(group, op, side, source))?
-            }
+            None => self.find(communicator, address, bytes).map_err(|source| wrong(side, source))?,
         };
         if status == RegistrationStatus::Remappable && self.needs_one_allocation {
-            self.check_one_allocation(address, bytes, stream)
-                .map_err(|source| wrong(group, op, side, source))?;
+            self.check_one_allocation(address, bytes, stream).map_err(|source| wrong(side, source))?;
         }
         if status == RegistrationStatus::NotAgreed && !self.has_agreed.load(Ordering::Acquire) {
             self.remember(op.primitive, address, bytes);
@@ -330,9 +327,8 @@ impl BufferCache {
 
 /// Returns the error for a buffer that cannot be used.
 #[cold]
-fn wrong(group: &str, op: &Op, buffer: &'static str, source: Box<BufferError>) -> Box<GroupError> {
-    let (operation, group) = (op.call.name(), group.to_owned());
-    cold_err(move || GroupError::Buffer { operation, group, buffer, source: *source })
+fn wrong(buffer: &'static str, source: Box<BufferError>) -> Box<GroupErrorKind> {
+    cold_err(move || GroupErrorKind::Buffer { buffer, source: *source })
 }
 
 impl fmt::Debug for BufferCache {

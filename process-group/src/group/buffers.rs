@@ -33,7 +33,7 @@ impl ProcessGroup {
     /// Makes the members compare buffer positions in `places`, for the buffers that NCCL requires at the same
     /// offset of the same window on every rank. Positions in [windows](SymmetricPlaces::window) are part of
     /// each call's hash, so a difference ends the group with
-    /// [`CollectiveDiverged`](super::GroupError::CollectiveDiverged). In [checked
+    /// [`CollectiveDiverged`](super::GroupErrorKind::CollectiveDiverged). In [checked
     /// mode](super::Builder::checked) all [positions](SymmetricPlaces::locate) are compared before each
     /// launch. Every member must call `compare_places` at the same point of the program, once for each
     /// `places` value.

@@ -6,8 +6,9 @@ use bootstrap::runtime::Instant;
 use cuda_driver::{Context, Driver};
 
 use super::{
-    Environment, GroupError, GroupId, GroupSettings, Member, ProcessGroup, RegistrationSupport, Result,
-    Witnesses,
+    Environment, GroupError, GroupErrorKind, GroupId, GroupSettings, KindResult, Member, ProcessGroup,
+    RegistrationSupport, Result, Witnesses,
+    error::CallContext,
     form::stay_away,
     group_parts::{GroupParts, take_numbers},
     health::GroupHealth,
@@ -176,7 +177,7 @@ impl Builder {
     /// death of this process within milliseconds. If the process does not run, they report it as
     /// [silent](crate::peers::Loss::Silent) after at most twice the interval. Ranks of other hosts learn of a death or
     /// silence through the store, which they read at least four times per interval. A death or silence ends the group
-    /// on every rank with [`GroupError::Lost`]. All ranks should use the same value.
+    /// on every rank with [`GroupErrorKind::Lost`]. All ranks should use the same value.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
     }
@@ -192,13 +193,13 @@ impl Builder {
     /// covers types, counts, roots, reductions and shares, and the position of buffers in symmetric memory
     /// ([`compare_places`](ProcessGroup::compare_places)).
     ///
-    /// Calls that do not match fail with [`GroupError::CallsDiffer`] on every member that compared. If a member makes
-    /// no call within the [timeout](Self::timeout), the waiting members get [`GroupError::Absent`]. If members wait for
-    /// each other in different calls, all of these calls fail with [`GroupError::NotAgreed`]. In all cases nothing is
-    /// launched, and the group stays usable. The comparison of a call takes about ten requests to the store, and waits
-    /// for the other members. Two ranks that send to each other must therefore put both messages into one
-    /// [batch](ProcessGroup::batch), which NCCL requires in any mode. All ranks must use the same setting. Without
-    /// checked mode, differing calls are found only [after the launch](GroupError::CollectiveDiverged).
+    /// Calls that do not match fail with [`GroupErrorKind::CallsDiffer`] on every member that compared. If a member
+    /// makes no call within the [timeout](Self::timeout), the waiting members get [`GroupErrorKind::Absent`]. If
+    /// members wait for each other in different calls, all of these calls fail with [`GroupErrorKind::NotAgreed`]. In
+    /// all cases nothing is launched, and the group stays usable. The comparison of a call takes about ten requests to
+    /// the store, and waits for the other members. Two ranks that send to each other must therefore put both messages
+    /// into one [batch](ProcessGroup::batch), which NCCL requires in any mode. All ranks must use the same setting.
+    /// Without checked mode, differing calls are found only [after the launch](GroupErrorKind::CollectiveDiverged).
     pub fn checked(self, checked: bool) -> Self {
         Self { checked, ..self }
     }
@@ -207,7 +208,7 @@ impl Builder {
     /// set, no dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
     /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All ranks of a
     /// host may share it. Needs the feature `pickle`: without it, [`build`](Self::build) fails with
-    /// [`GroupError::Dump`].
+    /// [`GroupErrorKind::Dump`].
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
     }
@@ -252,21 +253,22 @@ impl Builder {
     /// Meets the other ranks and makes the communicator. Collective.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`]: a required variable, such as `RANK` or `WORLD_SIZE`, is missing or invalid.
-    /// - [`GroupError::NoSuchRank`]: the rank is not below the world size.
-    /// - [`GroupError::Absent`]: some ranks did not come. The error lists them. Every rank that came gets the same
+    /// - [`GroupErrorKind::Environment`]: a required variable, such as `RANK` or `WORLD_SIZE`, is missing or invalid.
+    /// - [`GroupErrorKind::NoSuchRank`]: the rank is not below the world size.
+    /// - [`GroupErrorKind::Absent`]: some ranks did not come. The error lists them. Every rank that came gets the same
     ///   error.
-    /// - [`GroupError::Disagreement`]: the ranks' settings do not match. Every rank gets the same error.
-    /// - [`GroupError::Store`]: the store is missing, its port is in use, or another process uses this rank.
-    /// - [`GroupError::Peers`]: the processes of this host cannot watch each other.
-    /// - [`GroupError::Dump`]: the folder for dumps cannot be made.
-    /// - [`GroupError::Setting`]: the [policy for messages](Self::p2p) is invalid.
-    /// - [`GroupError::Unmade`]: another rank failed while all made the communicator. That rank gets
-    ///   [`GroupError::Comm`] or [`GroupError::Driver`].
-    /// - [`GroupError::Lost`]: a rank died during the call.
-    /// - [`GroupError::Thread`]: a thread that the group needs could not be started.
+    /// - [`GroupErrorKind::Disagreement`]: the ranks' settings do not match. Every rank gets the same error.
+    /// - [`GroupErrorKind::Store`]: the store is missing, its port is in use, or another process uses this rank.
+    /// - [`GroupErrorKind::Peers`]: the processes of this host cannot watch each other.
+    /// - [`GroupErrorKind::Dump`]: the folder for dumps cannot be made.
+    /// - [`GroupErrorKind::Setting`]: the [policy for messages](Self::p2p) is invalid.
+    /// - [`GroupErrorKind::Unmade`]: another rank failed while all made the communicator. That rank gets
+    ///   [`GroupErrorKind::Comm`] or [`GroupErrorKind::Driver`].
+    /// - [`GroupErrorKind::Lost`]: a rank died during the call.
+    /// - [`GroupErrorKind::Thread`]: a thread that the group needs could not be started.
     pub fn build(self) -> Result<ProcessGroup> {
-        self.meet(Source::Made)
+        let context = self.call("build");
+        self.meet(Source::Made).map_err(|error| context.error(error))
     }
 
     /// Like [`build`](Self::build), with an existing communicator of all ranks of the job, usually an
@@ -280,20 +282,30 @@ impl Builder {
     /// example by an abort.
     ///
     /// # Errors
-    /// Those of [`build`](Self::build), and [`GroupError::Setting`] if the builder has another rank or world size than
-    /// the communicator.
+    /// Those of [`build`](Self::build), and [`GroupErrorKind::Setting`] if the builder has another rank or world size
+    /// than the communicator.
     pub fn build_with(self, communicator: Communicator) -> Result<ProcessGroup> {
+        let context = self.call("build_with");
+        self.meet_with(communicator).map_err(|error| context.error(error))
+    }
+
+    fn meet_with(self, communicator: Communicator) -> Result<ProcessGroup> {
         let (rank, size) = (communicator.rank(), communicator.size());
         let (set_rank, set_size) = (self.rank.unwrap_or(rank), self.world_size.unwrap_or(size));
         if (set_rank, set_size) != (rank, size) {
             let problem = format!(
                 "the builder has rank {set_rank} of {set_size}, expected rank {rank} of {size}, as in the given communicator"
             );
-            return Err(GroupError::Setting { group: self.name, problem });
+            return Err(GroupErrorKind::Setting { problem }.into());
         }
         let (context, nccl) = (communicator.context().clone(), communicator.nccl().clone());
         let builder = self.rank(rank).world_size(size).context(&context).nccl(&nccl);
         builder.meet(Source::Given(Box::new(communicator)))
+    }
+
+    /// Returns the context of the errors of the call `operation`.
+    pub(super) fn call(&self, operation: &'static str) -> CallContext {
+        CallContext::of_call(&name_of_epoch(&self.name, self.epoch).into(), operation)
     }
 
     /// Meets the other ranks, and makes the group with a communicator from `source`.
@@ -325,18 +337,17 @@ impl Builder {
             .with("p2p policy", self.p2p)
             .with("communicator", source.name());
         let ranks: Arc<[usize]> = (0..size).collect();
-        let (members, uid) = join((&name, source.health()), &store, rank, &ranks, record, deadline)?;
+        let (members, uid) = join(source.health(), &store, rank, &ranks, record, deadline)?;
         let members: Arc<[Member]> = members.into();
         let peers = match source {
             Source::Grown(_) => {
-                let group = (&*name, source.health());
-                meet_grown_peers(group, &store, (rank, &ranks), &members, self.heartbeat, deadline)?
+                meet_grown_peers(source.health(), &store, (rank, &ranks), &members, self.heartbeat, deadline)?
             }
             _ => Peers::meet(&store, rank, &members, self.heartbeat, follow_up(deadline))?,
         };
         let met = began.elapsed();
         let recorder = Recorder::new(rank, name.clone(), nccl.release().to_string(), folder);
-        let watch = watch(&name, Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
+        let watch = watch(Watch::begin(&store, rank, &members, self.heartbeat, &recorder, peers))
             .inspect_err(|_| stay_away(&store, "", rank))?;
         // From here on, the loss of a rank ends every wait of this rank.
         let health = GroupHealth::begin(&name, &ranks, rank, &recorder, self.heartbeat, watch.signal());
@@ -346,7 +357,7 @@ impl Builder {
             StoreError::Taken { .. } => StoreError::RankTaken { rank, at: name.to_string() },
             error => error,
         });
-        health.explain(is_first.map_err(GroupError::from))?;
+        health.explain(is_first.map_err(GroupErrorKind::from))?;
         let id = GroupId { uid, epoch: self.epoch };
         let exchanged = began.elapsed();
         let progress_rpc = Arc::new(ProgressRpc::open(&store, size)?);
@@ -392,9 +403,9 @@ impl Builder {
     }
 
     /// Returns the settings for messages.
-    pub(super) fn messages(&self, context: &Context) -> Result<messages::Settings> {
+    pub(super) fn messages(&self, context: &Context) -> KindResult<messages::Settings> {
         if let Some(problem) = self.p2p.problem() {
-            return Err(GroupError::Setting { group: self.name.clone(), problem });
+            return Err(GroupErrorKind::Setting { problem });
         }
         let multiprocessors = context.device().multiprocessors()?;
         Ok(messages::Settings { policy: self.p2p, multiprocessors })
@@ -411,7 +422,7 @@ impl Builder {
             .or(environment.world_size)
             .ok_or_else(|| Environment::missing("WORLD_SIZE", "a world size"))?;
         if rank >= size {
-            return Err(GroupError::NoSuchRank { rank, size });
+            return Err(GroupErrorKind::NoSuchRank { rank, size }.into());
         }
         let (store, host) = match &self.store {
             Some(store) => (store.clone(), None),
@@ -470,9 +481,9 @@ pub(super) struct Ready {
     pub(super) support: RegistrationSupport,
 }
 
-/// Returns the watch of a job, or [`GroupError::Thread`] if a thread of it could not be started.
-pub(super) fn watch(group: &str, begun: io::Result<Watch>) -> Result<Arc<Watch>> {
-    begun.map(Arc::new).map_err(|source| GroupError::Thread { group: group.into(), thread: "watch", source })
+/// Returns the watch of a job, or [`GroupErrorKind::Thread`] if a thread of it could not be started.
+pub(super) fn watch(begun: io::Result<Watch>) -> KindResult<Arc<Watch>> {
+    begun.map(Arc::new).map_err(|source| GroupErrorKind::Thread { thread: "watch", source })
 }
 
 impl ProcessGroup {

@@ -1,4 +1,5 @@
-//! Sources of [`GroupError`](super::GroupError)s about buffers, messages, shrinking and joining PyTorch's ranks.
+//! Sources of [`GroupErrorKind`](super::GroupErrorKind)s about buffers, messages, shrinking and joining PyTorch's
+//! ranks.
 
 use std::time::Duration;
 

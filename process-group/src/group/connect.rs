@@ -5,7 +5,7 @@ use std::iter;
 use cuda_driver::{Stream, graph::CaptureStatus};
 
 use super::{
-    GroupError, ProcessGroup, Result,
+    GroupErrorKind, KindResult, ProcessGroup, Result,
     meeting::{Meeting, follow_up},
 };
 use crate::{
@@ -14,6 +14,9 @@ use crate::{
     profile,
     store::Deadline,
 };
+
+/// The operation in errors, and the name of its range in profiles.
+const CONNECT: &str = "connect";
 
 impl ProcessGroup {
     /// Returns true if the group's communicator is made. Can be false only for a [lazy](super::Builder::lazy)
@@ -30,22 +33,26 @@ impl ProcessGroup {
     /// member gave, at least 10 s and at most 10 minutes. The agreements after these calls wait at least 10 s.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with the members that did not come to the first agreement. Every member that
-    ///   came gets the same error. [`GroupError::NotAgreed`] if the missing members wait for this one in
-    ///   another call, which fails too. [`GroupError::Unmade`] if a member found before the NCCL call that it
+    /// - [`GroupErrorKind::Absent`] with the members that did not come to the first agreement. Every member that
+    ///   came gets the same error. [`GroupErrorKind::NotAgreed`] if the missing members wait for this one in
+    ///   another call, which fails too. [`GroupErrorKind::Unmade`] if a member found before the NCCL call that it
     ///   cannot take part. After these errors nothing has changed, and all members may try again.
-    /// - [`GroupError::Comm`] for a failure of NCCL on this rank, [`GroupError::Unmade`] for a failure on
-    ///   another rank, [`GroupError::Lost`], [`GroupError::Store`], and [`GroupError::Absent`] for members
+    /// - [`GroupErrorKind::Comm`] for a failure of NCCL on this rank, [`GroupErrorKind::Unmade`] for a failure on
+    ///   another rank, [`GroupErrorKind::Lost`], [`GroupErrorKind::Store`], and [`GroupErrorKind::Absent`] for members
     ///   that did not come to a later agreement. After these errors the group must be aborted. A communicator
     ///   that was being made is poisoned, and a further attempt returns [`CommError::Poisoned`].
     pub fn connect(&self, deadline: Deadline) -> Result<()> {
-        const CALL: &str = "connect";
+        self.in_call(CONNECT, self.connect_by(deadline))
+    }
+
+    /// Like [`connect`](Self::connect), as part of another call.
+    pub(super) fn connect_by(&self, deadline: Deadline) -> KindResult<()> {
         if self.is_connected() {
             return Ok(());
         }
-        refuse_inside_group(CALL)?;
-        let _range = profile::range(CALL, &self.name, 0);
-        let _turn = self.connection.turn.take(deadline).ok_or_else(|| self.busy(CALL, deadline))?;
+        refuse_inside_group(CONNECT)?;
+        let _range = profile::range(CONNECT, &self.name, 0);
+        let _turn = self.connection.turn.take(deadline).ok_or_else(|| self.busy(CONNECT, deadline))?;
         if self.is_connected() {
             return Ok(());
         }
@@ -65,7 +72,7 @@ impl ProcessGroup {
 
     /// Makes the lanes for messages. Agrees with the members on registering memory with the group's
     /// communicator and the lanes.
-    fn furnish(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<()> {
+    fn furnish(&self, all: &Meeting<'_>, deadline: Deadline) -> KindResult<()> {
         let lanes = self.make_lanes(all, deadline)?;
         let communicators: Vec<_> = iter::once(&self.communicator).chain(&lanes).collect();
         let registered = self.agree_on_registration(all, &communicators, deadline)?;
@@ -78,25 +85,25 @@ impl ProcessGroup {
     /// Makes the group's communicator unless it exists. `operation` and `stream` are those of the call that
     /// needs it.
     #[inline]
-    pub(super) fn connected(&self, operation: &'static str, stream: &Stream) -> BoxedResult<(), GroupError> {
-        if self.connection.is_made() { Ok(()) } else { self.connect_for(operation, stream) }
+    pub(super) fn connected(&self, stream: &Stream) -> BoxedResult<(), GroupErrorKind> {
+        if self.connection.is_made() { Ok(()) } else { self.connect_for(stream) }
     }
 
     #[cold]
-    fn connect_for(&self, operation: &'static str, stream: &Stream) -> BoxedResult<(), GroupError> {
-        self.refuse_capture(operation, stream)?;
-        Ok(self.connect(self.timeout())?)
+    fn connect_for(&self, stream: &Stream) -> BoxedResult<(), GroupErrorKind> {
+        self.refuse_capture(stream)?;
+        Ok(self.connect_by(self.timeout())?)
     }
 
     /// Fails if the stream is capturing, because a communicator cannot be made during a capture.
-    pub(super) fn refuse_capture(&self, operation: &'static str, stream: &Stream) -> Result<()> {
+    pub(super) fn refuse_capture(&self, stream: &Stream) -> KindResult<()> {
         match stream.capture_status()? {
             CaptureStatus::None => Ok(()),
-            _ => Err(GroupError::UnmadeInCapture { operation, group: self.name.to_string() }),
+            _ => Err(GroupErrorKind::UnmadeInCapture),
         }
     }
 
-    pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupError {
+    pub(super) fn busy(&self, call: &'static str, deadline: Deadline) -> GroupErrorKind {
         let (communicator, waited) = (self.communicator.name().to_owned(), deadline.waited());
         CommError::Busy { call, communicator, busy_with: "another thread that makes it", waited }.into()
     }

@@ -9,7 +9,7 @@ use bootstrap::runtime::{self, Instant};
 use nccl_sys::ncclResult_t;
 
 use super::{
-    GroupError, Result,
+    GroupErrorKind, KindResult,
     health::{Doubt, GroupHealth},
 };
 use crate::{
@@ -30,7 +30,7 @@ impl GroupHealth {
     ///
     /// # Errors
     /// An error of a communicator. If the group is over, the reason why it ended replaces that error.
-    pub(super) fn check_background(&self) -> Result<()> {
+    pub(super) fn check_background(&self) -> KindResult<()> {
         let found = self.async_error();
         match &found {
             // The remote error is a consequence of the member's leaving. Work that had completed by then is valid.
@@ -40,14 +40,14 @@ impl GroupHealth {
             Err(error) if is_failure(error) => self.doubt(error),
             _ => {}
         }
-        self.explain(found.map_err(GroupError::from))
+        self.explain(found.map_err(GroupErrorKind::from))
     }
 
     /// Checks that work whose completion event has passed is really done. The event passes after failed work too.
     ///
     /// # Errors
     /// Those of [`check_background`](Self::check_background) and [`check_work`](Self::check_work).
-    pub(super) fn check_done(&self) -> Result<()> {
+    pub(super) fn check_done(&self) -> KindResult<()> {
         let checked = self.check_background();
         // `settle` found all work done and free of errors before it aborted the communicators. An aborted communicator
         // cannot be queried.
@@ -95,7 +95,7 @@ impl GroupHealth {
 
     /// Returns the cause of an error. If a communicator's error is pending, blocks until the group is over, at most
     /// until `deadline`.
-    pub(super) fn conclude(&self, error: GroupError, deadline: Deadline) -> GroupError {
+    pub(super) fn conclude(&self, error: GroupErrorKind, deadline: Deadline) -> GroupErrorKind {
         if self.doubt.get().is_some() {
             while !self.is_over() && !deadline.expired() {
                 runtime::sleep(Duration::from_millis(1));

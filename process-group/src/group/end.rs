@@ -8,7 +8,8 @@ use bootstrap::{
 };
 
 use super::{
-    GroupError, Result,
+    GroupErrorKind, KindResult,
+    error::CallContext,
     health::{End, GroupHealth},
     settings::EndCallback,
 };
@@ -72,7 +73,8 @@ impl GroupHealth {
     pub(super) fn report_end(&self) {
         let Some(End::Trouble(trouble)) = self.end.get() else { return };
         let Some(callback) = self.on_end().take() else { return };
-        let (error, call) = (GroupError::of_trouble(trouble.clone(), &self.name), callback.clone());
+        let error = CallContext::of_group(&self.name).error(GroupErrorKind::of_trouble(trouble.clone()));
+        let call = callback.clone();
         if runtime::spawn("group-end", move || call(error)).is_err() {
             *self.on_end() = Some(callback);
         }
@@ -99,7 +101,7 @@ impl GroupHealth {
     /// Checks this group, which was just made and detached from its parent. Fails if a member left the parent group
     /// while this rank made the group. The other members may have made the group earlier without an error, so this rank
     /// notifies them that it has failed.
-    pub(super) fn check_made(&self) -> Result<()> {
+    pub(super) fn check_made(&self) -> KindResult<()> {
         let Some(End::Trouble(trouble @ Trouble::Left { rank, how, .. })) = self.end.get() else {
             return Ok(());
         };

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::{GroupError, Result};
+use super::{GroupErrorKind, KindResult, Result};
 use crate::store::{Deadline, SecretSetting, TcpStore};
 
 /// The settings of this rank in the environment variables that a launcher sets.
@@ -101,20 +101,21 @@ impl Environment {
     /// Reads the process's environment.
     ///
     /// # Errors
-    /// [`GroupError::Environment`] for a variable with an invalid value, [`GroupError::NoSuchRank`] for a rank that is
-    /// not below the world size, and [`GroupError::Store`] for an invalid secret. A missing variable is not an error
-    /// here, but only where it is needed.
+    /// [`GroupErrorKind::Environment`] for a variable with an invalid value, [`GroupErrorKind::NoSuchRank`] for a rank
+    /// that is not below the world size, and [`GroupErrorKind::Store`] for an invalid secret. A missing variable is not
+    /// an error here, but only where it is needed.
     pub fn read() -> Result<Self> {
-        let unreadable = |variable| GroupError::Environment {
+        let unreadable = |variable| GroupErrorKind::Environment {
             variable,
             problem: "is not UTF-8".into(),
             instead: "another value",
         };
-        Self::find(SecretSetting::from_environment()?, |name| match env::var(name) {
+        let found = Self::find(SecretSetting::from_environment()?, |name| match env::var(name) {
             Ok(text) => Ok(Some(text)),
             Err(VarError::NotPresent) => Ok(None),
             Err(VarError::NotUnicode(_)) => Err(unreadable(name)),
-        })
+        });
+        Ok(found?)
     }
 
     /// Like [`read`](Self::read), but calls `variable` for the value of each variable.
@@ -123,20 +124,20 @@ impl Environment {
     /// As for [`read`](Self::read).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let secret = SecretSetting::from_variables(|name| variable(name).map(Into::into))?;
-        Self::find(secret, |name| Ok(variable(name)))
+        Ok(Self::find(secret, |name| Ok(variable(name)))?)
     }
 
     fn find(
         store_secret: SecretSetting,
-        variable: impl Fn(&'static str) -> Result<Option<String>>,
-    ) -> Result<Self> {
+        variable: impl Fn(&'static str) -> KindResult<Option<String>>,
+    ) -> KindResult<Self> {
         fn number<T: std::str::FromStr>(
-            variable: impl Fn(&'static str) -> Result<Option<String>>,
+            variable: impl Fn(&'static str) -> KindResult<Option<String>>,
             name: &'static str,
             instead: &'static str,
-        ) -> Result<Option<T>> {
+        ) -> KindResult<Option<T>> {
             let Some(text) = variable(name)? else { return Ok(None) };
-            text.trim().parse().map(Some).map_err(|_| GroupError::Environment {
+            text.trim().parse().map(Some).map_err(|_| GroupErrorKind::Environment {
                 variable: name,
                 problem: format!("is {text:?}, which is not a number of its range"),
                 instead,
@@ -148,7 +149,7 @@ impl Environment {
                 other = Some(names);
             }
         }
-        let place = |name: fn(&Names) -> Option<&'static str>, instead| -> Result<Option<usize>> {
+        let place = |name: fn(&Names) -> Option<&'static str>, instead| -> KindResult<Option<usize>> {
             for name in [Some(&TORCHRUN), other].into_iter().flatten().filter_map(name) {
                 let found = number(&variable, name, instead)?;
                 if found.is_some() {
@@ -176,14 +177,14 @@ impl Environment {
         if let (Some(rank), Some(size)) = (found.rank, found.world_size)
             && rank >= size
         {
-            return Err(GroupError::NoSuchRank { rank, size });
+            return Err(GroupErrorKind::NoSuchRank { rank, size });
         }
         Ok(found)
     }
 
     /// Returns the error for a required variable that is missing.
-    pub(super) fn missing(variable: &'static str, instead: &'static str) -> GroupError {
-        GroupError::Environment { variable, problem: "is not set".into(), instead }
+    pub(super) fn missing(variable: &'static str, instead: &'static str) -> GroupErrorKind {
+        GroupErrorKind::Environment { variable, problem: "is not set".into(), instead }
     }
 }
 
@@ -195,7 +196,7 @@ impl Environment {
         rank: usize,
         workers: Option<usize>,
         deadline: Deadline,
-    ) -> Result<TcpStore> {
+    ) -> KindResult<TcpStore> {
         let host = self.master_address.as_deref().ok_or_else(|| Self::missing("MASTER_ADDR", "a store"))?;
         let port = self.master_port.ok_or_else(|| Self::missing("MASTER_PORT", "a store"))?;
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
@@ -232,7 +233,7 @@ fn is_loopback(interface: IpAddr) -> bool {
 }
 
 /// Returns true if PyTorch's switch for registration is on. The switch has two names; the first that is set counts.
-fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<bool> {
+fn hook(variable: impl Fn(&'static str) -> KindResult<Option<String>>) -> KindResult<bool> {
     const NAMES: [&str; 2] =
         ["TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"];
     let mut set = None;
@@ -245,7 +246,7 @@ fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<boo
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "t" | "true" => Ok(true),
         "" | "0" | "n" | "no" | "f" | "false" => Ok(false),
-        _ => Err(GroupError::Environment {
+        _ => Err(GroupErrorKind::Environment {
             variable: name,
             problem: format!("is {text:?}, which is neither yes nor no"),
             instead: "registration",
@@ -255,13 +256,14 @@ fn hook(variable: impl Fn(&'static str) -> Result<Option<String>>) -> Result<boo
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::GroupError, *};
     use crate::store::Secret;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Environment> {
-        Environment::from_variables(|name| {
+    fn read(variables: &[(&str, &str)]) -> KindResult<Environment> {
+        let read = Environment::from_variables(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
-        })
+        });
+        read.map_err(GroupError::into_kind)
     }
 
     #[test]
@@ -311,7 +313,7 @@ mod tests {
         let found = read(&[(Secret::VARIABLE, "0123456789abcdef")]).unwrap();
         assert_eq!(found.store_secret.secret(), Some(&Secret::new("0123456789abcdef").unwrap()));
         assert!(!format!("{found:?}").contains("0123"));
-        assert!(matches!(read(&[(Secret::VARIABLE, "short")]), Err(GroupError::Store(_))));
+        assert!(matches!(read(&[(Secret::VARIABLE, "short")]), Err(GroupErrorKind::Store(_))));
     }
 
     #[test]

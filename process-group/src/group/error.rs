@@ -1,511 +1,212 @@
-//! Errors of a process group.
+//! The error of a group's calls: why a call failed, and which.
 
-use std::{io, time::Duration};
+use std::{error::Error, fmt, sync::Arc};
 
-use bootstrap::{Ranges, agreement::Failure};
-
-use super::{
-    BufferError, Disagreement, Misplaced, NotRegistered, PathError, ShrinkError, SplitError, TorchError,
-};
-use crate::{
-    comm::{ArgumentError, CommError},
-    peers::{Loss, PeerError},
-    record::{DumpError, Progress},
-    store::StoreError,
-    watch::{Divergence, MessageDifference, Trouble},
-};
+use super::GroupErrorKind;
 
 /// The result of the calls of this module.
 pub type Result<T, E = GroupError> = std::result::Result<T, E>;
 
-/// The error of a call of a process group.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum GroupError {
-    /// A required environment variable is missing or has an invalid value.
-    #[error("{variable} {problem}; set it (torchrun does), or give the builder {instead}")]
-    Environment {
-        /// The name of the variable.
-        variable: &'static str,
-        /// The problem with the variable.
-        problem: String,
-        /// The builder's setting that replaces the variable.
-        instead: &'static str,
-    },
+/// The error of a call of a process group, of a batch, or of work.
+///
+/// ```
+/// # use process_group::group::{GroupError, GroupErrorKind};
+/// fn lost_rank(error: &GroupError) -> Option<usize> {
+///     match error.kind() {
+///         GroupErrorKind::Lost { rank, .. } => Some(*rank),
+///         _ => None,
+///     }
+/// }
+/// ```
+pub struct GroupError(Box<Parts>);
 
-    /// A rank is not below the world size, or the peer of a message is this rank itself.
-    #[error("rank {rank} is not {} {size}", if rank < size { "another member of a group of" } else { "below the world size" })]
-    NoSuchRank {
-        /// The rank.
-        rank: usize,
-        /// The world size. For the peer of a message: the number of members.
-        size: usize,
-    },
+struct Parts {
+    context: CallContext,
+    kind: GroupErrorKind,
+}
 
-    /// Some ranks took no part in an agreement before the deadline. Every rank that took part gets the same list of
-    /// missing ranks.
-    #[error("{group}: rank(s) {} never came to {meeting} (expected {size} ranks, waited {waited:.1?})", Ranges(.ranks))]
-    Absent {
-        /// The group's name.
-        group: String,
-        /// The ranks of the job that are missing.
-        ranks: Vec<usize>,
-        /// The number of ranks that the agreement expects.
-        size: usize,
-        /// The agreement that the ranks missed.
-        meeting: &'static str,
-        /// The time that this rank waited.
-        waited: Duration,
-    },
+/// The call that failed, as far as it is known.
+#[derive(Debug, Clone, Default)]
+pub(super) struct CallContext {
+    group: Option<Arc<str>>,
+    operation: Option<&'static str>,
+    sequence: Option<u64>,
+}
 
-    /// The members could not agree: they wait for each other in different calls, or differ in the data that every
-    /// agreement compares, such as the list of members. Every member gets the same error, and nothing has changed.
-    #[error("{group}: its members did not agree on {meeting}: {source}")]
-    NotAgreed {
-        /// The group's name.
-        group: String,
-        /// The subject of the agreement.
-        meeting: &'static str,
-        /// The reason.
-        source: Box<Failure>,
-    },
+impl CallContext {
+    /// A group, but no call: for the reason why the group has ended.
+    pub(super) fn of_group(group: &Arc<str>) -> Self {
+        Self { group: Some(group.clone()), ..Self::default() }
+    }
 
-    /// The members' settings or environments do not match. Every member gets the same error.
-    #[error("{group}: its members cannot make a group")]
-    Disagreement {
-        /// The group's name.
-        group: String,
-        /// The difference.
-        source: Disagreement,
-    },
+    /// A call of a group. `operation` is the name of the public method.
+    pub(super) fn of_call(group: &Arc<str>, operation: &'static str) -> Self {
+        Self { operation: Some(operation), ..Self::of_group(group) }
+    }
 
-    /// A communicator was not made, or a group not suspended or resumed, because another rank could not take part.
-    /// Every other rank that took part gets this error.
-    #[error("{group}: {what} was not made, on any of its ranks, for rank {rank}: {problem}")]
-    Unmade {
-        /// The group's name.
-        group: String,
-        /// The communicator that was not made, or the step that failed.
-        what: &'static str,
-        /// The rank of the job that could not take part.
-        rank: usize,
-        /// The problem on that rank.
-        problem: String,
-    },
+    /// Enqueued work of a group. `sequence` is its number in the group.
+    pub(super) fn of_work(group: &Arc<str>, operation: &'static str, sequence: u64) -> Self {
+        Self { sequence: Some(sequence), ..Self::of_call(group, operation) }
+    }
 
-    /// The communicator that an operation needs is not made yet, and cannot be made while the stream is capturing.
-    #[error(
-        "{operation} in {group}: its communicator is not made yet, and cannot be while the stream captures; connect \
-         before (ProcessGroup::connect, or connect_to for a pair)"
-    )]
-    UnmadeInCapture {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-    },
-
-    /// Invalid settings of the builder.
-    #[error("{group}: {problem}")]
-    Setting {
-        /// The group's name.
-        group: String,
-        /// The problem.
-        problem: String,
-    },
-
-    /// The members' calls that split the group do not match. Every member gets the same error.
-    #[error("{group}: it cannot be split as its members asked")]
-    Split {
-        /// The name of the group that was to be split.
-        group: String,
-        /// The difference.
-        source: SplitError,
-    },
-
-    /// The remaining members' calls that shrink the group do not match. Every member that took part gets the same
-    /// error.
-    #[error("{group}: it cannot be shrunk as its members asked: {source}")]
-    Shrink {
-        /// The name of the group that was to be shrunk.
-        group: String,
-        /// The reason.
-        source: ShrinkError,
-    },
-
-    /// The ranks that took part in growing a group are not the members of one group followed by new ranks. Every rank
-    /// gets the same error.
-    #[error("{group}: it cannot be grown from another group: {problem}")]
-    Grow {
-        /// The name of the new group.
-        group: String,
-        /// The difference.
-        problem: String,
-    },
-
-    /// [`register_pool`](super::ProcessGroup::register_pool) failed: no member has registered its pool, and every
-    /// member gets the same error. Or [`deregister_pool`](super::ProcessGroup::deregister_pool) was called for a pool
-    /// that is not registered.
-    #[error("{}", not_registered(group, source))]
-    NotRegistered {
-        /// The group's name.
-        group: String,
-        /// The reason.
-        source: NotRegistered,
-    },
-
-    /// The arguments of an operation do not fit together. Nothing was launched.
-    #[error("{group}: {source}")]
-    Argument {
-        /// The group's name.
-        group: String,
-        /// The problem with the arguments.
-        source: ArgumentError,
-    },
-
-    /// The sum of the sizes to split a buffer into is not the length of the buffer.
-    #[error("a buffer of {elements} elements cannot be split into {parts} parts of {sum} elements together")]
-    Sizes {
-        /// The number of elements in the buffer.
-        elements: usize,
-        /// The number of parts.
-        parts: usize,
-        /// The sum of the parts' sizes, in elements.
-        sum: u128,
-    },
-
-    /// Work was not done by the deadline.
-    #[error("{operation} (number {sequence} of {group}) is not done after {waited:.1?}: {}", late(.progress))]
-    WorkTimeout {
-        /// The operation.
-        operation: &'static str,
-        /// The operation's number in the group.
-        sequence: u64,
-        /// The group's name.
-        group: String,
-        /// The time that the caller waited.
-        waited: Duration,
-        /// The progress of each member, which shows the members that have not called the operation. `None` if the
-        /// members were not asked, because the deadline was shorter than a second or because asking was not possible.
-        progress: Option<Box<Progress>>,
-    },
-
-    /// A call that needs an idle group was refused, because work is not done. Nothing has changed.
-    #[error("{call} of {group}: {operation} (number {sequence}) is not done; wait for it first")]
-    InFlight {
-        /// The call that was refused.
-        call: &'static str,
-        /// The group's name.
-        group: String,
-        /// The operation.
-        operation: &'static str,
-        /// The operation's number in the group.
-        sequence: u64,
-    },
-
-    /// A member has died or stopped. The group is over on every member that noticed. Work that was not done before may
-    /// be incomplete or wrong. The remaining members can make a new group.
-    #[error("{group}: rank {rank} {loss}; the group was aborted")]
-    Lost {
-        /// The group's name.
-        group: String,
-        /// The member's rank of the job.
-        rank: usize,
-        /// The kind of loss.
-        loss: Loss,
-    },
-
-    /// Another member has dropped or aborted the group, or has [destroyed](super::ProcessGroup::destroy) it
-    /// after fewer collectives and graph launches than other members have made. The group is over. Work that was
-    /// finished before stays valid.
-    #[error(
-        "{group}: rank {rank} has {how} the group, which ends it for all members; collectives and graph launches that \
-         it had made: {steps}"
-    )]
-    Left {
-        /// The group's name.
-        group: String,
-        /// The member's rank of the job.
-        rank: usize,
-        /// The member's action: `dropped`, `aborted` or `destroyed`.
-        how: String,
-        /// Number of collectives that the member had called, plus the graph launches that it had
-        /// [marked](super::ProcessGroup::track_graph_launch).
-        steps: u64,
-    },
-
-    /// A thread that the group needs could not be started.
-    #[error("{group}: the {thread} thread could not be started")]
-    Thread {
-        /// The group's name.
-        group: String,
-        /// The purpose of the thread.
-        thread: &'static str,
-        /// The operating system's error.
-        source: io::Error,
-    },
-
-    /// A `torch.distributed` job cannot be joined.
-    #[error(transparent)]
-    Torch(#[from] TorchError),
-
-    /// An operation needs an agreement of the members, but the group was joined from PyTorch, whose ranks make no
-    /// agreements.
-    #[error(
-        "{operation} in {group}: its members agree on it over the store, but the group was joined from PyTorch, whose \
-         ranks do not; make a group of Rust's ranks for it"
-    )]
-    Joined {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-    },
-
-    /// A member's work was not done within the [work timeout](super::Builder::work_timeout). The group is
-    /// over on every member, with the same reason.
-    #[error(
-        "{group}: {operation} (number {sequence}) of rank {rank} was not done after {waited:.1?}, and the group was \
-         aborted: {progress}"
-    )]
-    Overdue {
-        /// The group's name.
-        group: String,
-        /// The rank of the job whose work was late.
-        rank: usize,
-        /// The operation.
-        operation: String,
-        /// The operation's number in the group.
-        sequence: u64,
-        /// The time for which the work was the oldest of its stream.
-        waited: Duration,
-        /// The progress of each member; empty if no member could be asked.
-        progress: Box<Progress>,
-    },
-
-    /// Members have called different collectives, or the same collective with buffers at different positions in their
-    /// [windows](super::ProcessGroup::compare_places). The group is over on every member, with the same reason. Results
-    /// of these and later calls may be wrong.
-    #[error(
-        "{group}: its members have called different collectives, and the group was aborted: {divergence}"
-    )]
-    CollectiveDiverged {
-        /// The group's name.
-        group: String,
-        /// The ranks that differ, the range of call numbers in which they differ, and their calls.
-        divergence: Box<Divergence>,
-    },
-
-    /// [Checked mode](super::Builder::checked) found calls that do not match before their launch. All members that
-    /// compared get the same error, and nothing was launched.
-    #[error("{group}: rank {rank} {call}, but rank {other} {other_call}; nothing was launched")]
-    CallsDiffer {
-        /// The group's name.
-        group: String,
-        /// For a collective: the rank of the job whose call differs from the majority's. For a message: the sender's
-        /// rank of the job.
-        rank: usize,
-        /// The call that `rank` was about to make.
-        call: String,
-        /// Another rank of the job.
-        other: usize,
-        /// The call that `other` was about to make.
-        other_call: String,
-    },
-
-    /// [Checked mode](super::Builder::checked) found a collective's buffer that is not at the same position of
-    /// symmetric memory on all members. All members get the same error, and nothing was launched.
-    #[error("{group}: {misplaced}; nothing was launched")]
-    SymmetricOffsetMismatch {
-        /// The group's name.
-        group: String,
-        /// The buffer and its positions on two ranks.
-        misplaced: Box<Misplaced>,
-    },
-
-    /// The two ends of a message on a [path](crate::Path) have made different calls. The group is over on every member,
-    /// with the same reason. The message was not delivered.
-    #[error("{group}: {difference}; the group was aborted")]
-    MessagesDiffer {
-        /// The group's name.
-        group: String,
-        /// The two ranks, the number of the message, and the data of both calls.
-        difference: Box<MessageDifference>,
-    },
-
-    /// The members agreed on [`P2pPolicy::Direct`](super::P2pPolicy::Direct), which needs a [path](crate::Path), but no
-    /// path is installed yet.
-    #[error(
-        "{operation} in {group}: its members agreed on P2pPolicy::Direct, and no path is installed; all members call \
-         {installer} first, or agree on another policy"
-    )]
-    NoPath {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-        /// The call that installs a path.
-        installer: &'static str,
-    },
-
-    /// The group does not accept this path.
-    #[error("{group} takes no path {path}: {problem}")]
-    PathRefused {
-        /// The path's name.
-        path: &'static str,
-        /// The group's name.
-        group: String,
-        /// The reason.
-        problem: String,
-    },
-
-    /// The group's path did not launch messages. After [`PathError::Refused`] nothing has changed. After any other
-    /// error the group is over.
-    #[error("{operation} in {group}")]
-    Path {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-        /// The path's error.
-        source: Box<PathError>,
-    },
-
-    /// A member had a failure that leaves the group unusable. The group is over on every member, with the
-    /// same reason.
-    #[error("{group}: rank {rank} has failed, and the group was aborted: {reason}")]
-    MemberFailed {
-        /// The group's name.
-        group: String,
-        /// The member's rank of the job.
-        rank: usize,
-        /// The failure.
-        reason: String,
-    },
-
-    /// A buffer is not memory that the group's operations accept. Nothing was launched.
-    #[error("{operation} in {group}: the {buffer} buffer cannot be used")]
-    Buffer {
-        /// The operation.
-        operation: &'static str,
-        /// The group's name.
-        group: String,
-        /// `send` or `receive`.
-        buffer: &'static str,
-        /// The problem with the buffer.
-        source: BufferError,
-    },
-
-    /// The processes of this host cannot detect each other's death.
-    #[error(transparent)]
-    Peers(#[from] PeerError),
-
-    /// The flight recorder's folder cannot be used.
-    #[error(transparent)]
-    Dump(#[from] DumpError),
-
-    /// A call waited for captured work. Captured work runs with each launch of its graph, so it has no completion of
-    /// its own.
-    #[error(
-        "{operation} (number {sequence} of {group}) was captured into a graph; after each launch of the graph, call \
-         track_graph_launch and wait for the work that it returns"
-    )]
-    Captured {
-        /// The operation.
-        operation: &'static str,
-        /// The operation's number in the group.
-        sequence: u64,
-        /// The group's name.
-        group: String,
-    },
-
-    /// An error of NCCL, or of [`comm`](crate::comm), the layer above NCCL.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-
-    /// An error of the store.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-
-    /// An error of the CUDA driver.
-    #[error(transparent)]
-    Driver(Box<cuda_driver::Error>),
+    /// Makes the error of this call. An error of an inner call keeps its own group and operation, for example those of
+    /// the work for which the call has waited.
+    #[cold]
+    pub(super) fn error(self, error: impl Into<GroupError>) -> GroupError {
+        let mut error = error.into();
+        let context = &mut error.0.context;
+        if context.operation.is_none() {
+            (context.operation, context.sequence) = (self.operation, self.sequence);
+        }
+        context.group = context.group.take().or(self.group);
+        error
+    }
 }
 
 impl GroupError {
-    /// Returns the error for callers of `group`, which `trouble` has ended.
+    /// Adds the name of the group to an error that has none. For crates above this one, whose calls act on a group too.
+    #[must_use]
+    pub fn of_group(self, group: &str) -> Self {
+        CallContext::of_group(&group.into()).error(self)
+    }
+
+    /// Returns the name of the group. `None` for an error outside of a group, for example of
+    /// [`Environment::read`](super::Environment::read).
+    #[must_use]
+    pub fn group(&self) -> Option<&str> {
+        self.0.context.group.as_deref()
+    }
+
+    /// Returns the operation that failed: the name of the method that was called, or for [`Work`](super::Work) the
+    /// operation that was enqueued. `None` if the error is about the group alone, as in
+    /// [`ProcessGroup::check`](super::ProcessGroup::check).
+    #[must_use]
+    pub fn operation(&self) -> Option<&str> {
+        self.0.context.operation
+    }
+
+    /// Returns the number of the work in the group; see [`Work::sequence`](super::Work::sequence). `None` if the error
+    /// is not about enqueued work.
+    #[must_use]
+    pub fn sequence(&self) -> Option<u64> {
+        self.0.context.sequence
+    }
+
+    /// Returns why the call failed.
+    #[must_use]
+    pub fn kind(&self) -> &GroupErrorKind {
+        &self.0.kind
+    }
+
+    /// Returns why the call failed, without the call.
+    #[must_use]
+    pub fn into_kind(self) -> GroupErrorKind {
+        self.0.kind
+    }
+}
+
+impl<K: Into<GroupErrorKind>> From<K> for GroupError {
     #[cold]
-    pub(super) fn of_trouble(trouble: Trouble, group: &str) -> Self {
-        let group = group.to_owned();
-        match trouble {
-            Trouble::Lost { rank, loss } => Self::Lost { group, rank, loss },
-            Trouble::Left { rank, how, steps, .. } => Self::Left { group, rank, how, steps },
-            Trouble::Failed { rank, reason, .. } => Self::MemberFailed { group, rank, reason },
-            Trouble::Overdue { rank, operation, sequence, waited, progress, .. } => {
-                Self::Overdue { group, rank, operation, sequence, waited, progress: Box::new(progress) }
-            }
-            Trouble::Diverged { divergence, .. } => {
-                Self::CollectiveDiverged { group, divergence: Box::new(divergence) }
-            }
-            Trouble::MessagesDiffer { difference, .. } => {
-                Self::MessagesDiffer { group, difference: Box::new(difference) }
-            }
-            Trouble::Suspect { ranks: [rank, other], number, .. } => {
-                let reason = format!("its calls up to collective {number} differ from those of rank {other}");
-                Self::MemberFailed { group, rank, reason }
-            }
+    fn from(kind: K) -> Self {
+        Self(Box::new(Parts { context: CallContext::default(), kind: kind.into() }))
+    }
+}
+
+impl fmt::Display for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CallContext { group, operation, sequence } = &self.0.context;
+        let kind = self.0.kind.to_string();
+        if let Some(group) = group {
+            write!(f, "{group}: ")?;
         }
-    }
-}
-
-impl From<cuda_driver::Error> for GroupError {
-    fn from(error: cuda_driver::Error) -> Self {
-        Self::Driver(Box::new(error))
-    }
-}
-
-impl From<Box<Self>> for GroupError {
-    #[cold]
-    fn from(error: Box<Self>) -> Self {
-        *error
-    }
-}
-
-impl From<Box<CommError>> for GroupError {
-    #[cold]
-    fn from(error: Box<CommError>) -> Self {
-        (*error).into()
-    }
-}
-
-impl From<Box<CommError>> for Box<GroupError> {
-    #[cold]
-    fn from(error: Box<CommError>) -> Self {
-        Self::new((*error).into())
-    }
-}
-
-impl From<cuda_driver::Error> for Box<GroupError> {
-    #[cold]
-    fn from(error: cuda_driver::Error) -> Self {
-        Self::new(error.into())
-    }
-}
-
-/// The text of [`GroupError::NotRegistered`].
-fn not_registered(group: &str, reason: &NotRegistered) -> String {
-    match reason {
-        NotRegistered::UnknownPool { .. } => format!("{group}: nothing was deregistered: {reason}"),
-        _ => format!("{group}: register_pool failed on all members, and no pool was registered: {reason}"),
-    }
-}
-
-/// Describes the progress of late work, or the possible causes if the progress is unknown.
-fn late(progress: &Option<Box<Progress>>) -> String {
-    match progress {
-        Some(progress) => progress.to_string(),
-        None => {
-            "a member has not enqueued it, or the stream holds work before it that is not done".to_owned()
+        // Texts of the layers below begin with the operation if that layer knows it.
+        let is_named =
+            |operation: &&str| kind.strip_prefix(*operation).is_some_and(|rest| rest.starts_with([':', ' ']));
+        match (operation, sequence) {
+            (Some(operation), Some(sequence)) => write!(f, "{operation} (number {sequence}): ")?,
+            (Some(operation), None) if !is_named(operation) => write!(f, "{operation}: ")?,
+            _ => {}
         }
+        f.write_str(&kind)
+    }
+}
+
+impl fmt::Debug for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parts { context: CallContext { group, operation, sequence }, kind } = &*self.0;
+        f.debug_struct("GroupError")
+            .field("group", group)
+            .field("operation", operation)
+            .field("sequence", sequence)
+            .field("kind", kind)
+            .finish()
+    }
+}
+
+impl Error for GroupError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.kind.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{ArgumentError, CommError};
+
+    fn left() -> GroupErrorKind {
+        GroupErrorKind::Left { rank: 1, how: "dropped".into(), steps: 3 }
+    }
+
+    #[test]
+    fn the_group_the_operation_and_its_number_come_first() {
+        let world: Arc<str> = "world".into();
+        let kind = left().to_string();
+        let (bare, of_group) = (GroupError::from(left()), CallContext::of_group(&world).error(left()));
+        assert_eq!((bare.to_string(), bare.group(), bare.operation()), (kind.clone(), None, None));
+        assert_eq!(of_group.to_string(), format!("world: {kind}"));
+        let of_call = CallContext::of_call(&world, "barrier").error(left());
+        assert_eq!(of_call.to_string(), format!("world: barrier: {kind}"));
+        let of_work = CallContext::of_work(&world, "all_reduce", 7).error(left());
+        assert_eq!(of_work.to_string(), format!("world: all_reduce (number 7): {kind}"));
+        let of_work = (of_work.group(), of_work.operation(), of_work.sequence());
+        assert_eq!(of_work, (Some("world"), Some("all_reduce"), Some(7)));
+    }
+
+    #[test]
+    fn an_operation_that_the_layer_below_has_named_appears_once() {
+        let text =
+            |kind: GroupErrorKind| CallContext::of_call(&"world".into(), "send").error(kind).to_string();
+        let argument = ArgumentError::ToOneself { call: "send", rank: 1 };
+        let expected = format!("world: {argument}");
+        assert!(expected.starts_with("world: send: "), "{expected}");
+        assert_eq!(text(GroupErrorKind::of_argument(argument)), expected);
+        // A word that only begins alike is another one.
+        let inside = CommError::InsideGroup { call: "send_stream" };
+        assert_eq!(
+            text(inside.into()),
+            "world: send: send_stream was called inside an open group of this thread; finish \
+                                         the group first"
+        );
+    }
+
+    #[test]
+    fn an_error_of_an_inner_call_keeps_its_own_context() {
+        let (world, half): (Arc<str>, Arc<str>) = ("world".into(), "half[0]".into());
+        let outer = CallContext::of_call(&world, "split");
+        let work = outer.clone().error(CallContext::of_work(&world, "all_reduce", 7).error(left()));
+        assert_eq!((work.operation(), work.sequence()), (Some("all_reduce"), Some(7)));
+        let subgroup = outer.error(CallContext::of_group(&half).error(left()));
+        assert_eq!((subgroup.group(), subgroup.operation()), (Some("half[0]"), Some("split")));
+    }
+
+    #[test]
+    fn the_source_is_that_of_the_kind() {
+        let source = crate::group::BufferError::Unknown { address: 64 };
+        let error = CallContext::of_call(&"world".into(), "send")
+            .error(GroupErrorKind::Buffer { buffer: "send", source });
+        let expected = format!("world: send: the send buffer cannot be used: {}", error.source().unwrap());
+        assert_eq!(crate::error_text(&error), expected);
+        assert!(matches!(error.into_kind(), GroupErrorKind::Buffer { .. }));
     }
 }

@@ -6,7 +6,7 @@ use bootstrap::runtime;
 use nccl_sys::ncclResult_t;
 
 use super::{
-    GroupError, Result,
+    GroupErrorKind, KindResult, Result,
     health::{End, GroupHealth},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 impl GroupHealth {
     /// Replaces an error by its cause. If trouble or an abort has ended the group, the cause is the reason for the end.
     /// If a drop has ended the group, the error is kept, because the drop is usually a consequence of the error.
-    pub(super) fn explain<T>(&self, result: Result<T>) -> Result<T> {
+    pub(super) fn explain<T>(&self, result: KindResult<T>) -> KindResult<T> {
         match result {
             Ok(value) => Ok(value),
             Err(error) => Err(self.reason(error)),
@@ -27,8 +27,8 @@ impl GroupHealth {
 
     /// Like [`explain`](Self::explain), for an error.
     #[cold]
-    pub(super) fn reason(&self, error: GroupError) -> GroupError {
-        use GroupError::{Comm, Driver, NotAgreed, Path, Store, WorkTimeout};
+    pub(super) fn reason(&self, error: GroupErrorKind) -> GroupErrorKind {
+        use GroupErrorKind::{Comm, Driver, NotAgreed, Path, Store, WorkTimeout};
         match self.end.get() {
             None | Some(End::Force(Force::Dropped)) => error,
             // `NotAgreed` is kept, because it is the same error on all members.
@@ -55,9 +55,9 @@ impl GroupHealth {
     }
 
     #[cold]
-    pub(super) fn error(&self, end: &End) -> GroupError {
+    pub(super) fn error(&self, end: &End) -> GroupErrorKind {
         match end {
-            End::Trouble(trouble) => GroupError::of_trouble(trouble.clone(), &self.name),
+            End::Trouble(trouble) => GroupErrorKind::of_trouble(trouble.clone()),
             End::Force(force) => {
                 let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
                 CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()
@@ -67,7 +67,7 @@ impl GroupHealth {
 
     /// Runs `meet`, which waits for other members. The end of the group ends the wait. If `meet` fails, returns the
     /// cause of the error.
-    pub(super) fn attend<T>(&self, meet: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(super) fn attend<T>(&self, meet: impl FnOnce() -> KindResult<T>) -> KindResult<T> {
         let _open = Open::new(self);
         // Count the wait first, then check. A group that ends after the count sees the wait. A group that ended before
         // it is found by this check.
@@ -77,11 +77,11 @@ impl GroupHealth {
 
     /// Returns the cause of an error in a wait for the members. If another member may know the cause, waits a moment
     /// for its notification.
-    pub(super) fn cause(&self, error: GroupError) -> GroupError {
+    pub(super) fn cause(&self, error: GroupErrorKind) -> GroupErrorKind {
         match &error {
-            GroupError::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
+            GroupErrorKind::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
             // The process that hosted the store may have been a member. The kernel then reports its death in a moment.
-            GroupError::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
+            GroupErrorKind::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
             _ => {}
         }
         self.reason(error)
@@ -106,7 +106,7 @@ impl GroupHealth {
     }
 
     /// Replaces an NCCL error by its cause, for a step that all members take together.
-    pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> Result<T> {
+    pub(super) fn explain_making<T>(&self, made: Result<T, CommError>) -> KindResult<T> {
         made.map_err(|error| {
             self.await_cause(&error);
             self.reason(error.into())

@@ -10,7 +10,7 @@ use bootstrap::{
 };
 
 use super::{
-    GroupError, ProcessGroup, Result,
+    GroupErrorKind, KindResult, ProcessGroup, Result,
     meeting::{Meeting, id},
 };
 use crate::{
@@ -125,12 +125,12 @@ impl ProcessGroup {
     /// Makes the prepared communicator `made`, together with the ranks of `all`.
     ///
     /// # Errors
-    /// After [`GroupError::Absent`] for a rank that did not come, and after [`GroupError::Unmade`] because another rank
-    /// could not prepare its communicator, nothing has changed. After an error of the NCCL calls or of a later step the
-    /// communicator is poisoned: [`GroupError::Comm`] for a failure on this rank, [`GroupError::Unmade`] for a failure
-    /// on another rank, [`GroupError::Absent`] for a rank that has not returned from NCCL in time,
-    /// [`GroupError::Lost`], [`GroupError::Store`].
-    pub(super) fn form(&self, all: &Meeting<'_>, made: &Communicator, deadline: Deadline) -> Result<()> {
+    /// After [`GroupErrorKind::Absent`] for a rank that did not come, and after [`GroupErrorKind::Unmade`] because
+    /// another rank could not prepare its communicator, nothing has changed. After an error of the NCCL calls or of a
+    /// later step the communicator is poisoned: [`GroupErrorKind::Comm`] for a failure on this rank,
+    /// [`GroupErrorKind::Unmade`] for a failure on another rank, [`GroupErrorKind::Absent`] for a rank that has not
+    /// returned from NCCL in time, [`GroupErrorKind::Lost`], [`GroupErrorKind::Store`].
+    pub(super) fn form(&self, all: &Meeting<'_>, made: &Communicator, deadline: Deadline) -> KindResult<()> {
         // The first rank makes the unique id for all ranks.
         let is_first = all.rank == all.ranks[0];
         let unique_id = match is_first.then(|| made.nccl().unique_id()).transpose() {
@@ -142,7 +142,7 @@ impl ProcessGroup {
             has_acted = true;
             let unique_id = UniqueId::try_from(unique_id)?;
             made.join(&unique_id, until, go_on).or_else(|error| match error {
-                GroupError::Comm(error) => self.counter.health.explain_making(Err(error)),
+                GroupErrorKind::Comm(error) => self.counter.health.explain_making(Err(error)),
                 error => Err(error),
             })?;
             self.announce(made)
@@ -160,13 +160,13 @@ impl ProcessGroup {
         &self,
         all: &Meeting<'_>,
         deadline: Deadline,
-        mut work: impl FnMut(Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-    ) -> Result<T> {
+        mut work: impl FnMut(Deadline, &mut dyn FnMut() -> KindResult<()>) -> KindResult<T>,
+    ) -> KindResult<T> {
         all.make(Readiness::ready(), deadline, |_, until, go_on| work(until, go_on))
     }
 
     /// Calls the group's followers with a communicator that is made, before the communicator is used.
-    pub(super) fn announce(&self, communicator: &Communicator) -> Result<()> {
+    pub(super) fn announce(&self, communicator: &Communicator) -> KindResult<()> {
         Ok(self.followers.iter().try_for_each(|follower| follower(communicator))?)
     }
 }
@@ -178,8 +178,8 @@ impl Meeting<'_> {
         &self,
         readiness: Readiness,
         deadline: Deadline,
-        mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-    ) -> Result<T> {
+        mut work: impl FnMut(&[u8], Deadline, &mut dyn FnMut() -> KindResult<()>) -> KindResult<T>,
+    ) -> KindResult<T> {
         let check = || self.health.map_or(Ok(()), |health| health.check());
         let cause = |error| match self.health {
             Some(health) => health.cause(error),
@@ -232,7 +232,7 @@ impl Meeting<'_> {
     }
 
     /// Notifies the other ranks that this rank cannot take part. Returns `error`.
-    pub(super) fn refuse(&self, error: GroupError, deadline: Deadline) -> GroupError {
+    pub(super) fn refuse(&self, error: GroupErrorKind, deadline: Deadline) -> GroupErrorKind {
         let refused = Readiness::Refused { problem: error_text(&error) };
         // An error of this agreement is ignored: the other ranks report missing ranks.
         let _ = self.run::<Making>(refused, deadline, |_, _, _| Outcome::Ended);
@@ -240,22 +240,22 @@ impl Meeting<'_> {
     }
 
     /// Returns the error for a rank of the job on which the group has ended.
-    fn ended(&self, rank: usize) -> GroupError {
+    fn ended(&self, rank: usize) -> GroupErrorKind {
         self.given_up(rank, "the group has ended there".into())
     }
 
     /// Returns the error for a rank of the job that could not take part.
-    pub(super) fn unmade(&self, rank: usize, problem: String) -> GroupError {
-        GroupError::Unmade { group: self.group.into(), what: self.what, rank, problem }
+    pub(super) fn unmade(&self, rank: usize, problem: String) -> GroupErrorKind {
+        GroupErrorKind::Unmade { what: self.what, rank, problem }
     }
 }
 
 /// Returns true if another rank, which has not reported yet, may be the cause of this rank's error.
-fn is_timeout(error: &GroupError) -> bool {
+fn is_timeout(error: &GroupErrorKind) -> bool {
     match error {
-        GroupError::Comm(CommError::DeadlineExceeded { .. }) => true,
+        GroupErrorKind::Comm(CommError::DeadlineExceeded { .. }) => true,
         // A rank that waits for a late rank does not answer other ranks. These then get an error of this kind.
-        GroupError::Peers(error) => !matches!(error, PeerError::Folder { .. }),
+        GroupErrorKind::Peers(error) => !matches!(error, PeerError::Folder { .. }),
         _ => false,
     }
 }

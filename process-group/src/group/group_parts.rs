@@ -7,11 +7,12 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::shared_settings::SharedSettings;
 use super::{
-    GroupError, GroupId, Member, NotRegistered, ProcessGroup, Result,
+    GroupErrorKind, GroupId, KindResult, Member, NotRegistered, ProcessGroup, Result,
     buffer_cache::BufferCache,
     connection::Connection,
     counter::Counter,
     end::Membership,
+    error::CallContext,
     form::stay_away,
     health::GroupHealth,
     meeting::Attempts,
@@ -149,7 +150,8 @@ impl GroupParts {
     }
 
     /// Builds the group. Connects the group if `connects`. If this rank fails before it connects, it notifies the other
-    /// members, so that they do not wait for it.
+    /// members, so that they do not wait for it. Errors have the name of this group, which may be made by a call of
+    /// another one.
     fn begin(
         self,
         id: GroupId,
@@ -157,11 +159,22 @@ impl GroupParts {
         connects: bool,
         deadline: Deadline,
     ) -> Result<ProcessGroup> {
+        let context = CallContext::of_group(&self.name);
+        self.begin_group(id, communicator, connects, deadline).map_err(|error| context.error(error))
+    }
+
+    fn begin_group(
+        self,
+        id: GroupId,
+        communicator: comm::Result<Communicator>,
+        connects: bool,
+        deadline: Deadline,
+    ) -> KindResult<ProcessGroup> {
         let (job, path, rank) = (self.job.clone(), self.path.clone(), self.ranks[self.rank]);
-        let made = communicator.map_err(GroupError::from).and_then(|made| self.group(id, made));
+        let made = communicator.map_err(GroupErrorKind::from).and_then(|made| self.group(id, made));
         let group = made.inspect_err(|_| stay_away(&job, &path, rank))?;
         if connects {
-            group.connect(deadline)?;
+            group.connect_by(deadline)?;
         }
         group.membership.begin();
         group.counter.health.notify_of_end(group.shared_settings.own.on_end.clone());
@@ -170,7 +183,7 @@ impl GroupParts {
 
     /// Builds a group that was joined from PyTorch, with an existing communicator. The group's members make no
     /// agreements.
-    pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
+    pub(super) fn joined(self, id: GroupId, communicator: Communicator) -> KindResult<ProcessGroup> {
         let group = self.group(id, communicator)?;
         group.connection.set_made();
         group.announce(&group.communicator)?;
@@ -187,7 +200,7 @@ impl GroupParts {
         }
     }
 
-    fn group(self, id: GroupId, communicator: Communicator) -> Result<ProcessGroup> {
+    fn group(self, id: GroupId, communicator: Communicator) -> KindResult<ProcessGroup> {
         self.health.guard(&communicator.abort_handle());
         let store = self.store();
         let Self { name, rank, ranks, members, numbers, root, job, path, shared_settings, .. } = self;
@@ -214,11 +227,8 @@ impl GroupParts {
             plans: plans.clone(),
         };
         let log = recorder.log(entry, rank, monitor.counts(), monitor.rolling());
-        let guard = Watchdog::add(&health).map_err(|source| GroupError::Thread {
-            group: name.to_string(),
-            thread: "watchdog",
-            source,
-        })?;
+        let guard =
+            Watchdog::add(&health).map_err(|source| GroupErrorKind::Thread { thread: "watchdog", source })?;
         // Reports earlier notifications about this group to its health: a faster member may have left already.
         watch.recall(&health);
         let membership = Membership::new(&health);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bootstrap::runtime;
 
 use super::{
-    Builder, GroupError, ProcessGroup, Result,
+    Builder, GroupErrorKind, KindResult, ProcessGroup, Result,
     form::{Readiness, stay_away},
     group_parts::GroupParts,
     meeting::{Meeting, follow_up},
@@ -21,6 +21,9 @@ use crate::{
     error_text, profile,
     store::{Deadline, PrefixStore, Store},
 };
+
+/// The operation in errors, and the name of its range in profiles.
+const GROW: &str = "grow";
 
 /// The key of the unique id in the new group's part of the store.
 const UNIQUE_ID: &str = "grow/unique_id";
@@ -59,28 +62,31 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Joined`] if this group was joined from PyTorch.
-    /// - [`GroupError::Comm`] with [`CommError::Missing`] if NCCL is older than 2.29.2, before NCCL is called; with
+    /// - [`GroupErrorKind::Joined`] if this group was joined from PyTorch.
+    /// - [`GroupErrorKind::Comm`] with [`CommError::Missing`] if NCCL is older than 2.29.2, before NCCL is called; with
     ///   [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] if the communicator is
     ///   suspended.
-    /// - [`GroupError::Setting`] if the builder's settings do not fit this group; [`GroupError::WorkTimeout`] if work
-    ///   of this member is not done by the builder's timeout.
-    /// - [`GroupError::Grow`] if the ranks are not the members of one group, followed by new ranks.
-    /// - [`GroupError::Absent`] with a new rank that dies before the processes of its host monitor each other. All
-    ///   other ranks get this error, within the longer of the builder's timeout and 15 s. [`GroupError::Lost`] if the
-    ///   new rank dies later.
-    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupError::Absent`], [`GroupError::Disagreement`],
-    ///   and [`GroupError::Unmade`] for a rank that could not take part. If NCCL fails or a rank is lost during the
-    ///   call, this group is unusable too, and all members must abort it.
+    /// - [`GroupErrorKind::Setting`] if the builder's settings do not fit this group; [`GroupErrorKind::WorkTimeout`]
+    ///   if work of this member is not done by the builder's timeout.
+    /// - [`GroupErrorKind::Grow`] if the ranks are not the members of one group, followed by new ranks.
+    /// - [`GroupErrorKind::Absent`] with a new rank that dies before the processes of its host monitor each other. All
+    ///   other ranks get this error, within the longer of the builder's timeout and 15 s. [`GroupErrorKind::Lost`] if
+    ///   the new rank dies later.
+    /// - Those of [`Builder::build`]. Nothing has changed after [`GroupErrorKind::Absent`],
+    ///   [`GroupErrorKind::Disagreement`], and [`GroupErrorKind::Unmade`] for a rank that could not take part. If NCCL
+    ///   fails or a rank is lost during the call, this group is unusable too, and all members must abort it.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, builder: Builder) -> Result<Self> {
-        const CALL: &str = "grow";
-        let _range = profile::range(CALL, &self.name, 0);
-        self.agrees(CALL)?;
+        self.in_call(GROW, self.grow_group(builder))
+    }
+
+    fn grow_group(&self, builder: Builder) -> Result<Self> {
+        let _range = profile::range(GROW, &self.name, 0);
+        self.agrees()?;
         self.counter.health.check()?;
         self.communicator.check_growth()?;
         if let Some(problem) = self.misfit(&builder) {
-            return Err(GroupError::Setting { group: builder.name, problem });
+            return Err(builder.call(GROW).error(GroupErrorKind::Setting { problem }));
         }
         if self.counter.health.check_work().is_ok() {
             self.quiesce(Deadline::after(builder.settings.time_limit()))?;
@@ -88,7 +94,8 @@ impl ProcessGroup {
         let host = self.host.as_ref().filter(|_| builder.store.is_none());
         let store = builder.store.clone().unwrap_or_else(|| self.root.clone());
         let builder = builder.rank(self.rank).context(self.context()).nccl(self.nccl()).store(store);
-        let group = builder.meet(Source::Grown(Some(self)))?;
+        let context = builder.call(GROW);
+        let group = builder.meet(Source::Grown(Some(self))).map_err(|error| context.error(error))?;
         Ok(match host {
             Some(host) => group.hosting_with(Some(host.store.clone()), host.grown.clone()),
             None => group,
@@ -118,10 +125,11 @@ impl Builder {
     ///
     /// # Errors
     /// As for [`ProcessGroup::grow`]. If `grow` fails on a member before it meets the others, or one side has another
-    /// name or epoch, this rank waits until its timeout. It then gets [`GroupError::Absent`] with all ranks that did
-    /// not come.
+    /// name or epoch, this rank waits until its timeout. It then gets [`GroupErrorKind::Absent`] with all ranks that
+    /// did not come.
     pub fn join_grown(self) -> Result<ProcessGroup> {
-        self.meet(Source::Grown(None))
+        let context = self.call("join_grown");
+        self.meet(Source::Grown(None)).map_err(|error| context.error(error))
     }
 }
 
@@ -134,13 +142,12 @@ impl GroupParts {
         setup: &MemberSetup<'_>,
         config: Config,
         deadline: Deadline,
-    ) -> Result<Communicator> {
+    ) -> KindResult<Communicator> {
         let pending = old.map(|old| old.counter.health.link_grown(&self.health));
         let all = Meeting {
             health: Some(&self.health),
             is_larger: false,
             job: &self.job,
-            group: &self.name,
             what: "the grown communicator",
             name: format!("{}grow", self.path),
             rank: self.ranks[self.rank],
@@ -148,7 +155,7 @@ impl GroupParts {
         };
         let records: Vec<(u32, Old)> =
             all.gather(old.map(|old| (old.id().to_string(), old.size())), deadline)?;
-        compare(&records).map_err(|problem| GroupError::Grow { group: self.name.to_string(), problem })?;
+        compare(&records).map_err(|problem| GroupErrorKind::Grow { problem })?;
         let deadline = follow_up(deadline);
         let all = all.part("the grown communicator", "make");
         let made = match Communicator::prepare(setup, self.ranks.len(), &self.config(config)) {
@@ -177,7 +184,7 @@ impl GroupParts {
             };
             let id = (self.rank == 0 || parent.is_none()).then_some(id);
             made.grow_from(parent, id, until, go_on).or_else(|error| match error {
-                GroupError::Comm(error) => self.health.explain_making(Err(error)),
+                GroupErrorKind::Comm(error) => self.health.explain_making(Err(error)),
                 error => Err(error),
             })
         });
@@ -202,8 +209,8 @@ fn wait_for_id(
     job: &PrefixStore,
     made: &Communicator,
     until: Deadline,
-    go_on: &mut dyn FnMut() -> Result<()>,
-) -> Result<UniqueId> {
+    go_on: &mut dyn FnMut() -> KindResult<()>,
+) -> KindResult<UniqueId> {
     const PAUSE: Duration = Duration::from_millis(5);
     while !job.check(&[UNIQUE_ID])? {
         go_on()?;

@@ -11,7 +11,9 @@ use std::{
 
 use bootstrap::runtime::Instant;
 
-use super::{GroupError, Path, Result, path::PathError, settings::EndCallback, work_monitor::WorkMonitor};
+use super::{
+    GroupErrorKind, KindResult, Path, path::PathError, settings::EndCallback, work_monitor::WorkMonitor,
+};
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
     error_text, peers,
@@ -20,7 +22,7 @@ use crate::{
     watch::{Trouble, WatchSignal},
 };
 
-/// The operation name in errors of checks on work.
+/// The call in communicators' errors of checks on work.
 const WAIT: &str = "a wait for work";
 
 /// The health of a group. Exists before the group has a communicator. The first trouble of a member, or an abort, ends
@@ -322,7 +324,7 @@ impl GroupHealth {
     /// # Errors
     /// The error of the trouble that ended the group; [`CommError::Closed`] after an abort or drop.
     #[inline]
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> KindResult<()> {
         match self.end.get() {
             None => Ok(()),
             Some(end) => Err(self.error(end)),
@@ -346,7 +348,7 @@ impl GroupHealth {
     ///
     /// # Errors
     /// Those of [`check`](Self::check); [`CommError::Revoked`].
-    pub(super) fn check_work(&self) -> Result<()> {
+    pub(super) fn check_work(&self) -> KindResult<()> {
         let was_left = self.was_left();
         if !was_left {
             self.check()?;
@@ -370,7 +372,7 @@ impl GroupHealth {
     ///
     /// # Errors
     /// [`PathError::GivenUp`] if the reason has not arrived within the time in which members report it.
-    pub(super) fn is_given_up(&self) -> Result<bool> {
+    pub(super) fn is_given_up(&self) -> KindResult<bool> {
         match self.given_up() {
             Some((seen, peer)) if seen.elapsed() >= self.patience() => Err(self.gave_up(peer)),
             seen => Ok(seen.is_some()),
@@ -390,10 +392,9 @@ impl GroupHealth {
     /// Returns the error for a member that has given up work on the path before completion, without reporting a reason
     /// in time. `peer` is its rank in the group.
     #[cold]
-    pub(super) fn gave_up(&self, peer: usize) -> GroupError {
+    pub(super) fn gave_up(&self, peer: usize) -> GroupErrorKind {
         let peer = self.ranks.get(peer).copied().unwrap_or(peer);
-        let (group, source) = (self.name.to_string(), Box::new(PathError::GivenUp { peer }));
-        GroupError::Path { operation: WAIT, group, source }
+        GroupErrorKind::Path { source: Box::new(PathError::GivenUp { peer }) }
     }
 
     /// Returns true if this rank is waiting for other members.

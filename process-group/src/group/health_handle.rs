@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::{Result, health::GroupHealth};
+use super::{Result, error::CallContext, health::GroupHealth};
 use crate::{comm::CommError, store::Deadline};
 
 /// Reports whether a group is still usable; see [`ProcessGroup::health_handle`](super::ProcessGroup::health_handle). The handle keeps no part
@@ -23,7 +23,9 @@ impl HealthHandle {
     /// # Errors
     /// Those of [`ProcessGroup::standing`](super::ProcessGroup::standing).
     pub fn check(&self) -> Result<()> {
-        self.0.upgrade().map_or(Ok(()), |health| health.check())
+        self.0.upgrade().map_or(Ok(()), |health| {
+            health.check().map_err(|error| CallContext::of_group(&health.name).error(error))
+        })
     }
 
     /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most

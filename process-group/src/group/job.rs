@@ -4,7 +4,7 @@ use std::fmt;
 
 use cuda_driver::{Context, Stream, StreamFlags};
 
-use super::{ProcessGroup, Result};
+use super::{ProcessGroup, Result, error::CallContext};
 use crate::store::Deadline;
 
 /// A rank of a job: the group of all ranks (the world) and a stream on the rank's device.
@@ -40,9 +40,10 @@ impl Job {
     /// Makes a job from a world that was built with a builder. Makes a stream on the world's device.
     ///
     /// # Errors
-    /// [`GroupError::Driver`](super::GroupError::Driver) if no stream can be made.
+    /// [`GroupErrorKind::Driver`](super::GroupErrorKind::Driver) if no stream can be made.
     pub fn new(world: ProcessGroup) -> Result<Self> {
-        let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)?;
+        let stream = Stream::new(world.context(), StreamFlags::NON_BLOCKING)
+            .map_err(|error| CallContext::of_group(&world.name).error(error))?;
         Ok(Self { world, stream })
     }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bootstrap::agreement::{Failure, PlainProtocol};
 
 use super::{
-    Disagreement, GroupError, Member, Result,
+    Disagreement, GroupErrorKind, KindResult, Member, Result,
     form::Readiness,
     health::GroupHealth,
     meeting::{Meeting, different_lists},
@@ -37,34 +37,34 @@ impl PlainProtocol for Join {
 /// Meets all ranks of a job, each with its record, and returns the members and the group's number. `health` is that of
 /// the group that grows, if any. The end of that group ends the wait.
 pub(super) fn join(
-    (group, health): (&str, Option<&Arc<GroupHealth>>),
+    health: Option<&Arc<GroupHealth>>,
     job: &PrefixStore,
     rank: usize,
     ranks: &[usize],
     record: Joining,
     deadline: Deadline,
-) -> Result<(Vec<Member>, u64)> {
+) -> KindResult<(Vec<Member>, u64)> {
     let (what, name) = ("the start of the group", "join".into());
-    let meeting = Meeting { health, is_larger: health.is_some(), job, group, what, name, rank, ranks };
+    let meeting = Meeting { health, is_larger: health.is_some(), job, what, name, rank, ranks };
     let agreed = match meeting.decide::<Join>(record, deadline) {
         Ok(Ok(records) | Err(records)) => member::agree(&records),
         Err(error) => Err(disagreement(&error).ok_or(error)?),
     };
-    agreed.map_err(|source| GroupError::Disagreement { group: group.to_owned(), source })
+    agreed.map_err(|source| GroupErrorKind::Disagreement { source })
 }
 
 /// Connects the processes of each host for a group that grows. All ranks succeed, or all get the same error: a new rank
 /// may die after [`join`], before other processes can notice that.
 pub(super) fn meet_grown_peers(
-    (group, health): (&str, Option<&Arc<GroupHealth>>),
+    health: Option<&Arc<GroupHealth>>,
     job: &PrefixStore,
     (rank, ranks): (usize, &[usize]),
     members: &[Member],
     heartbeat: Duration,
     deadline: Deadline,
-) -> Result<Peers> {
+) -> KindResult<Peers> {
     let (what, name) = ("the connection of the processes of a host", "join/peers".into());
-    let meeting = Meeting { health, is_larger: health.is_some(), job, group, what, name, rank, ranks };
+    let meeting = Meeting { health, is_larger: health.is_some(), job, what, name, rank, ranks };
     meeting.make(Readiness::ready(), deadline, |_, until, _| {
         Ok(Peers::meet(job, rank, members, heartbeat, until)?)
     })
@@ -72,12 +72,12 @@ pub(super) fn meet_grown_peers(
 
 /// Converts an error of the agreement to a disagreement, if it reports different lists of ranks or an unreadable
 /// record.
-fn disagreement(error: &GroupError) -> Option<Disagreement> {
+fn disagreement(error: &GroupErrorKind) -> Option<Disagreement> {
     if let Some([(rank, list), (other, other_list)]) = different_lists(error) {
         let (size, other_size) = (list.len(), other_list.len());
         return Some(Disagreement::WorldSize { rank, size, other, other_size });
     }
-    let GroupError::NotAgreed { source, .. } = error else { return None };
+    let GroupErrorKind::NotAgreed { source, .. } = error else { return None };
     let Failure::Unreadable { rank, cause } = &**source else { return None };
     Some(Disagreement::Record { rank: *rank as usize, problem: cause.clone() })
 }

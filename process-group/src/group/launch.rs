@@ -11,10 +11,13 @@ use std::{panic::Location, slice};
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Batch, Buffer, GroupError, ProcessGroup, Result, Work, preflight::is_collective, work::Blank};
+use super::{
+    Batch, Buffer, GroupError, GroupErrorKind, KindResult, ProcessGroup, Result, Work, error::CallContext,
+    preflight::is_collective, work::Blank,
+};
 use crate::{
     BoxedResult,
-    comm::{ArgumentError, CommError, Given, Op, Primitive, ReduceOp, refuse_inside_group},
+    comm::{CommError, Given, Op, Primitive, ReduceOp, refuse_inside_group},
     graph_memory,
     operation::Operation,
     profile,
@@ -126,6 +129,9 @@ impl From<Buffer> for Given {
     }
 }
 
+/// The operation in errors of [`ProcessGroup::track_graph_launch`].
+const TRACK_GRAPH_LAUNCH: &str = "track_graph_launch";
+
 impl ProcessGroup {
     #[inline(always)]
     pub(super) fn ops(&self) -> Ops {
@@ -139,10 +145,27 @@ impl ProcessGroup {
     #[inline(always)]
     pub(super) unsafe fn alone(
         &self,
-        mut op: Op,
+        op: Op,
         stream: &Stream,
         site: &'static Location<'static>,
     ) -> Result<Work> {
+        let operation = op.call;
+        // SAFETY: the caller's contract.
+        let launched = unsafe { self.launch_alone(op, stream, site) };
+        launched.map_err(|error| self.not_launched(operation, error))
+    }
+
+    /// Like [`alone`](Self::alone). The error does not name the call.
+    ///
+    /// # Safety
+    /// As for [`alone`](Self::alone).
+    #[inline(always)]
+    unsafe fn launch_alone(
+        &self,
+        mut op: Op,
+        stream: &Stream,
+        site: &'static Location<'static>,
+    ) -> BoxedResult<Work, GroupErrorKind> {
         let operation = op.call;
         // Inside an open NCCL group, the operation would be launched after the event that marks its
         // completion.
@@ -156,7 +179,13 @@ impl ProcessGroup {
         let is_message = op.primitive.is_message();
         // SAFETY: the caller upholds the operation's contract. `check_op` has checked the op.
         let launched = unsafe { self.launch_op(op, operation, is_message, stream, site) };
-        launched.map_err(|error| health.reason(*error))
+        launched.map_err(|error| Box::new(health.reason(*error)))
+    }
+
+    /// Adds the group and the operation to the error of a launch.
+    #[cold]
+    fn not_launched(&self, operation: Operation, error: Box<GroupErrorKind>) -> GroupError {
+        CallContext::of_call(&self.name, operation.name()).error(error)
     }
 
     /// Launches the ops that `queue` adds to a batch, together and as one `operation`.
@@ -167,40 +196,36 @@ impl ProcessGroup {
         stream: &Stream,
         queue: impl FnOnce(&Batch<'_>) -> Result<()>,
     ) -> Result<Work> {
-        // See `alone` for the reason.
-        refuse_inside_group(operation.name())?;
         let batch = Batch::new(self, stream);
-        queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error))?;
-        batch.launch(operation)
+        // See `launch_alone` for the reason.
+        let allowed = refuse_inside_group(operation.name()).map_err(GroupError::from);
+        let queued = allowed.and_then(|()| {
+            queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error.kind()))
+        });
+        self.in_call(operation.name(), queued.and_then(|()| Ok(batch.launch(operation)?)))
     }
 
     /// Checks the op's arguments and buffers, as far as this rank can without the others. Records the window
     /// positions of the buffers in the op.
     #[inline(always)]
-    pub(super) fn check_op(&self, op: &mut Op, stream: &Stream) -> BoxedResult<(), GroupError> {
+    pub(super) fn check_op(&self, op: &mut Op, stream: &Stream) -> BoxedResult<(), GroupErrorKind> {
         self.communicator.check_op(op, stream, true).map_err(|error| self.refused_by_check(*error))?;
-        self.buffer_cache.look(&self.name, &self.communicator, op, stream)
+        self.buffer_cache.look(&self.communicator, op, stream)
     }
 
     #[cold]
-    fn refused_by_check(&self, error: CommError) -> Box<GroupError> {
+    fn refused_by_check(&self, error: CommError) -> Box<GroupErrorKind> {
         Box::new(match error {
-            CommError::Argument(source) => self.argument(source),
+            CommError::Argument(source) => GroupErrorKind::of_argument(source),
             other => other.into(),
         })
     }
 
-    /// Returns the group's error for an argument that was refused.
-    #[cold]
-    pub(super) fn argument(&self, source: ArgumentError) -> GroupError {
-        GroupError::Argument { group: self.name.to_string(), source }
-    }
-
     /// In checked mode, notifies the other members of an error in this rank's call. Returns the error.
     #[cold]
-    fn wrong(&self, operation: Operation, error: Box<GroupError>) -> GroupError {
+    fn wrong(&self, operation: Operation, error: Box<GroupErrorKind>) -> Box<GroupErrorKind> {
         self.refused(!operation.is_message(), &error);
-        *error
+        error
     }
 
     /// Launches a checked op as `operation`. `message` is true for a message outside a batch. The group's policy for
@@ -216,7 +241,7 @@ impl ProcessGroup {
         message: bool,
         stream: &Stream,
         site: &'static Location<'static>,
-    ) -> BoxedResult<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupErrorKind> {
         if op.primitive.is_message() && op.rank == self.rank || self.shared_settings.checked {
             self.examine(&[op], operation, site)?;
         }
@@ -224,8 +249,7 @@ impl ProcessGroup {
             // SAFETY: the caller upholds the contract of the op's operation.
             return unsafe { self.message_on_path(op, stream, site) };
         }
-        let channel =
-            if message { self.channel(op, stream)? } else { self.channel_of_all(operation, stream)? };
+        let channel = if message { self.channel(op, stream)? } else { self.channel_of_all(stream)? };
         let _range = profile::range(operation.name(), &self.name, op.bytes());
         let (mut entry, ops, log) = (LogEntry::new(site, None), slice::from_ref(&op), &self.counter.log);
         let call = Call::of(ops, self.size());
@@ -250,10 +274,10 @@ impl ProcessGroup {
         ops: &[Op],
         operation: Operation,
         site: &'static Location<'static>,
-    ) -> Result<()> {
+    ) -> KindResult<()> {
         self.ops()
             .to_oneself(ops)
-            .map_err(|source| self.argument(source))
+            .map_err(GroupErrorKind::of_argument)
             .inspect_err(|error| self.refused(is_collective(operation, ops), error))?;
         if self.shared_settings.checked { self.compare(ops, site) } else { Ok(()) }
     }
@@ -282,22 +306,30 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// The error that ended the group; [`GroupError::Argument`] for a stream of another device;
-    /// [`GroupError::Driver`].
+    /// The error that ended the group; [`GroupErrorKind::Argument`] for a stream of another device;
+    /// [`GroupErrorKind::Driver`].
     #[track_caller]
     pub fn track_graph_launch(&self, stream: &Stream) -> Result<Work> {
+        self.in_call(TRACK_GRAPH_LAUNCH, self.mark_graph_launch(stream, Location::caller()))
+    }
+
+    fn mark_graph_launch(
+        &self,
+        stream: &Stream,
+        site: &'static Location<'static>,
+    ) -> BoxedResult<Work, GroupErrorKind> {
         let health = &self.counter.health;
         health.check()?;
         // The stream is checked before the call is counted. A call that is counted and then fails would make this
         // rank's count differ from the other members'.
         self.communicator
-            .check_stream("track_graph_launch", stream)
-            .map_err(|error| *self.refused_by_check(*error))?;
+            .check_stream(TRACK_GRAPH_LAUNCH, stream)
+            .map_err(|error| self.refused_by_check(*error))?;
         let blank = self.outstanding.blank(&self.marks, &self.counter, |_| ())?;
-        let entry = LogEntry::new(Location::caller(), None);
+        let entry = LogEntry::new(site, None);
         self.counter.log.count_graph_launch();
         let marked = self.commit(blank, entry, "graph", true, &[], stream);
-        marked.map_err(|error| health.reason(*error))
+        marked.map_err(|error| Box::new(health.reason(*error)))
     }
 
     /// Commits the enqueued `ops` to the log, and records an event after them on `stream`. `collective` is true if
@@ -311,7 +343,7 @@ impl ProcessGroup {
         collective: bool,
         ops: &[Op],
         stream: &Stream,
-    ) -> BoxedResult<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupErrorKind> {
         let log = &self.counter.log;
         let (sequence, span) = log.commit(entry, collective, ops);
         let work = blank.done(operation, sequence, stream, span)?;

@@ -16,7 +16,7 @@ use bootstrap::{
     wire::Wire,
 };
 
-use super::{GroupError, Result, health::GroupHealth};
+use super::{GroupErrorKind, KindResult, Result, health::GroupHealth};
 use crate::{
     error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
@@ -32,8 +32,6 @@ pub(super) struct Meeting<'a> {
     pub(super) is_larger: bool,
     /// The part of the store that the groups of a job share.
     pub(super) job: &'a PrefixStore,
-    /// The group's name.
-    pub(super) group: &'a str,
     /// The subject of the agreement as error messages name it, for example `the barrier`.
     pub(super) what: &'static str,
     /// The agreement's name in the store. Each name is used once.
@@ -55,15 +53,15 @@ impl Meeting<'_> {
     /// [`agreement::run`].
     ///
     /// # Errors
-    /// [`GroupError::Absent`], [`GroupError::NotAgreed`], [`GroupError::Store`], or the error that ended the group. If
-    /// the other members may have agreed and this rank cannot find out, the group ends with
-    /// [`GroupError::MemberFailed`].
+    /// [`GroupErrorKind::Absent`], [`GroupErrorKind::NotAgreed`], [`GroupErrorKind::Store`], or the error that ended
+    /// the group. If the other members may have agreed and this rank cannot find out, the group ends with
+    /// [`GroupErrorKind::MemberFailed`].
     pub(super) fn run<P: Protocol>(
         &self,
         record: P::Record,
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
-    ) -> Result<Result<P::Agreed, P::Refusal>> {
+    ) -> KindResult<Result<P::Agreed, P::Refusal>> {
         self.run_beside::<P>(record, deadline, act, &mut None)
     }
 
@@ -75,7 +73,7 @@ impl Meeting<'_> {
         deadline: Deadline,
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
         others: &mut Option<OtherMembers<P::Agreed>>,
-    ) -> Result<Result<P::Agreed, P::Refusal>> {
+    ) -> KindResult<Result<P::Agreed, P::Refusal>> {
         let goes_on = || {
             let Some((health, (rank, cause))) = self.health.and_then(|it| Some((it, it.ended_by()?))) else {
                 return Ok(());
@@ -111,7 +109,7 @@ impl Meeting<'_> {
         &self,
         record: P::Record,
         deadline: Deadline,
-    ) -> Result<Result<P::Agreed, P::Refusal>> {
+    ) -> KindResult<Result<P::Agreed, P::Refusal>> {
         self.run::<P>(record, deadline, |plan, _, _| match *plan {})
     }
 
@@ -125,7 +123,7 @@ impl Meeting<'_> {
         record: P::Record,
         deadline: Deadline,
         others: &mut Option<OtherMembers<P::Agreed>>,
-    ) -> Result<Result<P::Agreed, P::Refusal>> {
+    ) -> KindResult<Result<P::Agreed, P::Refusal>> {
         self.run_beside::<P>(record, deadline, |plan, _, _| match *plan {}, others)
     }
 
@@ -134,15 +132,23 @@ impl Meeting<'_> {
     ///
     /// # Errors
     /// As for [`run`](Self::run).
-    pub(super) fn gather<R: Wire + 'static>(&self, record: R, deadline: Deadline) -> Result<Vec<(u32, R)>> {
+    pub(super) fn gather<R: Wire + 'static>(
+        &self,
+        record: R,
+        deadline: Deadline,
+    ) -> KindResult<Vec<(u32, R)>> {
         let Ok(records) = self.decide::<Gather<R>>(record, deadline)?;
         Ok(records)
     }
 
     /// Converts the ending of an unsuccessful agreement. A refusal becomes `Ok(Err(..))`, every other ending an error.
-    fn failed<P: Protocol, T>(&self, failed: Failed<P>, deadline: Deadline) -> Result<Result<T, P::Refusal>> {
+    fn failed<P: Protocol, T>(
+        &self,
+        failed: Failed<P>,
+        deadline: Deadline,
+    ) -> KindResult<Result<T, P::Refusal>> {
         let Failed { ending, store, .. } = failed;
-        let (group, meeting, at) = (self.group.to_owned(), self.what, self.name.clone());
+        let (meeting, at) = (self.what, self.name.clone());
         Err(match ending {
             Ending::Refused(refusal) => return Ok(Err(refusal)),
             Ending::Failed(Failure::Absent { missing, circle, .. }) if circle.is_empty() => {
@@ -152,7 +158,7 @@ impl Meeting<'_> {
                 StoreError::RankTaken { rank: rank as usize, at }.into()
             }
             Ending::Failed(Failure::Left { rank, cause }) => self.given_up(rank as usize, cause),
-            Ending::Failed(failure) => GroupError::NotAgreed { group, meeting, source: Box::new(failure) },
+            Ending::Failed(failure) => GroupErrorKind::NotAgreed { meeting, source: Box::new(failure) },
             other => {
                 let unusable = || {
                     let problem = "does another program use its keys?";
@@ -166,7 +172,7 @@ impl Meeting<'_> {
 
     /// Ends the group because this rank cannot do its part of an agreement that the other members may have reached.
     /// Returns the error that ended the group.
-    fn in_doubt(&self, error: GroupError) -> GroupError {
+    fn in_doubt(&self, error: GroupErrorKind) -> GroupErrorKind {
         let Some(health) = self.health else { return error };
         // If another member has ended the group, its reason is the cause of `error`.
         let error = health.cause(error);
@@ -177,9 +183,8 @@ impl Meeting<'_> {
     }
 
     /// Returns the error for members that did not come to the agreement. `ranks` are their ranks of the job.
-    pub(super) fn absent(&self, ranks: Vec<u32>, deadline: Deadline) -> GroupError {
-        GroupError::Absent {
-            group: self.group.to_owned(),
+    pub(super) fn absent(&self, ranks: Vec<u32>, deadline: Deadline) -> GroupErrorKind {
+        GroupErrorKind::Absent {
             ranks: ranks.into_iter().map(|rank| rank as usize).collect(),
             size: self.ranks.len(),
             meeting: self.what,
@@ -189,15 +194,15 @@ impl Meeting<'_> {
 
     /// Returns the error for a member that has left the group. `rank` is its rank of the job, `cause` the reason that
     /// it published.
-    pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupError {
+    pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupErrorKind {
         StoreError::GivenUp { rank, at: self.name.clone(), cause }.into()
     }
 }
 
 /// If an agreement failed because its members had different member lists, returns two such members with their lists.
 /// All ranks are ranks of the job.
-pub(super) fn different_lists(error: &GroupError) -> Option<[(usize, &[u32]); 2]> {
-    let GroupError::NotAgreed { source, .. } = error else { return None };
+pub(super) fn different_lists(error: &GroupErrorKind) -> Option<[(usize, &[u32]); 2]> {
+    let GroupErrorKind::NotAgreed { source, .. } = error else { return None };
     let Failure::Members { lists } = &**source else { return None };
     let [one, other] = &lists.entries[..] else { return None };
     Some([(*one.ranks.first()? as usize, &one.value), (*other.ranks.first()? as usize, &other.value)])

@@ -6,7 +6,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `builder`, `source`, `store_keys`, `environment`, `join`, `group_parts`, `shared_settings` | building a group of ranks |
-//! | `error`, `causes` | errors of groups, and what they report |
+//! | `error`, `error_kind`, `causes` | the error of a group's calls; why a call failed; the data of such errors |
 //! | `settings` | settings that each group may have of its own |
 //! | `torch` | joining a group of PyTorch's ranks |
 //! | `meeting` | agreements among the members |
@@ -49,6 +49,7 @@ mod doubt;
 mod end;
 mod environment;
 mod error;
+mod error_kind;
 mod explain;
 mod form;
 mod group_parts;
@@ -97,6 +98,8 @@ pub use causes::{Misplaced, PathError, ShrinkError, TorchError};
 pub use counter::{Enqueued, MessageCounts, enqueued_on};
 pub use environment::Environment;
 pub use error::{GroupError, Result};
+pub use error_kind::GroupErrorKind;
+use error_kind::KindResult;
 pub use health_handle::HealthHandle;
 pub use id::GroupId;
 pub use job::Job;

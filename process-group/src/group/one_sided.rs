@@ -5,8 +5,11 @@ use std::panic::Location;
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Batch, Buffer, ProcessGroup, Result, Work};
+use super::{Batch, Buffer, KindResult, ProcessGroup, Result, Work};
 use crate::{comm::CommError, profile, store::Deadline};
+
+/// The operation in errors, and the name of its range in profiles.
+const PREPARE: &str = "prepare_one_sided";
 
 /// One-sided operations: a member writes into another member's window, and the other member only waits for a
 /// signal. Require NCCL 2.29 and a driver of CUDA 12.5 or newer. [`sequence`](Self::sequence) does not count
@@ -33,16 +36,21 @@ impl ProcessGroup {
     /// members decide whether they are supported. Collective. A lazy group is connected first.
     ///
     /// # Errors
-    /// - [`GroupError::Comm`](super::GroupError::Comm) with the reason if one-sided operations are not
+    /// - [`GroupErrorKind::Comm`](super::GroupErrorKind::Comm) with the reason if one-sided operations are not
     ///   supported. The reason is the same on every member, unless it lies in one member's environment.
     /// - The errors of [`connect`](Self::connect) and of the communicator's method;
-    ///   [`GroupError::Lost`](super::GroupError::Lost); [`GroupError::Joined`](super::GroupError::Joined).
+    ///   [`GroupErrorKind::Lost`](super::GroupErrorKind::Lost);
+    ///   [`GroupErrorKind::Joined`](super::GroupErrorKind::Joined).
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {
-        let _range = profile::range("prepare_one_sided", &self.name, 0);
-        self.agrees("prepare_one_sided")?;
+        self.in_call(PREPARE, self.prepare_one_sided_by(deadline))
+    }
+
+    fn prepare_one_sided_by(&self, deadline: Deadline) -> KindResult<()> {
+        let _range = profile::range(PREPARE, &self.name, 0);
+        self.agrees()?;
         self.counter.health.check()?;
         self.windows_supported().map_err(CommError::from)?;
-        self.connect(deadline)?;
+        self.connect_by(deadline)?;
         let prepared = self.communicator.prepare_one_sided(deadline);
         self.counter.health.explain(prepared.map_err(Into::into))
     }
@@ -52,8 +60,9 @@ impl ProcessGroup {
     /// [`Communicator::put_signal`](crate::comm::Communicator::put_signal).
     ///
     /// # Errors
-    /// [`GroupError::Comm`](super::GroupError::Comm), [`GroupError::Driver`](super::GroupError::Driver),
-    /// [`GroupError::Lost`](super::GroupError::Lost).
+    /// [`GroupErrorKind::Comm`](super::GroupErrorKind::Comm),
+    /// [`GroupErrorKind::Driver`](super::GroupErrorKind::Driver),
+    /// [`GroupErrorKind::Lost`](super::GroupErrorKind::Lost).
     ///
     /// # Safety
     /// As for [`Communicator::put_signal`](crate::comm::Communicator::put_signal).

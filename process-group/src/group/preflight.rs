@@ -14,7 +14,7 @@ use bootstrap::{
     wire::{wire_enum, wire_struct},
 };
 
-use super::{GroupError, Misplaced, ProcessGroup, Result};
+use super::{GroupErrorKind, KindResult, Misplaced, ProcessGroup, Result};
 use crate::{
     comm::{Op, Primitive, ReduceOp},
     messages,
@@ -46,7 +46,7 @@ struct Comparison;
 /// Calls that do not match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mismatch {
-    /// See [`GroupError::CallsDiffer`].
+    /// See [`GroupErrorKind::CallsDiffer`].
     Calls {
         rank: usize,
         call: String,
@@ -210,10 +210,10 @@ impl ProcessGroup {
     /// of the peer.
     ///
     /// # Errors
-    /// [`GroupError::CallsDiffer`] or [`GroupError::SymmetricOffsetMismatch`], the same on all members of the
-    /// comparison. [`GroupError::Absent`] with the members that did not come. [`GroupError::NotAgreed`] if the absent
-    /// members wait for this member in another call. The error that ended the group.
-    pub(super) fn compare(&self, ops: &[Op], site: &'static Location<'static>) -> Result<()> {
+    /// [`GroupErrorKind::CallsDiffer`] or [`GroupErrorKind::SymmetricOffsetMismatch`], the same on all members of the
+    /// comparison. [`GroupErrorKind::Absent`] with the members that did not come. [`GroupErrorKind::NotAgreed`] if the
+    /// absent members wait for this member in another call. The error that ended the group.
+    pub(super) fn compare(&self, ops: &[Op], site: &'static Location<'static>) -> KindResult<()> {
         let site = format!("{}:{}", site.file(), site.line());
         // One-sided operations have no matching call on the other rank.
         let ops: Vec<_> = ops.iter().filter(|op| !op.primitive.is_one_sided()).copied().collect();
@@ -237,8 +237,8 @@ impl ProcessGroup {
 
     /// In checked mode, reports to the other members, which are about to make the same call, that this rank's call is
     /// invalid. Does nothing for messages, because the peer may be the invalid argument.
-    pub(super) fn refused(&self, is_collective: bool, error: &GroupError) {
-        if self.shared_settings.checked && is_collective && self.standing().is_ok() {
+    pub(super) fn refused(&self, is_collective: bool, error: &GroupErrorKind) {
+        if self.shared_settings.checked && is_collective && !self.counter.health.is_over() {
             let record =
                 CallRecord { collectives: vec![format!("nothing ({error})")], ..CallRecord::default() };
             // The result is ignored: the caller returns this rank's own error.
@@ -247,17 +247,16 @@ impl ProcessGroup {
     }
 
     /// Compares `record` with the records of the other members of `ranks`, which are ranks of the job.
-    fn meet(&self, name: &str, ranks: &[usize], record: CallRecord) -> Result<()> {
+    fn meet(&self, name: &str, ranks: &[usize], record: CallRecord) -> KindResult<()> {
         let meeting = self.meeting_of("a checked call", &format!("checked/{name}"), ranks);
         let record = CallRecord { place: self.rank, ..record };
         let Err(mismatch) = meeting.decide::<Comparison>(record, self.timeout())? else { return Ok(()) };
-        let group = self.name.to_string();
         Err(match mismatch {
             Mismatch::Calls { rank, call, other, other_call } => {
-                GroupError::CallsDiffer { group, rank, call, other, other_call }
+                GroupErrorKind::CallsDiffer { rank, call, other, other_call }
             }
             Mismatch::Places(misplaced) => {
-                GroupError::SymmetricOffsetMismatch { group, misplaced: misplaced.into() }
+                GroupErrorKind::SymmetricOffsetMismatch { misplaced: misplaced.into() }
             }
         })
     }

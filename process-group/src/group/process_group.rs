@@ -10,11 +10,12 @@ use std::{
 use cuda_driver::Context;
 
 use super::{
-    GroupError, GroupId, Member, Result, Startup, Work,
+    GroupError, GroupErrorKind, GroupId, KindResult, Member, Result, Startup, Work,
     buffer_cache::BufferCache,
     connection::Connection,
     counter::Counter,
     end::Membership,
+    error::CallContext,
     health_handle::HealthHandle,
     hosted::Hosted,
     meeting::{Attempts, Meeting},
@@ -87,6 +88,9 @@ pub struct ProcessGroup {
     pub(super) buffer_cache: BufferCache,
 }
 
+/// The operation in errors of [`destroy`](ProcessGroup::destroy), and the name of its range in profiles.
+const DESTROY: &str = "destroy";
+
 /// Called with each communicator that a group makes; see [`Builder::follow`](super::Builder::follow).
 pub(super) type Follower = Arc<dyn Fn(&Communicator) -> comm::Result<()> + Send + Sync>;
 
@@ -157,7 +161,7 @@ impl ProcessGroup {
 
     /// Returns the group's communicator. Work that is enqueued on it directly is not counted in
     /// [`sequence`](Self::sequence). The communicator of a [lazy](super::Builder::lazy) group refuses every call
-    /// with [`CommError::Unmade`] until the group is
+    /// with [`CommError::Unmade`](crate::comm::CommError::Unmade) until the group is
     /// [connected](Self::connect).
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
@@ -212,12 +216,13 @@ impl ProcessGroup {
     /// the group.
     ///
     /// # Errors
-    /// The error that ended the group, for example [`GroupError::Lost`], [`GroupError::Overdue`],
-    /// [`GroupError::CollectiveDiverged`] or [`GroupError::MemberFailed`]. [`GroupError::Comm`] for an
+    /// The error that ended the group, for example [`GroupErrorKind::Lost`], [`GroupErrorKind::Overdue`],
+    /// [`GroupErrorKind::CollectiveDiverged`] or [`GroupErrorKind::MemberFailed`]. [`GroupErrorKind::Comm`] for an
     /// asynchronous error on this rank, which ends the group.
     pub fn check(&self) -> Result<()> {
-        self.counter.health.check()?;
-        self.counter.health.check_background()
+        let health = &self.counter.health;
+        let checked = health.check().and_then(|()| health.check_background());
+        checked.map_err(|error| CallContext::of_group(&self.name).error(error))
     }
 
     /// Returns `Ok` while the group is usable, as far as this process knows. Unlike [`check`](Self::check),
@@ -227,7 +232,7 @@ impl ProcessGroup {
     /// # Errors
     /// As for [`check`](Self::check), except errors that were not noticed yet.
     pub fn standing(&self) -> Result<()> {
-        self.counter.health.check()
+        self.counter.health.check().map_err(|error| CallContext::of_group(&self.name).error(error))
     }
 
     /// Returns a handle for [`standing`](Self::standing) that may outlive the group.
@@ -243,13 +248,13 @@ impl ProcessGroup {
     /// first of their deadlines passes, also those with a later deadline.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] with the members that did not come, the same on every member that came.
-    /// - [`GroupError::NotAgreed`] with the circle, if the absent members wait for this member in another
+    /// - [`GroupErrorKind::Absent`] with the members that did not come, the same on every member that came.
+    /// - [`GroupErrorKind::NotAgreed`] with the circle, if the absent members wait for this member in another
     ///   call.
-    /// - [`GroupError::Lost`]; [`GroupError::Joined`].
+    /// - [`GroupErrorKind::Lost`]; [`GroupErrorKind::Joined`].
     pub fn barrier(&self, deadline: Deadline) -> Result<()> {
-        self.agrees("barrier")?;
-        self.meeting("the barrier", "barrier").gather((), deadline).map(drop)
+        let met = self.agrees().and_then(|()| self.meeting("the barrier", "barrier").gather((), deadline));
+        self.in_call("barrier", met.map(drop))
     }
 
     /// Like [`barrier`](Self::barrier), and checks that all members have called the same collectives so far.
@@ -259,19 +264,20 @@ impl ProcessGroup {
     /// an epoch.
     ///
     /// # Errors
-    /// - [`GroupError::CollectiveDiverged`] with the members whose calls differ. This ends the group on all
+    /// - [`GroupErrorKind::CollectiveDiverged`] with the members whose calls differ. This ends the group on all
     ///   members.
     /// - Those of [`barrier`](Self::barrier).
     #[track_caller]
     pub fn compare_calls(&self, deadline: Deadline) -> Result<()> {
         const CALL: &str = "compare_calls";
-        self.agrees(CALL)?;
-        self.compare_with_members(CALL, Location::caller(), deadline)
+        let site = Location::caller();
+        let compare = |()| self.compare_with_members(CALL, site, deadline);
+        self.in_call(CALL, self.agrees().and_then(compare))
     }
 
     /// Compares the calls of all members for the method `call`, which was called at `site`. Members whose work was
     /// revoked are left out, because each of them may have stopped at another call.
-    fn compare_with_members(&self, call: &str, site: &Location<'_>, deadline: Deadline) -> Result<()> {
+    fn compare_with_members(&self, call: &str, site: &Location<'_>, deadline: Deadline) -> KindResult<()> {
         let health = &self.counter.health;
         let last = health.monitor().and_then(|monitor| monitor.rolling().last()).unwrap_or_default();
         let record = (!health.is_revoked()).then(|| (last, format!("{}:{}", site.file(), site.line())));
@@ -291,7 +297,7 @@ impl ProcessGroup {
     /// are not included, unless marked with [`track_graph_launch`](Self::track_graph_launch).
     ///
     /// # Errors
-    /// [`GroupError::WorkTimeout`] with the first operation that is not done; [`GroupError::Comm`]
+    /// [`GroupErrorKind::WorkTimeout`] with the first operation that is not done; [`GroupErrorKind::Comm`]
     /// for an asynchronous error.
     pub fn quiesce(&self, deadline: Deadline) -> Result<()> {
         self.outstanding.latest().iter().try_for_each(|work| work.wait_until(deadline))
@@ -303,13 +309,14 @@ impl ProcessGroup {
     /// # Errors
     /// Those of [`Work::wait_until`].
     pub fn wait(&self, work: &Work, deadline: Deadline, patience: Duration) -> Result<()> {
-        match work.wait_until(deadline) {
-            Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress: None }) => {
+        let waited = work.done_by(deadline).map_err(|error| match error {
+            GroupErrorKind::WorkTimeout { waited, progress: None } => {
                 let progress = self.progress(Deadline::after(patience)).ok().map(Box::new);
-                Err(GroupError::WorkTimeout { operation, sequence, group, waited, progress })
+                GroupErrorKind::WorkTimeout { waited, progress }
             }
-            waited => waited,
-        }
+            error => error,
+        });
+        work.in_call(waited)
     }
 
     /// Returns the progress and the last call of every member, which it asks through the store. On each
@@ -318,9 +325,10 @@ impl ProcessGroup {
     /// store. [`observe`](Self::observe) asks from a process that is not a member.
     ///
     /// # Errors
-    /// [`GroupError::Store`].
+    /// [`GroupErrorKind::Store`].
     pub fn progress(&self, deadline: Deadline) -> Result<Progress> {
-        Ok(self.progress_rpc.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline)?)
+        let asked = self.progress_rpc.ask(&self.id().to_string(), &self.name, &self.global_ranks(), deadline);
+        self.in_call("progress", asked)
     }
 
     /// Attaches the store that this rank hosts for the group, if any.
@@ -351,7 +359,7 @@ impl ProcessGroup {
     }
 
     /// Ends the group on all members, because state that the members share has failed on this rank. From then
-    /// on each member gets [`GroupError::MemberFailed`] with this rank and `reason`, also from
+    /// on each member gets [`GroupErrorKind::MemberFailed`] with this rank and `reason`, also from
     /// [`check`](Self::check). Does not block: the communicators are aborted in the background, and the other
     /// members learn the reason through the store.
     ///
@@ -365,8 +373,9 @@ impl ProcessGroup {
     /// to leave the store, so that they do not see the store close. Destroy subgroups before their parent,
     /// because its end may close the store that they use.
     ///
-    /// The members compare their calls first, as in [`compare_calls`](Self::compare_calls), unless the store has failed.
-    /// A member that waits for a call of another member that has called `destroy` gets [`GroupError::Left`].
+    /// The members compare their calls first, as in [`compare_calls`](Self::compare_calls), unless the store has
+    /// failed. A member that waits for a call of another member that has called `destroy` gets
+    /// [`GroupErrorKind::Left`].
     ///
     /// An [adopted](Communicator::adopt) communicator is not destroyed. It is
     /// [released](Communicator::release) to its owner, once the work of all members is done.
@@ -376,16 +385,21 @@ impl ProcessGroup {
     /// of [`quiesce`](Self::quiesce) and [`Communicator::release`].
     #[track_caller]
     pub fn destroy(self, deadline: Deadline) -> Result<()> {
+        let context = CallContext::of_call(&self.name, DESTROY);
+        self.destroy_group(Location::caller(), deadline).map_err(|error| context.error(error))
+    }
+
+    fn destroy_group(self, site: &Location<'_>, deadline: Deadline) -> Result<()> {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-        let (site, _range) = (Location::caller(), profile::range("destroy", &self.name, 0));
+        let _range = profile::range(DESTROY, &self.name, 0);
         self.counter.health.check()?;
         // NCCL waits for its own work, so only work on a path needs this wait. Revoked work needs none.
         if self.messages.are_on_path() && self.counter.health.check_work().is_ok() {
             self.quiesce(deadline)?;
         }
-        let compared = |group: &Self| group.compare_with_members("destroy", site, deadline);
+        let compared = |group: &Self| group.compare_with_members(DESTROY, site, deadline);
         if self.communicator.is_adopted() {
-            self.agrees("destroy")?;
+            self.agrees()?;
             self.quiesce(deadline)?;
             self.counter.health.announce_destruction();
             // Nothing else waits for the other members, and their work may use this rank's windows.
@@ -394,8 +408,8 @@ impl ProcessGroup {
             self.counter.health.announce_destruction();
             match (!self.has_strangers()).then(|| compared(&self)) {
                 // A group can be used, and so destroyed, after its store has failed.
-                Some(Err(GroupError::Store(_))) if !self.counter.health.is_over() => {}
-                Some(Err(error)) => return Err(error),
+                Some(Err(GroupErrorKind::Store(_))) if !self.counter.health.is_over() => {}
+                Some(Err(error)) => return Err(error.into()),
                 _ => {}
             }
         }
@@ -406,7 +420,7 @@ impl ProcessGroup {
         let messages = Communicator::destroy_together(messages.into_communicators(rank), deadline);
         let destroyed =
             messages.into_iter().chain([communicator.release(deadline)]).collect::<comm::Result<()>>();
-        counter.health.explain(destroyed.map_err(GroupError::from))?;
+        counter.health.explain(destroyed.map_err(GroupErrorKind::from))?;
         membership.end();
         // Records the work that is done now, because its state is not queried again.
         outstanding.look();
@@ -426,7 +440,7 @@ impl ProcessGroup {
     pub fn abort(self, deadline: Deadline) -> Result<()> {
         let _range = profile::range("abort", &self.name, 0);
         let _ = self.counter.recorder.last_words();
-        Ok(self.counter.health.abort_all(deadline)?)
+        self.in_call("abort", self.counter.health.abort_all(deadline))
     }
 
     /// Returns true if some members do not use this crate. Such members publish no record, and take part in
@@ -435,12 +449,18 @@ impl ProcessGroup {
         self.members.len() < self.size()
     }
 
-    /// Returns [`GroupError::Joined`] if the group's members cannot make agreements.
-    pub(super) fn agrees(&self, operation: &'static str) -> Result<()> {
-        if self.has_strangers() {
-            return Err(GroupError::Joined { operation, group: self.name.to_string() });
-        }
-        Ok(())
+    /// Returns [`GroupErrorKind::Joined`] if the group's members cannot make agreements.
+    pub(super) fn agrees(&self) -> KindResult<()> {
+        if self.has_strangers() { Err(GroupErrorKind::Joined) } else { Ok(()) }
+    }
+
+    /// Adds the group and the operation to the error of a call. `operation` is the name of the public method.
+    pub(super) fn in_call<T>(
+        &self,
+        operation: &'static str,
+        result: Result<T, impl Into<GroupError>>,
+    ) -> Result<T> {
+        result.map_err(|error| CallContext::of_call(&self.name, operation).error(error))
     }
 
     /// Returns the next agreement of this kind among all members.
@@ -459,7 +479,6 @@ impl ProcessGroup {
             health: Some(&self.counter.health),
             is_larger: false,
             job: &self.job,
-            group: &self.name,
             what,
             name: format!("{}{}", self.path, self.attempts.next(kind)),
             rank: self.global_rank(),

@@ -69,10 +69,11 @@ macro_rules! operations {
             ///
             /// # Errors
             /// Lengths, types, ranks and addresses are checked before anything is enqueued:
-            /// [`GroupError::Argument`](super::GroupError::Argument),
-            /// [`GroupError::Buffer`](super::GroupError::Buffer).
-            /// [`GroupError::Comm`](super::GroupError::Comm) with NCCL's error. [`GroupError::Driver`](super::GroupError::Driver) if the work was enqueued, but
-            /// the event after it could not be recorded. If the group is over: the error that ended it.
+            /// [`GroupErrorKind::Argument`](super::GroupErrorKind::Argument),
+            /// [`GroupErrorKind::Buffer`](super::GroupErrorKind::Buffer).
+            /// [`GroupErrorKind::Comm`](super::GroupErrorKind::Comm) with NCCL's error.
+            /// [`GroupErrorKind::Driver`](super::GroupErrorKind::Driver) if the work was enqueued, but the event after
+            /// it could not be recorded. If the group is over: the error that ended it.
             ///
             /// # Safety
             /// Until the work is done, the buffers are device-accessible memory of the stated length, nothing
@@ -96,7 +97,7 @@ macro_rules! operations {
             /// of the stated length, nothing else writes memory that the operation reads, and nothing else
             /// accesses memory that the operation writes.
             pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
-                queue!($kind self, self.group.ops().$method($($argument),*))
+                queue!($kind self, Operation::$operation, self.group.ops().$method($($argument),*))
             }
         )*}
     };
@@ -114,11 +115,11 @@ macro_rules! launch {
 }
 
 macro_rules! queue {
-    (single $batch:expr, $op:expr) => {
+    (single $batch:expr, $operation:expr, $op:expr) => {
         $batch.queue($op)
     };
-    (list $batch:expr, $ops:expr) => {
-        $batch.queue_all($ops.map_err(|source| $batch.group.argument(source))?)
+    (list $batch:expr, $operation:expr, $ops:expr) => {
+        $batch.queue_all($operation, $ops)
     };
 }
 

@@ -9,7 +9,7 @@
 use {self::decision::RegistrationRecord, crate::error_text, crate::registration::Enlistment};
 
 use super::{
-    Builder, GroupSettings, Member, NotRegistered, ProcessGroup, RegistrationSupport, Result,
+    Builder, GroupSettings, KindResult, Member, NotRegistered, ProcessGroup, RegistrationSupport, Result,
     meeting::{Meeting, follow_up},
     registered::Registered,
 };
@@ -74,7 +74,7 @@ impl ProcessGroup {
         all: &Meeting<'_>,
         communicators: &[&Communicator],
         deadline: Deadline,
-    ) -> Result<Registered> {
+    ) -> KindResult<Registered> {
         match decide(&self.members) {
             Err(reason) => Ok(Registered::not(reason)),
             Ok(()) => self.register(all, communicators, follow_up(deadline)),
@@ -82,7 +82,7 @@ impl ProcessGroup {
     }
 
     #[cfg(not(feature = "registration"))]
-    fn register(&self, _: &Meeting<'_>, _: &[&Communicator], _: Deadline) -> Result<Registered> {
+    fn register(&self, _: &Meeting<'_>, _: &[&Communicator], _: Deadline) -> KindResult<Registered> {
         Ok(Registered::not(NotRegistered::NotBuilt { rank: self.global_rank() }))
     }
 
@@ -92,7 +92,7 @@ impl ProcessGroup {
         all: &Meeting<'_>,
         communicators: &[&Communicator],
         deadline: Deadline,
-    ) -> Result<Registered> {
+    ) -> KindResult<Registered> {
         let enlistment = Ok(Enlistment::new(communicators));
         let meeting = all.part("the registration of memory", "registration");
         Ok(match self.enlist(&meeting, enlistment, deadline)? {
@@ -114,7 +114,7 @@ impl ProcessGroup {
         meeting: &Meeting<'_>,
         enlistment: Result<Enlistment, String>,
         deadline: Deadline,
-    ) -> Result<Result<Enlistment, NotRegistered>> {
+    ) -> KindResult<Result<Enlistment, NotRegistered>> {
         let classes = enlistment.as_ref().map(Enlistment::classes).unwrap_or_default();
         let served = enlistment.and_then(|enlistment| match enlistment.serve(deadline) {
             Ok(()) => Ok(enlistment),

@@ -68,10 +68,10 @@ impl GroupSettings {
 
     /// Sets how long work may take, counted from when it is the oldest work of its stream, whether or not a thread
     /// waits for it (default: the [timeout](Self::timeout)). The same limit applies to calls on a [path](super::Path)
-    /// that do not return. When it passes, the group ends on every member with [`GroupError::Overdue`], which names the
-    /// ranks that have not joined the operation, and the flight recorders write their dumps. Work that a graph captured
-    /// is not watched, unless [`track_graph_launch`](super::ProcessGroup::track_graph_launch) marks the graph's
-    /// launches.
+    /// that do not return. When it passes, the group ends on every member with
+    /// [`GroupErrorKind::Overdue`](super::GroupErrorKind::Overdue), which names the ranks that have not joined the
+    /// operation, and the flight recorders write their dumps. Work that a graph captured is not watched, unless
+    /// [`track_graph_launch`](super::ProcessGroup::track_graph_launch) marks the graph's launches.
     pub fn work_timeout(self, timeout: Duration) -> Self {
         Self { work_timeout: Some(timeout), ..self }
     }
@@ -101,12 +101,15 @@ impl GroupSettings {
         Self { check_buffers: Some(check), ..self }
     }
 
-    /// Calls `callback` once, with the reason, when the group ends for one of these reasons: [`GroupError::Lost`],
-    /// [`GroupError::MemberFailed`] (an NCCL error, or [`ProcessGroup::fail`](super::ProcessGroup::fail)),
-    /// [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`], [`GroupError::MessagesDiffer`], or
-    /// [`GroupError::Left`] when another member has left the group. The callback is not called when this
-    /// rank destroys, drops or aborts the group. It is not called either when making the group fails, because the
-    /// caller then gets the error.
+    /// Calls `callback` once, with the reason, when the group ends for one of these reasons:
+    /// [`GroupErrorKind::Lost`](super::GroupErrorKind::Lost),
+    /// [`GroupErrorKind::MemberFailed`](super::GroupErrorKind::MemberFailed) (an NCCL error, or
+    /// [`ProcessGroup::fail`](super::ProcessGroup::fail)), [`GroupErrorKind::Overdue`](super::GroupErrorKind::Overdue),
+    /// [`GroupErrorKind::CollectiveDiverged`](super::GroupErrorKind::CollectiveDiverged),
+    /// [`GroupErrorKind::MessagesDiffer`](super::GroupErrorKind::MessagesDiffer), or
+    /// [`GroupErrorKind::Left`](super::GroupErrorKind::Left) when another member has left the group. The callback is
+    /// not called when this rank destroys, drops or aborts the group. It is not called either when making the group
+    /// fails, because the caller then gets the error.
     ///
     /// The callback runs on a thread of its own that holds no lock, so the callback may block, use the group and end
     /// the process. It runs concurrently with the abort of the communicators and the flight recorder's dump. A panic in

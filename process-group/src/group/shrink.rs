@@ -15,7 +15,7 @@ use bootstrap::{
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, GroupSettings, ProcessGroup, Result, ShrinkError,
+    GroupErrorKind, GroupId, GroupSettings, KindResult, ProcessGroup, Result, ShrinkError,
     group_parts::take_numbers,
     meeting::{Meeting, different_lists, follow_up, id},
 };
@@ -73,21 +73,24 @@ impl PlainProtocol for Shrink {
     }
 }
 
+/// The operation in errors, and the name of its range in profiles.
+const SHRINK: &str = "shrink";
+
 impl ProcessGroup {
     /// Makes a group of this group's members without the `excluded` ones, which are ranks of this group. The remaining
     /// members keep their order. Collective among the survivors, which all pass the same list; the lists are compared
     /// before anything is made. The excluded members do not call this method, and may have died. After
-    /// [`GroupError::Lost`] the survivors exclude the rank that the error names.
+    /// [`GroupErrorKind::Lost`] the survivors exclude the rank that the error names.
     ///
     /// A member is excluded only if all other survivors name it. If survivors name different members, because they know
     /// of different losses, nothing is made, and each gets both lists. A list that joins the two may exclude a
     /// member that is alive: exclude a member only after an error has named it as lost, or if the program gives it up.
     ///
     /// An excluded member that is alive may take part in a later shrink of this group, if the shrink without it was
-    /// [orderly](ShrinkMode::Orderly), the group had not ended, and a survivor of that shrink takes part in the later one
-    /// too. Otherwise the survivors may take the member for dead, or not know that the group is to be shrunk again.
-    /// In that case the member's next call of `shrink` fails with [`GroupError::Shrink`], so that the member learns of
-    /// the group that was made without it. Its call after that may take part again.
+    /// [orderly](ShrinkMode::Orderly), the group had not ended, and a survivor of that shrink takes part in the later
+    /// one too. Otherwise the survivors may take the member for dead, or not know that the group is to be shrunk again.
+    /// In that case the member's next call of `shrink` fails with [`GroupErrorKind::Shrink`], so that the member learns
+    /// of the group that was made without it. Its call after that may take part again.
     ///
     /// NCCL (from 2.27.3) shrinks the communicator if every survivor's communicator is usable. Otherwise the survivors
     /// make a new communicator over the store: for example after a loss, because a loss aborts the communicator, and
@@ -101,26 +104,26 @@ impl ProcessGroup {
     /// process at `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// ```no_run
-    /// # use process_group::{ProcessGroup, comm::ShrinkMode, group::GroupError};
+    /// # use process_group::{ProcessGroup, comm::ShrinkMode, group::{GroupError, GroupErrorKind}};
     /// # fn go_on(world: ProcessGroup, error: GroupError) -> Result<ProcessGroup, GroupError> {
-    /// let GroupError::Lost { rank, .. } = error else { return Err(error) };
-    /// let rest = world.shrink(&[rank], ShrinkMode::AfterFailure)?;
+    /// let GroupErrorKind::Lost { rank, .. } = error.kind() else { return Err(error) };
+    /// let rest = world.shrink(&[*rank], ShrinkMode::AfterFailure)?;
     /// world.abort(rest.timeout())?;
     /// # Ok(rest) }
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Argument`] for an invalid list, before this rank meets the other survivors.
-    /// - [`GroupError::Shrink`] if two survivors passed different lists, and [`GroupError::Absent`] with the survivors
-    ///   that did not come before the deadline, although they may be alive. Every survivor that came gets the same error.
-    ///   Nothing has changed, and all may try again. A member that comes after others have made a group without it, as
-    ///   described above, also gets [`GroupError::Shrink`].
-    /// - [`GroupError::Lost`] if another member has died, and must be excluded too.
+    /// - [`GroupErrorKind::Argument`] for an invalid list, before this rank meets the other survivors.
+    /// - [`GroupErrorKind::Shrink`] if two survivors passed different lists, and [`GroupErrorKind::Absent`] with the
+    ///   survivors that did not come before the deadline, although they may be alive. Every survivor that came gets the
+    ///   same error. Nothing has changed, and all may try again. A member that comes after others have made a group
+    ///   without it, as described above, also gets [`GroupErrorKind::Shrink`].
+    /// - [`GroupErrorKind::Lost`] if another member has died, and must be excluded too.
     /// - [`CommError::Closed`] if this group was aborted meanwhile, and
     ///   [`StoreError::GivenUp`](crate::store::StoreError::GivenUp) if another survivor aborted it.
     /// - [`StoreError::HostDied`](crate::store::StoreError::HostDied) if the process that hosts the store has died.
-    /// - [`GroupError::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupError::Comm`] for an
-    ///   error of NCCL.
+    /// - [`GroupErrorKind::WorkTimeout`], in an orderly shrink, for work that is not done. [`GroupErrorKind::Comm`] for
+    ///   an error of NCCL.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], mode: ShrinkMode) -> Result<Self> {
         self.shrink_with(excluded, mode, GroupSettings::new(), self.timeout())
@@ -138,11 +141,20 @@ impl ProcessGroup {
         settings: impl Into<GroupSettings>,
         deadline: Deadline,
     ) -> Result<Self> {
-        const CALL: &str = "shrink";
-        let _range = profile::range(CALL, &self.name, 0);
-        self.agrees(CALL)?;
+        self.in_call(SHRINK, self.shrink_group(excluded, mode, settings.into(), deadline))
+    }
+
+    fn shrink_group(
+        &self,
+        excluded: &[usize],
+        mode: ShrinkMode,
+        settings: GroupSettings,
+        deadline: Deadline,
+    ) -> Result<Self> {
+        let _range = profile::range(SHRINK, &self.name, 0);
+        self.agrees()?;
         let attempt = || self.meeting("the shrinking", "shrink");
-        let shared_settings = self.shared_settings.of_subgroup(settings.into());
+        let shared_settings = self.shared_settings.of_subgroup(settings);
         if let Err(error) = self.prepare_shrink(&shared_settings.own, excluded, mode, deadline) {
             // Count this attempt, because the other survivors count it too, and find this rank absent. Exception: if
             // the group has ended, the others may wait in this attempt for this rank's next call.
@@ -189,7 +201,7 @@ impl ProcessGroup {
             }
         };
         // This rank cannot know whether the others agreed. They may be about to shrink this group's communicator.
-        if let Err(GroupError::MemberFailed { rank, reason, .. }) = &agreed
+        if let Err(GroupErrorKind::MemberFailed { rank, reason, .. }) = &agreed
             && *rank == self.global_rank()
         {
             self.counter.health.fail(reason.clone());
@@ -224,9 +236,8 @@ impl ProcessGroup {
         mode: ShrinkMode,
         deadline: Deadline,
     ) -> Result<()> {
-        const CALL: &str = "shrink";
-        settings.check(CALL, self.nccl())?;
-        check_excluded(self.communicator.place(), CALL, excluded).map_err(|source| self.argument(source))?;
+        settings.check(SHRINK, self.nccl())?;
+        check_excluded(self.communicator.place(), SHRINK, excluded).map_err(GroupErrorKind::of_argument)?;
         if mode == ShrinkMode::AfterFailure {
             return Ok(());
         }
@@ -241,22 +252,26 @@ impl ProcessGroup {
     /// NCCL 2.28.7; see [`Communicator::revoke`](comm::Communicator::revoke).
     ///
     /// # Errors
-    /// [`GroupError::Lost`]; [`GroupError::Comm`] with the errors of
+    /// [`GroupErrorKind::Lost`]; [`GroupErrorKind::Comm`] with the errors of
     /// [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
+        self.in_call("revoke", self.revoke_work(deadline))
+    }
+
+    fn revoke_work(&self, deadline: Deadline) -> KindResult<()> {
         let health = &self.counter.health;
         health.check()?;
         self.nccl().api().require(Feature::REVOKE).map_err(CommError::from)?;
         // These checks come first, because a refused call must not give up any work.
         comm::refuse_inside_group("ncclCommRevoke")?;
         self.communicator.shared().refuse_adopted("ncclCommRevoke")?;
-        health.explain(self.communicator.check().map_err(GroupError::from))?;
+        health.explain(self.communicator.check().map_err(GroupErrorKind::from))?;
         // Called before NCCL revokes the work, because work that NCCL has given up looks done.
         health.revoke(deadline);
         let all = std::iter::once(&self.communicator).chain(self.messages.communicators());
         let revoked: Vec<_> = all.map(|communicator| communicator.revoke(deadline)).collect();
-        health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupError::from))
+        health.explain(revoked.into_iter().collect::<comm::Result<()>>().map_err(GroupErrorKind::from))
     }
 
     /// Returns true if this rank must skip the attempt of `others`, so that its next attempt has the number of their
@@ -270,9 +285,9 @@ impl ProcessGroup {
             && others.agreed.is_none_or(|view| view.is_intact)
     }
 
-    /// Converts the agreement's error for different member lists to [`GroupError::Shrink`]. Returns other errors
+    /// Converts the agreement's error for different member lists to [`GroupErrorKind::Shrink`]. Returns other errors
     /// unchanged.
-    fn differ(&self, error: GroupError) -> GroupError {
+    fn differ(&self, error: GroupErrorKind) -> GroupErrorKind {
         let Some([(rank, left), (other, other_left)]) = different_lists(&error) else { return error };
         let place = |rank| self.ranks.iter().position(|of_job| *of_job == rank).unwrap_or_default();
         let excluded = |left: &[u32]| -> Vec<usize> {
@@ -284,7 +299,7 @@ impl ProcessGroup {
             other: place(other),
             other_excluded: excluded(other_left),
         };
-        GroupError::Shrink { group: self.name.to_string(), source }
+        GroupErrorKind::Shrink { source }
     }
 }
 

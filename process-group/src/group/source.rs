@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nccl_sys::Feature;
 
-use super::{ProcessGroup, Result, health::GroupHealth};
+use super::{KindResult, ProcessGroup, health::GroupHealth};
 use crate::comm::{CommError, Communicator, Nccl};
 
 /// The origin of a group's communicator.
@@ -34,7 +34,7 @@ impl Source<'_> {
     }
 
     /// Checks that the library can make the communicator.
-    pub(super) fn check(&self, nccl: &Nccl) -> Result<()> {
+    pub(super) fn check(&self, nccl: &Nccl) -> KindResult<()> {
         if matches!(self, Self::Grown(_)) {
             nccl.api().require(Feature::GROW).map_err(CommError::from)?;
         }

@@ -4,12 +4,15 @@ use bootstrap::runtime::Instant;
 use nccl_sys::Feature;
 
 use super::{
-    GroupError, GroupId, GroupSettings, Placement, ProcessGroup, Request, Result,
+    GroupErrorKind, GroupId, GroupSettings, Placement, ProcessGroup, Request, Result,
     group_parts::take_numbers,
     meeting::follow_up,
     split_plan::{Split, SplitRecord},
 };
 use crate::{profile, store::Deadline};
+
+/// The operation in errors, and the name of its range in profiles.
+const SPLIT: &str = "split";
 
 impl ProcessGroup {
     /// Splits the group into subgroups, named `name[0]`, `name[1]` and so on. Collective: all members pass
@@ -34,16 +37,16 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Absent`], [`GroupError::NotAgreed`] and [`GroupError::Split`], the same on every
+    /// - [`GroupErrorKind::Absent`], [`GroupErrorKind::NotAgreed`] and [`GroupErrorKind::Split`], the same on every
     ///   member that came. Nothing has changed.
-    /// - [`GroupError::WorkTimeout`], and [`GroupError::Comm`] or [`GroupError::Store`] for an error that
+    /// - [`GroupErrorKind::WorkTimeout`], and [`GroupErrorKind::Comm`] or [`GroupErrorKind::Store`] for an error that
     ///   this member finds before it meets the others. The other members then find this member absent.
-    /// - [`GroupError::MemberFailed`] with this rank if the store failed while the others may have agreed.
+    /// - [`GroupErrorKind::MemberFailed`] with this rank if the store failed while the others may have agreed.
     ///   The group has ended.
-    /// - [`GroupError::Left`] if a member left this group meanwhile. On members that had already made the new
-    ///   group, the new group fails with [`GroupError::MemberFailed`].
-    /// - [`GroupError::Comm`] for an error of NCCL, after which this group's communicator may be poisoned.
-    /// - [`GroupError::Joined`].
+    /// - [`GroupErrorKind::Left`] if a member left this group meanwhile. On members that had already made the new
+    ///   group, the new group fails with [`GroupErrorKind::MemberFailed`].
+    /// - [`GroupErrorKind::Comm`] for an error of NCCL, after which this group's communicator may be poisoned.
+    /// - [`GroupErrorKind::Joined`].
     pub fn split(&self, name: &str, request: &Request) -> Result<Option<Self>> {
         self.split_with(name, request, GroupSettings::new(), self.timeout())
     }
@@ -61,16 +64,26 @@ impl ProcessGroup {
         settings: impl Into<GroupSettings>,
         deadline: Deadline,
     ) -> Result<Option<Self>> {
+        self.in_call(SPLIT, self.split_group(name, request, settings.into(), deadline))
+    }
+
+    fn split_group(
+        &self,
+        name: &str,
+        request: &Request,
+        settings: GroupSettings,
+        deadline: Deadline,
+    ) -> Result<Option<Self>> {
         // This rank returns its own errors before it meets the other members, which would otherwise wait for
         // this rank inside NCCL.
-        let _range = profile::range("split", &self.name, 0);
-        self.agrees("split")?;
+        let _range = profile::range(SPLIT, &self.name, 0);
+        self.agrees()?;
         let meeting = self.meeting("the split", "split");
         self.counter.health.check()?;
-        let shared_settings = self.shared_settings.of_subgroup(settings.into());
-        shared_settings.own.check("split", self.nccl())?;
+        let shared_settings = self.shared_settings.of_subgroup(settings);
+        shared_settings.own.check(SPLIT, self.nccl())?;
         let config = shared_settings.own.communicator();
-        self.refuse_suspended("split")?;
+        self.refuse_suspended(SPLIT)?;
         if !self.shared_settings.lazy {
             self.communicator.check()?;
         }
@@ -86,8 +99,7 @@ impl ProcessGroup {
         let began = Instant::now();
         let record = SplitRecord { request: request.clone(), name: name.to_owned(), number };
         let agreed = meeting.decide::<Split>(record, deadline)?;
-        let (plan, first) =
-            agreed.map_err(|source| GroupError::Split { group: self.name.to_string(), source })?;
+        let (plan, first) = agreed.map_err(|source| GroupErrorKind::Split { source })?;
         let met = began.elapsed();
         let deadline = follow_up(deadline);
         let placement = plan.placement(self.rank);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ProcessGroup, Result, process_group::SharedStore};
+use super::{ProcessGroup, Result, error::CallContext, process_group::SharedStore};
 use crate::{
     record::{self, Progress},
     store::{Deadline, PrefixStore},
@@ -33,8 +33,11 @@ impl ProcessGroup {
     /// an answer. Two seconds are enough for ranks that can answer.
     ///
     /// # Errors
-    /// [`GroupError::Store`] if the store fails, or with a time-out if the job does not exist.
+    /// [`GroupErrorKind::Store`](super::GroupErrorKind::Store) if the store fails, or with a time-out if the job does
+    /// not exist.
     pub fn observe(store: SharedStore, name: &str, epoch: u64, deadline: Deadline) -> Result<Vec<Progress>> {
-        Ok(record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline)?)
+        let asked = record::ask(own_part(&PrefixStore::new(FOLDER, store), name, epoch), deadline);
+        asked
+            .map_err(|error| CallContext::of_call(&name_of_epoch(name, epoch).into(), "observe").error(error))
     }
 }

@@ -2,15 +2,19 @@
 
 use nccl_sys::Feature;
 
-use super::{GroupError, ProcessGroup, Result, meeting::Meeting};
+use super::{GroupErrorKind, KindResult, ProcessGroup, Result, meeting::Meeting};
 use crate::{
     comm::{CommError, Communicator, refuse_inside_group},
     error_text, profile,
     store::{Deadline, StoreError},
 };
 
+/// The operations in errors, and the names of their ranges in profiles.
+const SUSPEND: &str = "suspend";
+const RESUME: &str = "resume";
+
 /// A step on one communicator. Its arguments are a deadline, and a function whose error ends the wait.
-type Step = fn(&Communicator, Deadline, &mut dyn FnMut() -> Result<()>) -> Result<()>;
+type Step = fn(&Communicator, Deadline, &mut dyn FnMut() -> KindResult<()>) -> KindResult<()>;
 
 impl ProcessGroup {
     /// Releases device memory of the group's communicators, including those for messages, until the group is
@@ -40,21 +44,24 @@ impl ProcessGroup {
     /// ```
     ///
     /// # Errors
-    /// - [`GroupError::Comm`]: with [`CommError::Missing`] if NCCL is older than 2.29.7, before NCCL is
+    /// - [`GroupErrorKind::Comm`]: with [`CommError::Missing`] if NCCL is older than 2.29.7, before NCCL is
     ///   called; with [`CommError::Adopted`] if the communicator is adopted; with [`CommError::Suspended`] if
     ///   the group is suspended already.
-    /// - [`GroupError::InFlight`] with the work of this member that is not done. The other members get
-    ///   [`GroupError::Unmade`].
-    /// - [`GroupError::Absent`] with the members that did not come. [`GroupError::NotAgreed`] if the absent
+    /// - [`GroupErrorKind::InFlight`] with the work of this member that is not done. The other members get
+    ///   [`GroupErrorKind::Unmade`].
+    /// - [`GroupErrorKind::Absent`] with the members that did not come. [`GroupErrorKind::NotAgreed`] if the absent
     ///   members wait for this member in another call.
     ///
     /// After these errors nothing has changed. If NCCL fails on a member, the group ends on all members with
-    /// [`GroupError::MemberFailed`].
+    /// [`GroupErrorKind::MemberFailed`].
     #[doc(alias = "ncclCommSuspend")]
     pub fn suspend(&self, deadline: Deadline) -> Result<()> {
-        const CALL: &str = "suspend";
-        let all = self.begin_step(CALL, "the suspension")?;
-        let _range = profile::range(CALL, &self.name, 0);
+        self.in_call(SUSPEND, self.suspend_all(deadline))
+    }
+
+    fn suspend_all(&self, deadline: Deadline) -> KindResult<()> {
+        let all = self.begin_step(SUSPEND, "the suspension")?;
+        let _range = profile::range(SUSPEND, &self.name, 0);
         let communicators = self.communicators();
         let mut closed = Vec::new();
         let mut ready = communicators.iter().try_for_each(|communicator| {
@@ -62,7 +69,7 @@ impl ProcessGroup {
             closed.push(*communicator);
             Ok(())
         });
-        ready = ready.and_then(|()| self.idle(CALL));
+        ready = ready.and_then(|()| self.idle());
         let step: Step = |communicator, until, go_on| communicator.suspend_while(until, go_on);
         let suspended = self.take_step(&all, &communicators, ready, deadline, step);
         suspended.inspect_err(|_| {
@@ -77,15 +84,18 @@ impl ProcessGroup {
     /// resume, or none does. The devices need as much free memory as was released.
     ///
     /// If NCCL fails to resume on a member, for example for lack of memory, the group ends on all members with
-    /// [`GroupError::MemberFailed`]. It cannot be resumed again; make a new group.
+    /// [`GroupErrorKind::MemberFailed`]. It cannot be resumed again; make a new group.
     ///
     /// # Errors
-    /// As for [`suspend`](Self::suspend), and [`GroupError::Comm`] with [`CommError::NotSuspended`].
+    /// As for [`suspend`](Self::suspend), and [`GroupErrorKind::Comm`] with [`CommError::NotSuspended`].
     #[doc(alias = "ncclCommResume")]
     pub fn resume(&self, deadline: Deadline) -> Result<()> {
-        const CALL: &str = "resume";
-        let all = self.begin_step(CALL, "the resumption")?;
-        let _range = profile::range(CALL, &self.name, 0);
+        self.in_call(RESUME, self.resume_all(deadline))
+    }
+
+    fn resume_all(&self, deadline: Deadline) -> KindResult<()> {
+        let all = self.begin_step(RESUME, "the resumption")?;
+        let _range = profile::range(RESUME, &self.name, 0);
         let communicators = self.communicators();
         let ready = communicators.iter().try_for_each(|communicator| Ok(communicator.check_suspended()?));
         let step: Step = |communicator, until, go_on| communicator.resume_while(until, go_on);
@@ -99,7 +109,7 @@ impl ProcessGroup {
     }
 
     /// Fails if the group is suspended.
-    pub(super) fn refuse_suspended(&self, call: &'static str) -> Result<()> {
+    pub(super) fn refuse_suspended(&self, call: &'static str) -> KindResult<()> {
         if self.is_suspended() {
             return Err(CommError::Suspended { call, communicator: self.communicator.name().into() }.into());
         }
@@ -107,8 +117,8 @@ impl ProcessGroup {
     }
 
     /// Makes the checks that involve no other member, and returns the agreement for the step.
-    fn begin_step(&self, call: &'static str, what: &'static str) -> Result<Meeting<'_>> {
-        self.agrees(call)?;
+    fn begin_step(&self, call: &'static str, what: &'static str) -> KindResult<Meeting<'_>> {
+        self.agrees()?;
         refuse_inside_group(call)?;
         self.nccl().api().require(Feature::SUSPEND).map_err(CommError::from)?;
         self.counter.health.check()?;
@@ -123,10 +133,9 @@ impl ProcessGroup {
     }
 
     /// Fails if this member's work is not done.
-    fn idle(&self, call: &'static str) -> Result<()> {
+    fn idle(&self) -> KindResult<()> {
         let Some(work) = self.outstanding.settle().into_iter().next() else { return Ok(()) };
-        let group = self.name.to_string();
-        Err(GroupError::InFlight { call, group, operation: work.operation(), sequence: work.sequence() })
+        Err(GroupErrorKind::InFlight { operation: work.operation(), sequence: work.sequence() })
     }
 
     /// Runs `step` on the communicators of all members. If one member is not `ready`, no member runs the
@@ -135,10 +144,10 @@ impl ProcessGroup {
         &self,
         all: &Meeting<'_>,
         communicators: &[&Communicator],
-        ready: Result<()>,
+        ready: KindResult<()>,
         deadline: Deadline,
         step: Step,
-    ) -> Result<()> {
+    ) -> KindResult<()> {
         if let Err(error) = ready {
             return Err(all.refuse(error, deadline));
         }
@@ -151,15 +160,15 @@ impl ProcessGroup {
     }
 
     /// Ends the group after the step has failed. Returns the error that ended the group.
-    fn end_step(&self, error: GroupError) -> GroupError {
+    fn end_step(&self, error: GroupErrorKind) -> GroupErrorKind {
         let health = &self.counter.health;
         if health.is_over() {
             return health.reason(error);
         }
         let (rank, reason) = match &error {
-            GroupError::Unmade { rank, problem, .. } => (*rank, problem.clone()),
-            GroupError::Absent { ranks, .. } if !ranks.is_empty() => (ranks[0], error_text(&error)),
-            GroupError::Store(StoreError::GivenUp { rank, .. }) => (*rank, error_text(&error)),
+            GroupErrorKind::Unmade { rank, problem, .. } => (*rank, problem.clone()),
+            GroupErrorKind::Absent { ranks, .. } if !ranks.is_empty() => (ranks[0], error_text(&error)),
+            GroupErrorKind::Store(StoreError::GivenUp { rank, .. }) => (*rank, error_text(&error)),
             _ => (self.global_rank(), error_text(&error)),
         };
         health.fail_for(rank, reason);

@@ -18,8 +18,9 @@ use std::{slice, sync::Arc, time::Duration};
 use bootstrap::runtime;
 
 use super::{
-    Builder, GroupError, GroupId, Member, P2pPolicy, ProcessGroup, Result, TorchError,
+    Builder, GroupErrorKind, GroupId, KindResult, Member, P2pPolicy, ProcessGroup, Result, TorchError,
     builder::{Ready, watch},
+    error::CallContext,
     group_parts::GroupParts,
     health::GroupHealth,
     p2p::messages::Messages,
@@ -49,6 +50,9 @@ const ARRIVED: [&str; 2] =
 /// limit.
 const RANKS_PER_ROOT: usize = 128;
 
+/// The name of the joined group in errors and dumps.
+const NAME: &str = "default_pg";
+
 impl Builder {
     /// Joins the default group of a `torch.distributed` job. The other ranks may use Python, or call this
     /// function too. Collective, together with `init_process_group("nccl")` in Python.
@@ -65,7 +69,7 @@ impl Builder {
     /// The group has all functions of a communicator: every operation of this crate, [`Work`](super::Work)
     /// and deadlines, the flight recorder, and abort. Functions that need an agreement of the members are
     /// missing, because PyTorch's ranks take part in none:
-    /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) return [`GroupError::Joined`],
+    /// - [`barrier`](ProcessGroup::barrier) and [`split`](ProcessGroup::split) return [`GroupErrorKind::Joined`],
     ///   [windows](ProcessGroup::windows_supported) are unsupported, and [`members`](ProcessGroup::members)
     ///   contains only this rank. In place of a barrier, all-reduce one element.
     /// - Members are not monitored: a rank that dies is noticed only by a deadline, or by NCCL. PyTorch's
@@ -86,19 +90,24 @@ impl Builder {
     /// The example `torch_all_reduce` sums values of Python and Rust ranks.
     ///
     /// # Errors
-    /// - [`GroupError::Environment`], [`GroupError::NoSuchRank`], [`GroupError::Store`],
-    ///   [`GroupError::Dump`], as for [`build`](Self::build).
-    /// - [`GroupError::Setting`] for a setting that needs an agreement with PyTorch's ranks.
-    /// - [`GroupError::Torch`] if the job has more ranks than can share one unique id, or if rank 0 publishes
+    /// - [`GroupErrorKind::Environment`], [`GroupErrorKind::NoSuchRank`], [`GroupErrorKind::Store`],
+    ///   [`GroupErrorKind::Dump`], as for [`build`](Self::build).
+    /// - [`GroupErrorKind::Setting`] for a setting that needs an agreement with PyTorch's ranks.
+    /// - [`GroupErrorKind::Torch`] if the job has more ranks than can share one unique id, or if rank 0 publishes
     ///   none by the deadline.
-    /// - [`GroupError::Comm`], also if other ranks do not come by the deadline.
-    /// - [`GroupError::Driver`].
+    /// - [`GroupErrorKind::Comm`], also if other ranks do not come by the deadline.
+    /// - [`GroupErrorKind::Driver`].
     #[doc(alias = "init_process_group")]
     pub fn join_torch(self) -> Result<ProcessGroup> {
+        let context = CallContext::of_call(&NAME.into(), "join_torch");
+        self.join_ranks_of_torch().map_err(|error| context.error(error))
+    }
+
+    fn join_ranks_of_torch(self) -> Result<ProcessGroup> {
         let deadline = Deadline::after(self.settings.time_limit());
         if self.lazy || !matches!(self.p2p, P2pPolicy::Auto | P2pPolicy::Shared) {
             let problem = "PyTorch's ranks agree on neither a lazy start nor a policy for messages".into();
-            return Err(GroupError::Setting { group: "default_pg".into(), problem });
+            return Err(GroupErrorKind::Setting { problem }.into());
         }
         let Ready { rank, size, store, host, nccl, context, folder, timing, .. } =
             self.ready(true, deadline)?;
@@ -109,7 +118,7 @@ impl Builder {
         arrive(&*store, size)?;
         let id = if rank == 0 { publish(&*store, &nccl)? } else { follow(&*store, deadline)? };
 
-        let name: Arc<str> = "default_pg".into();
+        let name: Arc<str> = NAME.into();
         let config = Config { name: Some(name.to_string()), ..shared_settings.own.communicator() };
         let communicator = Communicator::init(&nccl, &context, &id, rank, size, &config, deadline)?;
 
@@ -121,8 +130,7 @@ impl Builder {
         let progress_rpc = Arc::new(ProgressRpc::open(&store, size)?);
         Watch::announce(&store, rank)?;
         let alone = slice::from_ref(&me);
-        let watch =
-            watch(&name, Watch::begin(&store, rank, alone, shared_settings.heartbeat, &recorder, peers))?;
+        let watch = watch(Watch::begin(&store, rank, alone, shared_settings.heartbeat, &recorder, peers))?;
         let ranks: Arc<[usize]> = (0..size).collect();
         let health =
             GroupHealth::begin(&name, &ranks, rank, &recorder, shared_settings.heartbeat, watch.signal());
@@ -163,7 +171,7 @@ fn key(name: &str) -> String {
 
 /// Counts this rank as arrived, for PyTorch's ranks that may wait for all ranks. This rank does not wait for
 /// them here, because they publish no unique id before their own wait is over.
-fn arrive(store: &dyn Store, size: usize) -> Result<()> {
+fn arrive(store: &dyn Store, size: usize) -> KindResult<()> {
     let [count, last] = ARRIVED;
     if usize::try_from(store.add(count, 1)?) == Ok(size) {
         store.set(last, b"1")?;
@@ -172,14 +180,14 @@ fn arrive(store: &dyn Store, size: usize) -> Result<()> {
 }
 
 /// Makes a unique id and writes it under the keys of all supported releases.
-fn publish(store: &dyn Store, nccl: &Nccl) -> Result<UniqueId> {
+fn publish(store: &dyn Store, nccl: &Nccl) -> KindResult<UniqueId> {
     let id = nccl.unique_id()?;
     UNIQUE_ID.iter().try_for_each(|name| store.set(&key(name), id.as_bytes()))?;
     Ok(id)
 }
 
 /// Waits until one of the keys in `UNIQUE_ID` exists, and returns the unique id under that key.
-fn follow(store: &dyn Store, deadline: Deadline) -> Result<UniqueId> {
+fn follow(store: &dyn Store, deadline: Deadline) -> KindResult<UniqueId> {
     const LONGEST: Duration = Duration::from_millis(50);
     let keys = UNIQUE_ID.map(key);
     let mut pause = Duration::from_millis(1);

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use cuda_driver::{DeviceView, DeviceViewMut, Element, Stream, graph::BoundMemory};
 
-use super::{Buffer, ProcessGroup, Result, Work};
+use super::{Buffer, GroupErrorKind, KindResult, ProcessGroup, Result, Work};
 use crate::comm::{ArgumentError, DataType, Op, ReduceOp};
 
 /// An element type that NCCL supports. `half::f16` and `half::bf16` need the feature `half` of
@@ -57,11 +57,12 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
 /// [`track_graph_launch`](ProcessGroup::track_graph_launch) returns the [`Work`] of a launch.
 ///
 /// # Errors
-/// As for the operation of the same name in [`Raw`](super::Raw). [`GroupError::Driver`](super::GroupError::Driver) if
-/// the operation cannot be [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupError::Argument`]
-/// with [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], because nothing checks the address of its factor.
+/// As for the operation of the same name in [`Raw`](super::Raw).
+/// [`GroupErrorKind::Driver`](super::GroupErrorKind::Driver) if the operation cannot be
+/// [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupErrorKind::Argument`] with
+/// [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], because nothing checks the address of its factor.
 ///
-/// [`GroupError::Argument`]: super::GroupError::Argument
+/// [`GroupErrorKind::Argument`]: super::GroupErrorKind::Argument
 impl ProcessGroup {
     /// Reduces the `values` of all members, and writes the result to every member's `values`.
     ///
@@ -75,7 +76,8 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let values = values.into();
         let values = values.as_view();
-        let op = self.ops().all_reduce(buffer(values), buffer(values), self.checked(op)?);
+        let op = self.in_call("all_reduce", checked(op))?;
+        let op = self.ops().all_reduce(buffer(values), buffer(values), op);
         // SAFETY: `values` is of a slice that is borrowed exclusively.
         unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
@@ -110,7 +112,8 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let values = values.into();
         let values = values.as_view();
-        let op = self.ops().reduce(buffer(values), buffer(values), self.checked(op)?, root);
+        let op = self.in_call("reduce", checked(op))?;
+        let op = self.ops().reduce(buffer(values), buffer(values), op, root);
         // SAFETY: as in `all_reduce`.
         unsafe { self.on_slices(&[memory(values)], op, values.stream()) }
     }
@@ -149,7 +152,8 @@ impl ProcessGroup {
     ) -> Result<Work> {
         let (send, receive) = (send.into(), receive.into());
         let receive = receive.as_view();
-        let op = self.ops().reduce_scatter(buffer(send), buffer(receive), self.checked(op)?);
+        let op = self.in_call("reduce_scatter", checked(op))?;
+        let op = self.ops().reduce_scatter(buffer(send), buffer(receive), op);
         // SAFETY: as in `all_gather`.
         unsafe { self.on_slices(&[memory(send), memory(receive)], op, receive.stream()) }
     }
@@ -244,14 +248,6 @@ impl ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Refuses [`ReduceOp::PreMulSumAt`], which reads its factor from an address that nothing checks.
-    fn checked(&self, op: ReduceOp) -> Result<ReduceOp> {
-        match op {
-            ReduceOp::PreMulSumAt(_) => Err(self.argument(ArgumentError::RawFactor)),
-            op => Ok(op),
-        }
-    }
-
     /// Launches `op` on slices in `memory`.
     ///
     /// # Safety
@@ -263,6 +259,15 @@ impl ProcessGroup {
         let site = Location::caller();
         // SAFETY: the caller's contract. `enqueue_using` orders the operation with other uses of the memory, and keeps
         // the memory until the operation is done.
-        stream.enqueue_using(memory, || unsafe { self.alone(op, stream, site) })
+        let launched = stream.enqueue_using(memory, || unsafe { self.alone(op, stream, site) });
+        self.in_call(op.call.name(), launched)
+    }
+}
+
+/// Refuses [`ReduceOp::PreMulSumAt`], which reads its factor from an address that nothing checks.
+fn checked(op: ReduceOp) -> KindResult<ReduceOp> {
+    match op {
+        ReduceOp::PreMulSumAt(_) => Err(GroupErrorKind::of_argument(ArgumentError::RawFactor)),
+        op => Ok(op),
     }
 }

@@ -7,7 +7,9 @@ use std::{
 
 use bootstrap::runtime::{self, Instant};
 
-use super::{GroupError, MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor};
+use super::{
+    GroupErrorKind, MessageDifference, calls::Pending, health::GroupHealth, work_monitor::WorkMonitor,
+};
 use crate::{
     record::Progress,
     store::{Deadline, Store},
@@ -24,12 +26,12 @@ impl GroupHealth {
         self.trouble(trouble);
     }
 
-    /// Ends the group because its members' calls differ. Every member that takes part in the comparison calls
-    /// this. Returns the error that ended the group.
-    pub(super) fn diverged(self: &Arc<Self>, divergence: Divergence) -> GroupError {
+    /// Ends the group because its members' calls differ. Every member that takes part in the comparison calls this. Returns
+    /// the error that ended the group.
+    pub(super) fn diverged(self: &Arc<Self>, divergence: Divergence) -> GroupErrorKind {
         let group = self.monitor().map_or(String::new(), |monitor| monitor.id.clone());
         let trouble = Trouble::Diverged { group, divergence };
-        let error = GroupError::of_trouble(trouble.clone(), &self.name);
+        let error = GroupErrorKind::of_trouble(trouble.clone());
         // One notice is enough for members that no longer take part.
         if self.place == 0 {
             self.signal.tell(trouble.clone());
@@ -171,7 +173,7 @@ mod tests {
                     health.fail("a test".into());
                     destroying.join().unwrap().unwrap_err()
                 });
-                assert!(matches!(&error, GroupError::MemberFailed { .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { .. }), "{error}");
                 assert!(begun.elapsed() < hang, "it waited until the call returned");
                 // A communicator must not be aborted while another call frees it.
                 assert_eq!(machine.world.calls("ncclCommAbort"), 0);
@@ -204,7 +206,7 @@ mod tests {
                 group.check().unwrap();
                 look(answer);
                 let error = group.check().unwrap_err();
-                assert!(matches!(&error, GroupError::Overdue { sequence: 2, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Overdue { sequence: 2, .. }), "{error}");
                 drop(open);
                 rank.context.synchronize().unwrap();
                 group.abort(far()).unwrap();
@@ -230,7 +232,7 @@ mod tests {
                 assert!(pause > health.patience() * 2);
                 looks_after(health, pause)(1 + 16 + 1);
                 let error = group.check().unwrap_err();
-                assert!(matches!(&error, GroupError::Overdue { sequence: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Overdue { sequence: 1, .. }), "{error}");
                 drop(open);
                 stream.synchronize().unwrap();
                 group.abort(far()).unwrap();
@@ -266,7 +268,7 @@ mod tests {
                     look(answer);
                     let error = group.check().unwrap_err();
                     assert!(
-                        matches!(&error, GroupError::Overdue { operation, sequence: 2, .. } if operation == "graph"),
+                        matches!(error.kind(), GroupErrorKind::Overdue { operation, sequence: 2, .. } if operation == "graph"),
                         "{error}"
                     );
                     drop(open);

@@ -55,7 +55,7 @@ impl Unregistrable {
 /// If a later segment cannot be registered with a communicator, the allocation still succeeds, and the communicator
 /// is poisoned. This rank's calls on the communicator are refused at once, because a call in which only some ranks'
 /// buffers are registered hangs. The other ranks of the communicator's group get
-/// [`GroupError::MemberFailed`](crate::group::GroupError::MemberFailed), with the rank and the reason.
+/// [`GroupErrorKind::MemberFailed`](crate::group::GroupErrorKind::MemberFailed), with the rank and the reason.
 ///
 /// Dropping this value does not stop registration while groups rely on it. When the last of these groups has ended,
 /// all segments are deregistered.

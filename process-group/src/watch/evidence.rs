@@ -213,7 +213,8 @@ impl Divergence {
 }
 
 /// The sender and the receiver of a message have made different calls. The ranks are ranks of the group in
-/// [`PathError::Differ`](crate::group::PathError::Differ), and ranks of the job in [`GroupError::MessagesDiffer`](crate::group::GroupError::MessagesDiffer).
+/// [`PathError::Differ`](crate::group::PathError::Differ), and ranks of the job in
+/// [`GroupErrorKind::MessagesDiffer`](crate::group::GroupErrorKind::MessagesDiffer).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("message {number} of rank {from} to rank {to}: {sent} were sent, but {received} received")]
 pub struct MessageDifference {

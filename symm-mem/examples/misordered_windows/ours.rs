@@ -6,7 +6,7 @@ use cuda_driver::{Stream, StreamFlags};
 use process_group::{
     ProcessGroup,
     comm::{DataType, ReduceOp},
-    group::{Buffer, GroupError, Request},
+    group::{Buffer, GroupError, GroupErrorKind, Request},
 };
 use symm_mem::{
     CommitError, CommitOptions, Domain, Geometry, Standing, SymmetricBlock, SymmetricGroup, SymmetricPool,
@@ -133,8 +133,8 @@ impl Program {
         commit_all(&commits, CommitOptions::default()).into_iter().try_for_each(|report| report.map(drop))?;
         let found = self.sum(&self.groups[0], &blocks[0], value(0, self.rank()), 0.0);
         let found = found.err().ok_or("ranks have summed different segments")?;
-        match found.downcast_ref::<GroupError>() {
-            Some(GroupError::SymmetricOffsetMismatch { .. }) => {
+        match found.downcast_ref::<GroupError>().map(GroupError::kind) {
+            Some(GroupErrorKind::SymmetricOffsetMismatch { .. }) => {
                 println!("refused: SymmetricOffsetMismatch: {found}")
             }
             _ => return Err(found),

@@ -1,7 +1,10 @@
 //! The ends of agreements that run over [`bootstrap::agreement`].
 
 use bootstrap::agreement::{self, Failure, Gone, Protocol};
-use process_group::{error_text, group::GroupError};
+use process_group::{
+    error_text,
+    group::{GroupError, GroupErrorKind},
+};
 
 use super::wire::Malformed;
 use crate::domain::rank_of;
@@ -43,11 +46,11 @@ impl<R> AgreementError<R> {
 /// Returns the member that ended a group, and the reason. `own` is this rank of the job, which is named if the error
 /// names no rank.
 pub(crate) fn gone(own: u32, ended: &GroupError) -> Gone {
-    let rank = match ended {
-        GroupError::Lost { rank, .. }
-        | GroupError::Left { rank, .. }
-        | GroupError::Overdue { rank, .. }
-        | GroupError::MemberFailed { rank, .. } => rank_of(*rank),
+    let rank = match ended.kind() {
+        GroupErrorKind::Lost { rank, .. }
+        | GroupErrorKind::Left { rank, .. }
+        | GroupErrorKind::Overdue { rank, .. }
+        | GroupErrorKind::MemberFailed { rank, .. } => rank_of(*rank),
         _ => own,
     };
     Gone { rank, cause: error_text(ended) }

@@ -193,12 +193,14 @@ pub(super) fn failed(
 
 #[cfg(test)]
 mod tests {
+    use process_group::group::GroupErrorKind;
+
     use super::*;
 
     #[test]
     fn the_name_of_an_ended_group_appears_once() {
-        let left = GroupError::Left { group: "world".into(), rank: 1, how: "dropped".into(), steps: 3 };
-        let cause = Arc::new(left);
+        let left = GroupErrorKind::Left { rank: 1, how: "dropped".into(), steps: 3 };
+        let cause = Arc::new(GroupError::from(left).of_group("world"));
         let text = |group_name| {
             let group = GroupId { uid: 1, epoch: 0 };
             CommitError::GroupOver { group, group_name, cause: cause.clone() }.to_string()

@@ -6,7 +6,7 @@ use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
     comm::{CommError, Communicator, WindowsUnsupported},
-    group::{self, GroupError, HealthHandle, SymmetricPlaces, enqueued_on},
+    group::{self, GroupError, GroupErrorKind, HealthHandle, SymmetricPlaces, enqueued_on},
 };
 
 use crate::{
@@ -102,11 +102,11 @@ impl SymmetricGroup for ProcessGroup {
     }
 
     fn standing(&self) -> Result<(), GroupError> {
-        match self.standing() {
+        self.standing().or_else(|error| match error.kind() {
             // After a failed commit the communicator is aborted. The commit reports its own reason, not `Closed`.
-            Err(GroupError::Comm(CommError::Closed { .. })) => Ok(()),
-            standing => standing,
-        }
+            GroupErrorKind::Comm(CommError::Closed { .. }) => Ok(()),
+            _ => Err(error),
+        })
     }
 
     fn health_handle(&self) -> Option<HealthHandle> {

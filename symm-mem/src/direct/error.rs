@@ -6,7 +6,7 @@ use process_group::{group::GroupError, store::StoreError};
 use crate::rendezvous::{AllocationError, RendezvousError};
 
 /// Reason why a group has no direct path. The group stays usable without one: its messages fail with
-/// [`GroupError::NoPath`] until one is installed.
+/// [`GroupErrorKind::NoPath`](process_group::group::GroupErrorKind::NoPath) until one is installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectError {

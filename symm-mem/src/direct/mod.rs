@@ -58,7 +58,7 @@
 //!
 //! A send is done when its last chunk is in the receiver's memory, so up to one ring of data is sent before it is
 //! received. Both ends log a message before they launch it. If the number of elements or the type differs, the end
-//! that comes second fails with [`MessagesDiffer`](process_group::group::GroupError::MessagesDiffer), and so do all
+//! that comes second fails with [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer), and so do all
 //! members; such a message is never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues
 //! have room for them; then it waits on the host.
 //!
@@ -111,7 +111,7 @@ use cuda_driver::{Context, Stream, sys::Feature, vmm::HandleTypes};
 use process_group::{
     ProcessGroup, error_text,
     group::{
-        GroupError, P2pPolicy,
+        GroupError, GroupErrorKind, P2pPolicy,
         path::{Declined, Message, Operation, Path, PathError},
     },
     store::Deadline,
@@ -233,8 +233,8 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
         _ => String::new(),
     };
     if !problem.is_empty() {
-        let (path, group) = (NAME, group.name().to_owned());
-        return Err(GroupError::PathRefused { path, group, problem }.into());
+        let refused = GroupErrorKind::PathRefused { path: NAME, problem };
+        return Err(GroupError::from(refused).of_group(group.name()).into());
     }
     let own = group.members()[rank].host;
     let away = group.members().iter().filter(|member| member.host != own).map(|member| member.rank);

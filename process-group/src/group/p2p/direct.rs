@@ -13,7 +13,7 @@ use crate::{
     comm::{Op, Primitive},
     error_text,
     group::{
-        Buffer, GroupError, ProcessGroup, Result, Work,
+        Buffer, GroupErrorKind, KindResult, ProcessGroup, Result, Work,
         calls::Calling,
         path::{self, Message, Path, PathError, Way},
     },
@@ -33,15 +33,16 @@ impl ProcessGroup {
     /// does not communicate. It is called once, before the group's first message.
     ///
     /// # Errors
-    /// [`GroupError::PathRefused`] if the group has another policy, or has a path already. If the group is
+    /// [`GroupErrorKind::PathRefused`] if the group has another policy, or has a path already. If the group is
     /// over: the error that ended it.
     pub fn install(&self, path: Arc<dyn Path>) -> Result<()> {
+        self.in_call("install", self.install_path(path))
+    }
+
+    fn install_path(&self, path: Arc<dyn Path>) -> KindResult<()> {
         let health = &self.counter.health;
         health.check()?;
-        let refused = |problem: String| {
-            let (path, group) = (path.name(), self.name.to_string());
-            Err(GroupError::PathRefused { path, group, problem })
-        };
+        let refused = |problem: String| Err(GroupErrorKind::PathRefused { path: path.name(), problem });
         if self.messages.plan != Plan::Path {
             let policy = self.messages.settings.policy;
             return refused(format!(
@@ -63,14 +64,11 @@ impl ProcessGroup {
     /// Returns the path of the group's messages.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`] if the group's path is not installed.
-    pub(in crate::group) fn path(&self, operation: &'static str) -> Result<&dyn Path> {
+    /// [`GroupErrorKind::NoPath`] if the group's path is not installed.
+    pub(in crate::group) fn path(&self) -> KindResult<&dyn Path> {
         match self.messages.path.get() {
             Some(installed) => Ok(&*installed.path),
-            None => {
-                let (group, installer) = (self.name.to_string(), INSTALLER);
-                Err(GroupError::NoPath { operation, group, installer })
-            }
+            None => Err(GroupErrorKind::NoPath { installer: INSTALLER }),
         }
     }
 
@@ -78,8 +76,8 @@ impl ProcessGroup {
     /// path.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`] if the group's path is not installed.
-    pub(in crate::group) fn takes_path(&self, op: &Op) -> Result<bool> {
+    /// [`GroupErrorKind::NoPath`] if the group's path is not installed.
+    pub(in crate::group) fn takes_path(&self, op: &Op) -> KindResult<bool> {
         // Messages that implement a collective have the collective's name in `op.call`. They stay with
         // NCCL.
         if self.messages.plan != Plan::Path || !op.is_message() {
@@ -90,14 +88,14 @@ impl ProcessGroup {
             Primitive::Recv => (op.rank, self.rank),
             _ => return Ok(false),
         };
-        Ok(self.path(op.call.name())?.plan(path::Operation::Message { from, to }).is_ok())
+        Ok(self.path()?.plan(path::Operation::Message { from, to }).is_ok())
     }
 
     /// Separates the ops that go on the group's path (returned first) from those that go to NCCL.
     ///
     /// # Errors
-    /// [`GroupError::NoPath`] if the group's path is not installed.
-    pub(in crate::group) fn part(&self, ops: &[Op]) -> Result<(Vec<Op>, Vec<Op>)> {
+    /// [`GroupErrorKind::NoPath`] if the group's path is not installed.
+    pub(in crate::group) fn part(&self, ops: &[Op]) -> KindResult<(Vec<Op>, Vec<Op>)> {
         let (mut on_path, mut on_nccl) = (Vec::new(), Vec::new());
         for op in ops {
             if self.takes_path(op)? { on_path.push(*op) } else { on_nccl.push(*op) }
@@ -115,7 +113,7 @@ impl ProcessGroup {
         op: Op,
         stream: &Stream,
         site: &'static Location<'static>,
-    ) -> BoxedResult<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupErrorKind> {
         let operation = op.call;
         let _range = profile::range(operation.name(), &self.name, op.bytes());
         let _calling = self.calling(operation);
@@ -144,7 +142,7 @@ impl ProcessGroup {
         ops: &[Op],
         stream: &Stream,
         entry: &mut LogEntry,
-    ) -> Result<()> {
+    ) -> KindResult<()> {
         let Some((first, others)) = ops.split_first() else { return Ok(()) };
         // A path that was given up accepts no more messages. This check reports the reason why it was given
         // up.
@@ -155,7 +153,7 @@ impl ProcessGroup {
         let messages: Vec<_> = ops.iter().map(message).collect();
         let log = &self.counter.log;
         let call = |op: &Op| Call::of(&[*op], self.size()).on_path();
-        let path = self.path(first.call.name())?;
+        let path = self.path()?;
         log.begin(entry, &call(first));
         // SAFETY: the caller upholds the contracts of the ops' operations.
         if let Err(error) = unsafe { path.launch(&messages, stream, self.timeout()) } {
@@ -171,7 +169,11 @@ impl ProcessGroup {
     /// Ends the group after a batch of which only the messages on the path were launched, because other
     /// members may wait for the ops that were not launched. Returns `error`.
     #[cold]
-    pub(in crate::group) fn part_launched(&self, operation: Operation, error: GroupError) -> GroupError {
+    pub(in crate::group) fn part_launched(
+        &self,
+        operation: Operation,
+        error: GroupErrorKind,
+    ) -> GroupErrorKind {
         let health = &self.counter.health;
         // If the group is over already, its end may have caused the error.
         if !health.is_over() {
@@ -188,9 +190,8 @@ impl ProcessGroup {
     /// Converts the path's error for messages that were not launched. Ends the group, because peers may wait
     /// for these messages, unless the path refused the messages before it notified any peer.
     #[cold]
-    fn off_path(&self, operation: Operation, error: PathError) -> GroupError {
+    fn off_path(&self, operation: Operation, error: PathError) -> GroupErrorKind {
         let health = &self.counter.health;
-        let group = self.name.to_string();
         let job = |rank: usize| self.ranks.get(rank).copied().unwrap_or(rank);
         let error = match error {
             PathError::Ahead { peer, messages, waited } => {
@@ -203,24 +204,20 @@ impl ProcessGroup {
                 let (from, to) = (job(difference.from), job(difference.to));
                 let difference = path::MessageDifference { from, to, ..difference };
                 health.differ(difference.clone());
-                GroupError::MessagesDiffer { group, difference: Box::new(difference) }
+                GroupErrorKind::MessagesDiffer { difference: Box::new(difference) }
             }
-            PathError::Refused(_) => {
-                GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
-            }
+            PathError::Refused(_) => GroupErrorKind::Path { source: Box::new(error) },
             // The reason why the group ended is known, or will be soon.
-            PathError::Aborted if health.is_over() => health.reason(GroupError::Path {
-                operation: operation.name(),
-                group,
-                source: Box::new(error),
-            }),
+            PathError::Aborted if health.is_over() => {
+                health.reason(GroupErrorKind::Path { source: Box::new(error) })
+            }
             error => {
                 health.fail(format!(
                     "{} on the {} path: {error}",
                     operation.name(),
                     self.messages.path_name()
                 ));
-                GroupError::Path { operation: operation.name(), group, source: Box::new(error) }
+                GroupErrorKind::Path { source: Box::new(error) }
             }
         }
     }

@@ -62,7 +62,7 @@
 //!
 //! Under [`PerPair`](P2pPolicy::PerPair), the first message with a peer blocks on the host until the peer's first
 //! message with this rank. A ring in which each rank sends before it receives therefore blocks until the deadline, and
-//! [`Absent`](crate::group::GroupError::Absent) names the missing rank. Batch the messages of a ring, or connect
+//! [`Absent`](crate::group::GroupErrorKind::Absent) names the missing rank. Batch the messages of a ring, or connect
 //! beforehand: call [`connect_to`](crate::ProcessGroup::connect_to) for each peer, in an order of pairs that is the
 //! same on all ranks.
 //!
@@ -97,40 +97,38 @@ use self::{
     policy::Plan,
 };
 use super::{
-    GroupError, Member, ProcessGroup, Result,
+    GroupErrorKind, KindResult, Member, ProcessGroup, Result,
     meeting::{Meeting, follow_up},
     member,
 };
 use crate::{
     BoxedResult,
     comm::{Communicator, Config, MemberSetup, Op, Primitive},
-    operation::Operation,
     store::Deadline,
 };
+
+/// The operation in errors, and the name of its range in profiles.
+const CONNECT_TO: &str = "connect_to";
 
 impl ProcessGroup {
     /// Returns the communicator for collectives and batches. Makes the communicator if it does not exist.
     #[inline]
-    pub(super) fn channel_of_all(
-        &self,
-        operation: Operation,
-        stream: &Stream,
-    ) -> BoxedResult<Channel<'_>, GroupError> {
-        self.connected(operation.name(), stream)?;
+    pub(super) fn channel_of_all(&self, stream: &Stream) -> BoxedResult<Channel<'_>, GroupErrorKind> {
+        self.connected(stream)?;
         Ok(Channel { communicator: &self.communicator, peer: None })
     }
 
     /// Returns the communicator for a message that is not in a batch. Makes the communicator if it does not exist.
-    pub(super) fn channel(&self, message: Op, stream: &Stream) -> BoxedResult<Channel<'_>, GroupError> {
+    pub(super) fn channel(&self, message: Op, stream: &Stream) -> BoxedResult<Channel<'_>, GroupErrorKind> {
         if !self.messages.used.load(Ordering::Relaxed) {
             self.first_message();
         }
-        let (call, peer) = (message.call.name(), message.rank);
+        let peer = message.rank;
         match self.messages.plan {
             // Messages that the path carries were separated from the others before this call.
             Plan::Group | Plan::Path => {}
             Plan::Lanes(count) => {
-                self.connected(call, stream)?;
+                self.connected(stream)?;
                 let lane = self.lane_of(peer, message.primitive == Primitive::Send, count);
                 if let Some(communicator) = self.messages.lanes.get().and_then(|lanes| lanes.get(lane)) {
                     return Ok(Channel { communicator, peer: None });
@@ -140,7 +138,7 @@ impl ProcessGroup {
                 let route = match self.messages.peers[peer].route.get() {
                     Some(route) => route,
                     None => {
-                        self.refuse_capture(call, stream)?;
+                        self.refuse_capture(stream)?;
                         self.route(peer, self.timeout())?
                     }
                 };
@@ -149,7 +147,7 @@ impl ProcessGroup {
                 }
             }
         }
-        self.channel_of_all(message.call, stream)
+        self.channel_of_all(stream)
     }
 
     fn lane_of(&self, peer: usize, out: bool, lanes: usize) -> usize {
@@ -165,25 +163,29 @@ impl ProcessGroup {
     /// which all members must call. With [`Direct`](P2pPolicy::Direct) it only checks that a path is installed.
     ///
     /// # Errors
-    /// - [`GroupError::Absent`] if the other end did not connect by the deadline. [`GroupError::Unmade`] if the other
-    ///   end failed. After either error, both ends may try again.
-    /// - [`GroupError::Comm`] and [`GroupError::Driver`] for failures of this rank. [`GroupError::Lost`] and
-    ///   [`GroupError::Store`] as in other calls. [`GroupError::NoPath`] if the policy is [`Direct`](P2pPolicy::Direct)
-    ///   and no path is installed.
-    /// - [`GroupError::NoSuchRank`] if `peer` is not the rank of another member.
+    /// - [`GroupErrorKind::Absent`] if the other end did not connect by the deadline. [`GroupErrorKind::Unmade`] if the
+    ///   other end failed. After either error, both ends may try again.
+    /// - [`GroupErrorKind::Comm`] and [`GroupErrorKind::Driver`] for failures of this rank. [`GroupErrorKind::Lost`]
+    ///   and [`GroupErrorKind::Store`] as in other calls. [`GroupErrorKind::NoPath`] if the policy is
+    ///   [`Direct`](P2pPolicy::Direct) and no path is installed.
+    /// - [`GroupErrorKind::NoSuchRank`] if `peer` is not the rank of another member.
     pub fn connect_to(&self, peer: usize, deadline: Deadline) -> Result<()> {
-        crate::comm::refuse_inside_group("connect_to")?;
+        self.in_call(CONNECT_TO, self.connect_to_by(peer, deadline))
+    }
+
+    fn connect_to_by(&self, peer: usize, deadline: Deadline) -> KindResult<()> {
+        crate::comm::refuse_inside_group(CONNECT_TO)?;
         self.other(peer)?;
         match self.messages.plan {
-            Plan::Group | Plan::Lanes(_) => self.connect(deadline),
-            Plan::Path => self.path("connect_to").map(drop),
+            Plan::Group | Plan::Lanes(_) => self.connect_by(deadline),
+            Plan::Path => self.path().map(drop),
             Plan::Pairs | Plan::Choose => self.route(peer, deadline).map(drop),
         }
     }
 
-    fn other(&self, peer: usize) -> Result<()> {
+    fn other(&self, peer: usize) -> KindResult<()> {
         if peer >= self.size() || peer == self.rank {
-            return Err(GroupError::NoSuchRank { rank: peer, size: self.size() });
+            return Err(GroupErrorKind::NoSuchRank { rank: peer, size: self.size() });
         }
         Ok(())
     }
@@ -194,10 +196,10 @@ impl ProcessGroup {
     /// Order it after other work with events, or with [`Work::order_before`](super::Work::order_before).
     ///
     /// # Errors
-    /// [`GroupError::NoSuchRank`] if `peer` is not the rank of another member. [`GroupError::Driver`] if the stream
-    /// cannot be made.
+    /// [`GroupErrorKind::NoSuchRank`] if `peer` is not the rank of another member. [`GroupErrorKind::Driver`] if the
+    /// stream cannot be made.
     pub fn send_stream(&self, peer: usize) -> Result<&Stream> {
-        self.stream_of(peer, true)
+        self.in_call("send_stream", self.stream_of(peer, true))
     }
 
     /// Like [`send_stream`](Self::send_stream), for messages from member `peer`.
@@ -205,10 +207,10 @@ impl ProcessGroup {
     /// # Errors
     /// Those of [`send_stream`](Self::send_stream).
     pub fn recv_stream(&self, peer: usize) -> Result<&Stream> {
-        self.stream_of(peer, false)
+        self.in_call("recv_stream", self.stream_of(peer, false))
     }
 
-    fn stream_of(&self, peer: usize, out: bool) -> Result<&Stream> {
+    fn stream_of(&self, peer: usize, out: bool) -> KindResult<&Stream> {
         self.other(peer)?;
         let at = match self.messages.plan {
             Plan::Group => 0,
@@ -227,7 +229,7 @@ impl ProcessGroup {
 
     /// Makes the communicators of the lanes, which have the same ranks as the group's communicator. Called after the
     /// group's communicator is made. `all` is a meeting of all members.
-    pub(super) fn make_lanes(&self, all: &Meeting<'_>, deadline: Deadline) -> Result<Vec<Communicator>> {
+    pub(super) fn make_lanes(&self, all: &Meeting<'_>, deadline: Deadline) -> KindResult<Vec<Communicator>> {
         let Plan::Lanes(count) = self.messages.plan else { return Ok(Vec::new()) };
         let config = |lane: usize| self.messages_config(&self.members, &format!("lane {lane}"));
         let mut lanes = Vec::new();
@@ -246,7 +248,7 @@ impl ProcessGroup {
                     self.announce(&made)?;
                     Ok(made)
                 };
-                (0..count).map(lane).collect::<Result<Vec<_>>>()
+                (0..count).map(lane).collect::<KindResult<Vec<_>>>()
             })?;
             // An abort of a guarded communicator ends the group. The lanes are guarded only after all are made, so that
             // a lane that is dropped after a failure does not end the group.
@@ -268,7 +270,7 @@ impl ProcessGroup {
         rank: usize,
         config: &Config,
         deadline: Deadline,
-    ) -> Result<Communicator> {
+    ) -> KindResult<Communicator> {
         let parts = MemberSetup { nccl: self.nccl(), context: self.context(), rank };
         let made = match Communicator::prepare(&parts, all.ranks.len(), config) {
             Ok(made) => made,

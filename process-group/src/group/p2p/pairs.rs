@@ -1,11 +1,11 @@
 //! Communicators of pairs. The two ends of a pair make one together, at their first message.
 
 use super::{
-    Explanation, Plan,
+    CONNECT_TO, Explanation, Plan,
     messages::{Peer, Route},
 };
 use crate::{
-    group::{ProcessGroup, Result, meeting::follow_up},
+    group::{KindResult, ProcessGroup, meeting::follow_up},
     profile,
     store::Deadline,
 };
@@ -13,18 +13,17 @@ use crate::{
 impl ProcessGroup {
     /// Returns the communicator for messages with member `peer`. If it is not chosen yet, both ends choose it together,
     /// and make it if it is a communicator of the pair.
-    pub(super) fn route(&self, peer: usize, deadline: Deadline) -> Result<&Route> {
-        const CALL: &str = "connect_to";
+    pub(super) fn route(&self, peer: usize, deadline: Deadline) -> KindResult<&Route> {
         let of_peer: &Peer = &self.messages.peers[peer];
         if let Some(route) = of_peer.route.get() {
             return Ok(route);
         }
-        let _range = profile::range(CALL, &self.name, 0);
-        let _turn = of_peer.turn.take(deadline).ok_or_else(|| self.busy(CALL, deadline))?;
+        let _range = profile::range(CONNECT_TO, &self.name, 0);
+        let _turn = of_peer.turn.take(deadline).ok_or_else(|| self.busy(CONNECT_TO, deadline))?;
         if let Some(route) = of_peer.route.get() {
             return Ok(route);
         }
-        self.refuse_suspended(CALL)?;
+        self.refuse_suspended(CONNECT_TO)?;
         let (low, high) = (self.rank.min(peer), self.rank.max(peer));
         let ranks = [low, high].map(|end| self.ranks[end]);
         let both = self.meeting_of("the communicator of a pair", &format!("pair/{low}-{high}"), &ranks);

@@ -7,7 +7,7 @@ use std::{
 
 use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus};
 
-use super::super::{GroupError, Result};
+use super::super::{GroupErrorKind, KindResult};
 use crate::BoxedResult;
 
 /// Identifies a stream among those of its context. (The legacy default stream has the same handle in every
@@ -49,7 +49,7 @@ impl Marks {
         Arc::new(Self { context: context.clone(), timing, free: Mutex::default() })
     }
 
-    pub(super) fn lease(self: &Arc<Self>) -> Result<Lease> {
+    pub(super) fn lease(self: &Arc<Self>) -> KindResult<Lease> {
         let kept = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let event = match kept {
             Some(event) => event,
@@ -77,7 +77,7 @@ impl Lease {
 
     /// Records the event before an operation, unless the stream is being captured.
     #[cold]
-    pub(super) fn record_timed(&self, stream: &Stream) -> BoxedResult<(), GroupError> {
+    pub(super) fn record_timed(&self, stream: &Stream) -> BoxedResult<(), GroupErrorKind> {
         if stream.capture_status()? == CaptureStatus::None {
             stream.record(self.event())?;
         }

@@ -58,7 +58,8 @@ impl Future for WorkFuture {
             return Poll::Ready(Ok(()));
         }
         if !this.is_kept {
-            this.work.keep_until_ended(WakeOnDrop(this.waker.clone()))?;
+            let kept = this.work.keep_until_ended(WakeOnDrop(this.waker.clone()));
+            this.work.in_call(kept)?;
             this.is_kept = true;
         }
         Poll::Pending

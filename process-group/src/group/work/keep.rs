@@ -15,7 +15,7 @@ use std::{
 use bootstrap::runtime;
 
 use super::{Work, events::StreamKey};
-use crate::group::{GroupError, Result};
+use crate::group::{GroupErrorKind, KindResult, Result};
 
 /// Minimum and maximum pause between two checks. The minimum is used after an owner was dropped. The pause then doubles
 /// with each check.
@@ -110,16 +110,16 @@ impl Work {
     /// by `Block::record_stream` of caching-alloc.
     ///
     /// # Errors
-    /// [`GroupError::Captured`] if a graph captured the operation: the owner is dropped, because a graph does not keep
-    /// owners and may be launched at any time. [`GroupError::Thread`] if the separate thread could not be started: the
-    /// owner is kept, at least until a later call has started the thread.
+    /// [`GroupErrorKind::Captured`] if a graph captured the operation: the owner is dropped, because a graph does not
+    /// keep owners and may be launched at any time. [`GroupErrorKind::Thread`] if the separate thread could not be
+    /// started: the owner is kept, at least until a later call has started the thread.
     pub fn keep(&self, owner: impl Send + 'static) -> Result<()> {
-        self.keep_in(owner, |keeper| &mut keeper.kept)
+        self.in_call(self.keep_in(owner, |keeper| &mut keeper.kept))
     }
 
     /// Like [`keep`](Self::keep), but `owner` is dropped as soon as [`is_completed`](Self::is_completed) returns true
     /// or an error, for example because the group has ended. The operation may still run then.
-    pub(super) fn keep_until_ended(&self, owner: impl Send + 'static) -> Result<()> {
+    pub(super) fn keep_until_ended(&self, owner: impl Send + 'static) -> KindResult<()> {
         self.keep_in(owner, |keeper| &mut keeper.waiting)
     }
 
@@ -127,27 +127,18 @@ impl Work {
         &self,
         owner: impl Send + 'static,
         list: impl FnOnce(&mut Keeper) -> &mut Vec<Kept>,
-    ) -> Result<()> {
+    ) -> KindResult<()> {
         if self.mark.captured {
-            return Err(self.captured());
+            return Err(GroupErrorKind::Captured);
         }
         let mut keeper = keeper();
         list(&mut keeper).push(Kept { work: self.clone(), owner: Box::new(owner) });
         if !keeper.is_running {
             let spawned = runtime::spawn("work-keeper", look_after);
-            let group = || self.mark.counter.name.to_string();
-            spawned.map_err(|source| GroupError::Thread { group: group(), thread: "work-keeper", source })?;
+            spawned.map_err(|source| GroupErrorKind::Thread { thread: "work-keeper", source })?;
             keeper.is_running = true;
         }
         Ok(())
-    }
-
-    pub(super) fn captured(&self) -> GroupError {
-        GroupError::Captured {
-            operation: self.mark.operation,
-            sequence: self.mark.sequence,
-            group: self.mark.counter.name.to_string(),
-        }
     }
 }
 
@@ -185,7 +176,7 @@ fn look_after() {
             let key = (Arc::as_ptr(&mark.counter).addr(), mark.stream);
             lines.entry(key).or_default().add(kept);
         }
-        let is_ended = |kept: &Kept| !matches!(kept.work.is_completed(), Ok(false));
+        let is_ended = |kept: &Kept| !matches!(kept.work.completion(), Ok(false));
         let (ended, open): (Vec<_>, Vec<_>) = waiting.into_iter().partition(is_ended);
         let mut any = !ended.is_empty();
         waiting = open;

@@ -26,7 +26,7 @@ use self::{
     events::{Lease, StreamKey},
     outstanding::Mark,
 };
-use super::{GroupError, Result};
+use super::{GroupError, GroupErrorKind, KindResult, Result, error::CallContext};
 use crate::{profile, record::ticks, store::Deadline};
 
 /// Handle of an operation that was enqueued on a stream.
@@ -68,13 +68,13 @@ impl Work {
     /// is the stream on which the operation was enqueued.
     ///
     /// # Errors
-    /// [`GroupError::Driver`] if the driver refuses the wait.
+    /// [`GroupErrorKind::Driver`] if the driver refuses the wait.
     pub fn order_before(&self, stream: &Stream) -> Result<()> {
         let done = self.mark.done.event();
         if StreamKey::of(stream) == self.mark.stream && stream.context() == done.context() {
             return Ok(());
         }
-        Ok(stream.wait(done)?)
+        self.in_call(stream.wait(done))
     }
 
     /// Blocks the calling thread until the operation is complete, for at most the group's timeout.
@@ -88,26 +88,37 @@ impl Work {
     /// Blocks the calling thread until the operation is complete, or until the deadline.
     ///
     /// # Errors
-    /// The error that ended the group, as soon as it is known, for example [`GroupError::Lost`],
-    /// [`GroupError::Left`], [`GroupError::Overdue`], [`GroupError::CollectiveDiverged`] or
-    /// [`GroupError::MemberFailed`]. [`GroupError::Path`] if another member has given up messages on the
+    /// The error that ended the group, as soon as it is known, for example [`GroupErrorKind::Lost`],
+    /// [`GroupErrorKind::Left`], [`GroupErrorKind::Overdue`], [`GroupErrorKind::CollectiveDiverged`] or
+    /// [`GroupErrorKind::MemberFailed`]. [`GroupErrorKind::Path`] if another member has given up messages on the
     /// group's path, and that member's reason has not arrived in time or by the deadline.
-    /// [`GroupError::WorkTimeout`] after the deadline. If the deadline was at least a second away at the
-    /// start, this error names the members that have not joined. [`GroupError::Comm`] for an asynchronous
-    /// error. [`GroupError::Captured`] if a graph captured the operation. [`GroupError::Driver`] if a query
+    /// [`GroupErrorKind::WorkTimeout`] after the deadline. If the deadline was at least a second away at the
+    /// start, this error names the members that have not joined. [`GroupErrorKind::Comm`] for an asynchronous
+    /// error. [`GroupErrorKind::Captured`] if a graph captured the operation. [`GroupErrorKind::Driver`] if a query
     /// of the device fails.
     pub fn wait_until(&self, deadline: Deadline) -> Result<()> {
+        self.in_call(self.done_by(deadline))
+    }
+
+    /// Like [`wait_until`](Self::wait_until), as part of another call.
+    pub(super) fn done_by(&self, deadline: Deadline) -> KindResult<()> {
         self.mark.counter.health.explain(self.look_until(deadline))
     }
 
-    fn look_until(&self, deadline: Deadline) -> Result<()> {
+    /// Adds the group, this operation and its number to an error of it.
+    pub(super) fn in_call<T>(&self, result: Result<T, impl Into<GroupError>>) -> Result<T> {
+        let Mark { counter, operation, sequence, .. } = &*self.mark;
+        result.map_err(|error| CallContext::of_work(&counter.name, operation, *sequence).error(error))
+    }
+
+    fn look_until(&self, deadline: Deadline) -> KindResult<()> {
         const LONGEST: Duration = Duration::from_millis(1);
         let mut pause = Duration::from_micros(2);
         let _range = profile::range("wait", &self.mark.counter.name, 0);
         let health = &self.mark.counter.health;
         let mut asked = None;
         loop {
-            match self.is_completed() {
+            match self.completion() {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => return Err(health.conclude(error, deadline)),
@@ -118,10 +129,7 @@ impl Work {
                 asked = Some(health.ask_aside(until));
             }
             if deadline.expired() {
-                let timeout = || GroupError::WorkTimeout {
-                    operation: self.mark.operation,
-                    sequence: self.mark.sequence,
-                    group: self.mark.counter.name.to_string(),
+                let timeout = || GroupErrorKind::WorkTimeout {
                     waited: deadline.waited(),
                     progress: asked.as_ref().and_then(|asked| asked.get()).cloned().map(Box::new),
                 };
@@ -148,21 +156,28 @@ impl Work {
     }
 
     /// Reports an error to the flight recorder and the profilers, and returns the error.
-    fn trouble(&self, error: GroupError) -> GroupError {
+    fn trouble(&self, error: GroupErrorKind) -> GroupErrorKind {
         self.mark.counter.recorder.trouble();
-        profile::trouble(self.mark.operation, &self.mark.counter.name, &error);
+        let Mark { operation, sequence, counter, .. } = &*self.mark;
+        let problem = format_args!("{operation} (number {sequence} of {}): {error}", counter.name);
+        profile::trouble(operation, &counter.name, &problem);
         error
     }
 
     /// Returns true if the operation is complete. Does not block.
     ///
     /// # Errors
-    /// The error that ended the group, for example [`GroupError::Lost`], because the operation may have been
-    /// given up. [`GroupError::Path`] if another member has given up messages on the group's path, and has
-    /// not reported the reason in time. [`GroupError::Captured`] if a graph captured the operation.
-    /// [`GroupError::Driver`] if a query of the device fails, also because of an error of earlier work on the
+    /// The error that ended the group, for example [`GroupErrorKind::Lost`], because the operation may have been
+    /// given up. [`GroupErrorKind::Path`] if another member has given up messages on the group's path, and has
+    /// not reported the reason in time. [`GroupErrorKind::Captured`] if a graph captured the operation.
+    /// [`GroupErrorKind::Driver`] if a query of the device fails, also because of an error of earlier work on the
     /// device.
     pub fn is_completed(&self) -> Result<bool> {
+        self.in_call(self.completion())
+    }
+
+    /// Like [`is_completed`](Self::is_completed), as part of another call.
+    pub(super) fn completion(&self) -> KindResult<bool> {
         let done = self.is_done()?;
         // Checked after the query, because aborted, revoked and given-up operations look complete too.
         let health = &self.mark.counter.health;
@@ -174,9 +189,9 @@ impl Work {
     }
 
     /// Returns true if no part of the operation runs any more, whether or not the operation was successful.
-    fn is_done(&self) -> Result<bool> {
+    fn is_done(&self) -> KindResult<bool> {
         if self.mark.captured {
-            return Err(self.captured());
+            return Err(GroupErrorKind::Captured);
         }
         let done = self.passed(&self.mark.done)?;
         if done {
@@ -192,14 +207,12 @@ impl Work {
     /// # Errors
     /// Those of [`is_completed`](Self::is_completed).
     pub fn elapsed_us(&self) -> Result<Option<f64>> {
-        if !self.is_completed()? {
-            return Ok(None);
-        }
-        self.mark.elapsed_us()
+        let completed = self.completion();
+        self.in_call(completed.and_then(|done| if done { self.mark.elapsed_us() } else { Ok(None) }))
     }
 
     /// Returns true if the stream has passed the event that `mark` holds.
-    fn passed(&self, mark: &Lease) -> Result<bool> {
+    fn passed(&self, mark: &Lease) -> KindResult<bool> {
         let event = mark.event();
         let query = || {
             // Another thread may be capturing in global mode, and a query would invalidate its capture.

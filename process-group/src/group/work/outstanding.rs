@@ -32,7 +32,7 @@ use cuda_driver::{
 
 use super::{
     super::{
-        GroupError, Result,
+        GroupErrorKind, KindResult, Result,
         counter::Counter,
         work_monitor::{OldestWork, OpenWork},
     },
@@ -347,7 +347,7 @@ pub(super) struct Mark {
 impl Mark {
     /// Returns the time between the events before and after the operation, in µs. `None` without timing. The
     /// stream must have passed both events.
-    pub(super) fn elapsed_us(&self) -> Result<Option<f64>> {
+    pub(super) fn elapsed_us(&self) -> KindResult<Option<f64>> {
         let Some(start) = &self.start else { return Ok(None) };
         let done = self.done.event();
         let _relaxed = RelaxedCapture::enter(done.context().driver())?;
@@ -365,7 +365,7 @@ pub(in crate::group) struct Blank {
 impl Blank {
     /// Makes a mark for an operation of the group that `counter` belongs to.
     #[cold]
-    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> BoxedResult<Self, GroupError> {
+    pub(super) fn new(marks: &Arc<Marks>, counter: &Arc<Counter>) -> BoxedResult<Self, GroupErrorKind> {
         let mark = Mark {
             operation: "",
             sequence: 0,
@@ -390,7 +390,7 @@ impl Blank {
     /// Records the event before the operation, if the group times operations. Captured operations are not
     /// timed.
     #[inline]
-    pub(in crate::group) fn start(&mut self, stream: &Stream) -> BoxedResult<(), GroupError> {
+    pub(in crate::group) fn start(&mut self, stream: &Stream) -> BoxedResult<(), GroupErrorKind> {
         match &self.mark.start {
             None => Ok(()),
             Some(start) => start.record_timed(stream),
@@ -406,7 +406,7 @@ impl Blank {
         sequence: u64,
         stream: &Stream,
         span: Span,
-    ) -> BoxedResult<Work, GroupError> {
+    ) -> BoxedResult<Work, GroupErrorKind> {
         stream.record(self.mark.done.event())?;
         let captured = stream.capture_status()? != CaptureStatus::None;
         let Some(mark) = Arc::get_mut(&mut self.mark) else { unreachable!("a blank has one holder") };
@@ -458,7 +458,7 @@ impl Outstanding {
         marks: &Arc<Marks>,
         counter: &Arc<Counter>,
         log: impl FnOnce(&mut RingState),
-    ) -> BoxedResult<Blank, GroupError> {
+    ) -> BoxedResult<Blank, GroupErrorKind> {
         let (begun, mut blank) = self.begin(|| Blank::new(marks, counter), log)?;
         blank.begun = begun;
         Ok(blank)

@@ -13,7 +13,7 @@ use process_group::comm::{
     wait_for_dropped,
 };
 use process_group::{
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupErrorKind},
     store::{Deadline, Store},
 };
 use rusty_fork::rusty_fork_test;
@@ -78,7 +78,7 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 rank.store.wait(&["aborted"], far()).unwrap();
                 let error = world.barrier(far()).unwrap_err();
-                assert!(matches!(&error, GroupError::Left { rank: 0, how, .. } if how == "aborted"), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Left { rank: 0, how, .. } if how == "aborted"), "{error}");
                 return world.abort(far()).unwrap();
             }
             let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
@@ -91,7 +91,7 @@ rusty_fork_test! {
                 aborter.abort(far()).unwrap();
                 for wait in waits {
                     let error = wait.join().unwrap().unwrap_err();
-                    assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. })), "{error}");
                 }
             });
             let _ = stream.synchronize();

@@ -22,7 +22,7 @@ use process_group::{
         CommError, Communicator, DataType::F32, Making, Origin, ReduceOp, Result, ShrinkMode, WindowOutcome,
         WindowRequest, wait_for_dropped,
     },
-    group::{Buffer, GroupError, Request, WorkFuture},
+    group::{Buffer, GroupError, GroupErrorKind, Request, WorkFuture},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -370,7 +370,7 @@ rusty_fork_test! {
             let (raw, owner) = (make(&rank), owner());
             let builder = rank.builder().rank(1 - rank.rank);
             let error = builder.build_with(adopt(&rank, raw, &owner)).unwrap_err();
-            assert!(matches!(error, GroupError::Setting { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Setting { .. }), "{error}");
             until_released(&owner);
 
             let group = ProcessGroup::builder().store(rank.store.clone()).timeout(Duration::from_secs(60));
@@ -383,7 +383,7 @@ rusty_fork_test! {
             group.all_reduce(&mut sums, ReduceOp::Sum).unwrap().wait().unwrap();
             assert_eq!(stream.clone_dtoh(&sums).unwrap(), [3.0; 8]);
             let error = group.revoke(far()).unwrap_err();
-            assert!(matches!(error, GroupError::Comm(CommError::Adopted { .. })), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Adopted { .. })), "{error}");
             group.barrier(far()).unwrap();
             let part = group.split("part", &Request::Color { color: Some(0), key: 0 }).unwrap();
             part.into_iter().for_each(|part| part.destroy(far()).unwrap());
@@ -426,14 +426,14 @@ rusty_fork_test! {
                         }
                     }
                 };
-                assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 1, .. }), "{error}");
                 let error = work.wait_until(far()).unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 1, .. }), "{error}");
                 let error = reduce().unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 1, .. }), "{error}");
                 assert!(!stream.query().unwrap(), "it is still blocked");
                 let error = group.abort(far()).unwrap_err();
-                assert!(matches!(error, GroupError::Comm(CommError::Adopted { .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Adopted { .. })), "{error}");
             } else {
                 group.fail("a test");
                 drop(group);

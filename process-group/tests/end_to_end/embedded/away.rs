@@ -13,7 +13,7 @@ use std::{
 use process_group::{
     ProcessGroup,
     comm::{CommError, ShrinkMode, set_drop_error_hook, wait_for_dropped},
-    group::{Builder, GroupError, P2pPolicy, Request},
+    group::{Builder, GroupError, GroupErrorKind, P2pPolicy, Request},
     store::Store,
 };
 use rusty_fork::rusty_fork_test;
@@ -118,7 +118,7 @@ fn is_ended_everywhere(name: &str, case: &Case) {
     let at = |place: usize| {
         let result = without_the_other(case, place)?;
         if let Err(error) = &result {
-            let closed = matches!(error, GroupError::Comm(CommError::Closed { .. }));
+            let closed = matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. }));
             assert!(closed, "{name}, away from write {place}: {error}");
         }
         Some(result)

@@ -13,7 +13,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp, set_drop_error_hook, wait_for_dropped},
-    group::{Buffer, GroupError, Work},
+    group::{Buffer, GroupError, GroupErrorKind, Work},
     store::Store,
 };
 use rusty_fork::rusty_fork_test;
@@ -69,9 +69,9 @@ rusty_fork_test! {
                 thread::sleep(Duration::from_micros(100));
             };
             // Right away it is the communicator's error, or already its cause.
-            assert!(matches!(asked, GroupError::Comm(_) | GroupError::CollectiveDiverged { .. }), "{asked}");
+            assert!(matches!(asked.kind(), GroupErrorKind::Comm(_) | GroupErrorKind::CollectiveDiverged { .. }), "{asked}");
             for error in [work.wait_until(far()).unwrap_err(), world.quiesce(far()).unwrap_err(), world.check().unwrap_err()] {
-                let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+                let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
                 assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[0, 1][..], 1, 2), "{error}");
                 let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
                 assert_eq!(calls, ["all_reduce of 4 f32 by sum", "broadcast of 4 f32 with root 0"]);
@@ -98,7 +98,7 @@ rusty_fork_test! {
             let all = Buffer::new(memory.ptr(), 4, F32);
             let work = call_differently(&rank, &world, all, &stream);
             let error = work.wait_until(far()).unwrap_err();
-            assert!(matches!(error, GroupError::CollectiveDiverged { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::CollectiveDiverged { .. }), "{error}");
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
         });
@@ -114,7 +114,7 @@ rusty_fork_test! {
             let part = Buffer::new(memory.ptr(), if rank.rank == 3 { 4 } else { 8 }, F32);
             let work = unsafe { world.raw().all_reduce(part, part, ReduceOp::Sum, &stream) }.unwrap();
             let error = work.wait_until(far()).unwrap_err();
-            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[3][..], 1), "{error}");
             world.abort(far()).unwrap();
             let _ = stream.synchronize();
@@ -137,7 +137,7 @@ rusty_fork_test! {
             }
             failing.wait();
             let error = work.wait_until(far()).unwrap_err();
-            let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::MemberFailed { reason, .. } = error.kind() else { panic!("{error}") };
             assert!(reason.contains("ncclCommGetAsyncError"), "{error}");
             world.abort(far()).unwrap();
         });
@@ -160,7 +160,7 @@ rusty_fork_test! {
                     machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(code)).nth(1)).unwrap();
                 }
                 let error = until_over(&world);
-                let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+                let GroupErrorKind::MemberFailed { reason, .. } = error.kind() else { panic!("{error}") };
                 assert!(reason.contains("cuEventQuery") && reason.contains(&code.to_string()), "{error}");
                 assert!(work.wait_until(far()).is_err());
                 drop(open);
@@ -180,10 +180,10 @@ rusty_fork_test! {
             let work = world.track_graph_launch(&stream).unwrap();
             machine.world.faults().inject(Injection::new("cuEventQuery", Action::Fail(700)).forever()).unwrap();
             let error = work.wait_until(far()).unwrap_err();
-            assert!(matches!(error, GroupError::Driver(_)), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Driver(_)), "{error}");
             machine.world.faults().clear();
             let error = world.check().unwrap_err();
-            assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 0, .. }), "{error}");
             drop(open);
             stream.synchronize().unwrap();
             world.abort(far()).unwrap();
@@ -221,7 +221,7 @@ rusty_fork_test! {
                 machine.world.faults().inject(Injection::new(name, Action::Fail(3)).forever()).unwrap();
                 let error = until_over(&world);
                 machine.world.faults().clear();
-                let GroupError::MemberFailed { rank: 0, reason, .. } = &error else { panic!("{name}: {error}") };
+                let GroupErrorKind::MemberFailed { rank: 0, reason, .. } = error.kind() else { panic!("{name}: {error}") };
                 assert!(reason.contains(name), "{name}: {error}");
                 drop(open);
                 stream.synchronize().unwrap();
@@ -242,7 +242,7 @@ rusty_fork_test! {
                 let world = rank.builder().epoch(epoch).build().unwrap();
                 if rank.rank == 1 {
                     let error = world.barrier(far()).unwrap_err();
-                    assert!(matches!(error, GroupError::Left { rank: 0, .. }), "{fault:?}: {error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Left { rank: 0, .. }), "{fault:?}: {error}");
                     return BTreeMap::new();
                 }
                 let arrived = format!("process-group/world/{epoch}/barrier/0/records/count");

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
-    group::{GroupError, P2pPolicy},
+    group::{GroupError, GroupErrorKind, P2pPolicy},
     store::{Deadline, Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
@@ -30,7 +30,7 @@ rusty_fork_test! {
             let world: ProcessGroup = rank.builder().store(store).build().unwrap();
             let met = world.barrier(far());
             let is_right = |error: &GroupError| {
-                let GroupError::MemberFailed { rank: 0, reason, .. } = error else { return false };
+                let GroupErrorKind::MemberFailed { rank: 0, reason, .. } = error.kind() else { return false };
                 reason.contains("in doubt about the barrier") && reason.contains("a test")
             };
             if rank.rank == 0 {

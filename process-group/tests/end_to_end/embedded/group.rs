@@ -10,7 +10,10 @@ use cuda_driver::{graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{ArgumentError, CommError, DataType::F32, ReduceOp},
-    group::{Buffer, Disagreement, GroupError, GroupId, GroupSettings, Request, SplitError, enqueued_on},
+    group::{
+        Buffer, Disagreement, GroupError, GroupErrorKind, GroupId, GroupSettings, Request, SplitError,
+        enqueued_on,
+    },
     store::{Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
@@ -39,7 +42,7 @@ rusty_fork_test! {
             if rank.rank == 1 {
                 let began = Instant::now();
                 let error = rank.builder().build().unwrap_err();
-                assert!(matches!(error, GroupError::Store(StoreError::RankTaken { rank: 1, .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Store(StoreError::RankTaken { rank: 1, .. })), "{error}");
                 assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
             }
             world.barrier(far()).unwrap();
@@ -55,7 +58,7 @@ rusty_fork_test! {
         machine.ranks(1, |rank| {
             let folder = tempfile::tempdir().unwrap();
             let error = rank.builder().dump_folder(folder.path()).build().unwrap_err();
-            let GroupError::Dump(error) = error else { panic!("{error}") };
+            let GroupErrorKind::Dump(error) = error.kind() else { panic!("{error}") };
             assert!(error.source.to_string().contains("without its feature `pickle`"), "{}", error.source);
         });
     }
@@ -123,13 +126,13 @@ rusty_fork_test! {
                         ReduceOp::Sum, &stream),
                 ] {
                     let error = refused.unwrap_err();
-                    assert!(matches!(error, GroupError::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
                 }
-                assert!(matches!(world.raw().broadcast(buffer(1), 2, &stream), Err(GroupError::Argument { .. })));
+                assert!(matches!(world.raw().broadcast(buffer(1), 2, &stream).as_ref().map_err(GroupError::kind), Err(GroupErrorKind::Argument { .. })));
             }
             let open = process_group::comm::Group::begin(world.nccl()).unwrap();
             let refused = unsafe { world.raw().all_reduce(buffer(2), buffer(2), ReduceOp::Sum, &stream) };
-            assert!(matches!(refused, Err(GroupError::Comm(CommError::InsideGroup { .. }))));
+            assert!(matches!(refused.as_ref().map_err(GroupError::kind), Err(GroupErrorKind::Comm(CommError::InsideGroup { .. }))));
             open.finish().unwrap();
             assert_eq!(world.sequence(), 0);
             world.destroy(far()).unwrap();
@@ -148,7 +151,7 @@ rusty_fork_test! {
             let split = || world.split_with("pair", &pair, GroupSettings::new(), soon());
             let absent = || {
                 let error = split().unwrap_err();
-                assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [1]), "{error}");
             };
             if rank.rank == 0 {
                 absent();
@@ -157,12 +160,12 @@ rusty_fork_test! {
             } else {
                 let open = process_group::comm::Group::begin(world.nccl()).unwrap();
                 let error = split().unwrap_err();
-                assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::InsideGroup { .. })), "{error}");
                 open.finish().unwrap();
                 // The other has not enqueued its part.
                 unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                 let error = split().unwrap_err();
-                assert!(matches!(error, GroupError::WorkTimeout { .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { .. }), "{error}");
                 // In the barrier it would wait for a rank that waits for it.
                 rank.store.wait(&["tried"], far()).unwrap();
             }
@@ -194,7 +197,8 @@ rusty_fork_test! {
                 reduce();
                 drop(capture());
                 let error = world.quiesce(soon()).unwrap_err();
-                assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { .. }), "{error}");
+                assert_eq!((error.operation(), error.sequence()), (Some("all_reduce"), Some(1)), "{error}");
             }
             world.barrier(far()).unwrap();
             if rank.rank == 1 {
@@ -235,7 +239,7 @@ rusty_fork_test! {
             let (memory, other) = (rank.memory(&[1.0]), owned());
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             let error = reduce(&memory).keep(other).unwrap_err();
-            assert!(matches!(error, GroupError::Captured { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Captured), "{error}");
             dropped.try_recv().unwrap();
             drop(capture.end().unwrap());
             world.destroy(far()).unwrap();
@@ -297,11 +301,11 @@ rusty_fork_test! {
             let lists = if rank.rank == 2 { vec![vec![0], vec![1, 2]] } else { vec![vec![0, 1], vec![2]] };
             let error = world.split("tp", &Request::Lists(lists)).unwrap_err();
             assert!(
-                matches!(error, GroupError::Split { source: SplitError::Different { rank: 2, other: 0, .. }, .. }),
+                matches!(error.kind(), GroupErrorKind::Split { source: SplitError::Different { rank: 2, other: 0, .. }, .. }),
                 "{error}"
             );
             let twice = world.split("tp", &Request::Lists(vec![vec![0, 1], vec![1]])).unwrap_err();
-            assert!(matches!(twice, GroupError::Split { source: SplitError::Twice { rank: 1, .. }, .. }), "{twice}");
+            assert!(matches!(twice.kind(), GroupErrorKind::Split { source: SplitError::Twice { rank: 1, .. }, .. }), "{twice}");
             world.split("tp", &Request::Color { color: None, key: 0 }).unwrap();
             world.destroy(far()).unwrap();
             error.to_string()
@@ -317,7 +321,7 @@ rusty_fork_test! {
         machine.these_ranks(4, &[0, 1, 3], |rank| {
             present.wait();
             let error = rank.builder().timeout(Duration::from_secs(2)).build().unwrap_err();
-            let GroupError::Absent { ranks, size: 4, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::Absent { ranks, size: 4, .. } = error.kind() else { panic!("{error}") };
             assert_eq!(*ranks, [2]);
         });
         assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
@@ -335,7 +339,7 @@ rusty_fork_test! {
                     let error = pair
                         .split_with("x", &Request::Color { color: Some(0), key: 0 }, rank.config(), soon())
                         .unwrap_err();
-                    assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [2]), "{error}");
                     rank.store.set("tried", b"").unwrap();
                 }
                 // In the destruction it would wait for a rank that waits for it.
@@ -355,7 +359,7 @@ rusty_fork_test! {
             let context = rank.context.driver().device(0).unwrap().retain_primary().unwrap();
             let error = rank.builder().context(&context).build().unwrap_err();
             assert!(
-                matches!(error, GroupError::Disagreement { source: Disagreement::SameDevice { .. }, .. }),
+                matches!(error.kind(), GroupErrorKind::Disagreement { source: Disagreement::SameDevice { .. }, .. }),
                 "{error}"
             );
         });
@@ -367,7 +371,7 @@ rusty_fork_test! {
         let machine = machine(2);
         machine.ranks(2, |rank| {
             let first = rank.world();
-            assert!(matches!(rank.builder().build(), Err(GroupError::Store(_))));
+            assert!(matches!(rank.builder().build().as_ref().map_err(GroupError::kind), Err(GroupErrorKind::Store(_))));
             let second = rank.builder().epoch(1).build().unwrap();
             assert!(first.id() < second.id() && second.id().epoch == 1);
             second.destroy(far()).unwrap();
@@ -383,7 +387,7 @@ rusty_fork_test! {
             let world = rank.world();
             if rank.rank == 0 {
                 let error = world.barrier(soon()).unwrap_err();
-                assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1]), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [1]), "{error}");
                 rank.store.set("tried", b"").unwrap();
             }
             // In the destruction it would wait for a rank that waits for it.
@@ -401,7 +405,7 @@ rusty_fork_test! {
             let world = rank.world();
             let pair = world.split("pair", &Request::Lists(vec![vec![0, 1]])).unwrap().unwrap();
             let error = if rank.rank == 0 { world.barrier(soon()) } else { pair.barrier(far()) }.unwrap_err();
-            let GroupError::NotAgreed { meeting: "the barrier", source, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::NotAgreed { meeting: "the barrier", source, .. } = error.kind() else { panic!("{error}") };
             let text = source.to_string();
             assert!(text.contains("circle: rank 0 at barrier/0 with") && text.contains("rank 1 at split/0/0/barrier/0"));
             // Both go on.
@@ -423,7 +427,8 @@ rusty_fork_test! {
                 let buffer = Buffer::new(memory.ptr(), 1, F32);
                 let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
                 let error = work.wait_until(soon()).unwrap_err();
-                assert!(matches!(error, GroupError::WorkTimeout { sequence: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { .. }), "{error}");
+                assert_eq!((error.operation(), error.sequence()), (Some("all_reduce"), Some(1)), "{error}");
                 assert!(world.quiesce(soon()).is_err());
             }
             world.barrier(far()).unwrap();
@@ -442,7 +447,7 @@ rusty_fork_test! {
             let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             let graph = capture.end().unwrap();
-            assert!(matches!(work.wait_until(soon()), Err(GroupError::Captured { .. })));
+            assert!(matches!(work.wait_until(soon()).as_ref().map_err(GroupError::kind), Err(GroupErrorKind::Captured)));
             let exec = graph.instantiate().unwrap();
             for _ in 0..3 {
                 stream.launch(&exec).unwrap();

@@ -13,7 +13,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, Origin, ReduceOp, wait_for_dropped},
-    group::{Buffer, Builder, Disagreement, GroupError, P2pPolicy, Request},
+    group::{Buffer, Builder, Disagreement, GroupError, GroupErrorKind, P2pPolicy, Request},
     store::{Store, StoreError, TcpStore},
 };
 use rustix::process::{Signal, getpid, kill_process};
@@ -129,11 +129,11 @@ rusty_fork_test! {
                 (builder().epoch(0), "take another one"),
             ] {
                 let error = old.grow(builder).unwrap_err();
-                assert!(matches!(error, GroupError::Setting { .. }) && error.to_string().contains(text), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Setting { .. }) && error.to_string().contains(text), "{error}");
             }
             old.suspend(far()).unwrap();
             let error = old.grow(builder()).unwrap_err();
-            assert!(matches!(error, GroupError::Comm(CommError::Suspended { .. })), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Suspended { .. })), "{error}");
             old.destroy(far()).unwrap();
         });
         assert_eq!(machine.world.calls("ncclCommGetUniqueId") + machine.world.calls("ncclCommGrow"), 0);
@@ -146,7 +146,7 @@ rusty_fork_test! {
         machine.ranks(3, |rank| {
             let old = first(&rank, 2);
             let error = larger(old.as_ref(), rank.builder().epoch(1)).unwrap_err();
-            let is_missing = matches!(&error, GroupError::Comm(CommError::Missing(_)));
+            let is_missing = matches!(error.kind(), GroupErrorKind::Comm(CommError::Missing(_)));
             assert!(is_missing && error.to_string().contains("2.29.2"), "{error}");
             if let Some(old) = old {
                 assert_eq!(sum(&rank, &old), 2.0);
@@ -164,7 +164,7 @@ rusty_fork_test! {
             if let Some(old) = &old {
                 let soon = rank.builder().epoch(1).timeout(Duration::from_millis(300));
                 let error = old.grow(soon).unwrap_err();
-                assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [2]), "{error}");
                 assert_eq!(sum(&rank, old), 2.0);
             }
             let grown = larger(old.as_ref(), rank.builder().epoch(2)).unwrap();
@@ -190,14 +190,14 @@ rusty_fork_test! {
                 3 => rank.builder().epoch(2).build().unwrap_err(),
                 _ => b.as_ref().unwrap().grow(rank.builder().epoch(2)).unwrap_err(),
             };
-            let GroupError::Disagreement { source: Disagreement::Setting { setting, .. }, .. } = &other else {
+            let GroupErrorKind::Disagreement { source: Disagreement::Setting { setting, .. }, .. } = other.kind() else {
                 panic!("{other}")
             };
             assert_eq!(setting, "communicator");
             for group in a.into_iter().chain(b) {
                 group.destroy(far()).unwrap();
             }
-            error.to_string()
+            error.kind().to_string()
         });
         assert!(errors[0].contains("rank 1 grows group") && errors.iter().all(|error| *error == errors[0]), "{errors:?}");
         assert_eq!(machine.world.calls("ncclCommGetUniqueId") + machine.world.calls("ncclCommGrow"), 0);
@@ -230,10 +230,10 @@ rusty_fork_test! {
                 }
                 error
             });
-            let failed = |error: &GroupError| matches!(error, GroupError::Comm(CommError::Nccl { call: found, .. }) if *found == call);
+            let failed = |error: &GroupError| matches!(error.kind(), GroupErrorKind::Comm(CommError::Nccl { call: found, .. }) if *found == call);
             let culprit = errors.iter().position(failed).unwrap_or_else(|| panic!("{name}: {errors:?}"));
             for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
-                assert!(matches!(error, GroupError::Unmade { rank, .. } if *rank == culprit), "{name}, rank {rank}: {error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Unmade { rank, .. } if *rank == culprit), "{name}, rank {rank}: {error}");
             }
             assert!(wait_for_dropped(far()), "{name}");
             machine.world.faults().clear();
@@ -256,7 +256,7 @@ rusty_fork_test! {
                     work.wait_until(far()).unwrap_err()
                 }
             };
-            assert!(matches!(error, GroupError::Overdue { rank: 1, .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { rank: 1, .. }), "{error}");
         });
         assert!(wait_for_dropped(far()));
     }
@@ -282,7 +282,7 @@ rusty_fork_test! {
                 };
                 let builder = builder().store(Arc::new(Hooked::new(&rank.store, late))).epoch(1);
                 let error = builder.join_grown().unwrap_err();
-                assert!(matches!(error, GroupError::Unmade { rank: 0 | 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Unmade { rank: 0 | 1, .. }), "{error}");
                 return;
             }
             let old = builder().world_size(2).build().unwrap();
@@ -290,7 +290,7 @@ rusty_fork_test! {
             let error = old.grow(builder().epoch(1)).unwrap_err();
             assert!(began.elapsed() < Duration::from_secs(20), "{:?}: {error}", began.elapsed());
             rank.store.set(&format!("over/{}", rank.rank), b"").unwrap();
-            let is_told = matches!(error, GroupError::MemberFailed { .. } | GroupError::Unmade { rank: 0 | 1, .. });
+            let is_told = matches!(error.kind(), GroupErrorKind::MemberFailed { .. } | GroupErrorKind::Unmade { rank: 0 | 1, .. });
             assert!(is_told, "{error}");
             old.abort(far()).unwrap();
         });
@@ -319,11 +319,11 @@ rusty_fork_test! {
                 }
                 (_, Some(pair)) => {
                     let error = pair.grow(builder(1)).unwrap_err();
-                    assert!(matches!(error, GroupError::Left { rank: 2, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Left { rank: 2, .. }), "{error}");
                 }
                 _ => {
                     let error = builder(1).join_grown().unwrap_err();
-                    let is_named = matches!(&error, GroupError::Store(StoreError::GivenUp { rank: 1, .. }));
+                    let is_named = matches!(error.kind(), GroupErrorKind::Store(StoreError::GivenUp { rank: 1, .. }));
                     assert!(is_named, "{error}");
                 }
             }
@@ -368,8 +368,8 @@ fn one_rank() {
     if case != "lives" {
         let error = grown.unwrap_err();
         let is_named = match case.as_str() {
-            "dies" => matches!(error, GroupError::Lost { rank: 2, .. }),
-            _ => matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [2]),
+            "dies" => matches!(error.kind(), GroupErrorKind::Lost { rank: 2, .. }),
+            _ => matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [2]),
         };
         assert!(is_named, "{error}");
         let old = old.unwrap();

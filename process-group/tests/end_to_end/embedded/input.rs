@@ -8,7 +8,7 @@ use process_group::{
         DataType::{F32, I32},
         Group, ReduceOp,
     },
-    group::{Buffer, Disagreement, GroupError},
+    group::{Buffer, Disagreement, GroupError, GroupErrorKind},
     store::StoreError,
 };
 use rusty_fork::rusty_fork_test;
@@ -24,7 +24,7 @@ rusty_fork_test! {
         let machine = machine(2);
         machine.these_ranks(2, &[0], |rank| {
             let error = rank.builder().rank(2).build().unwrap_err();
-            assert!(matches!(error, GroupError::NoSuchRank { rank: 2, size: 2 }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::NoSuchRank { rank: 2, size: 2 }), "{error}");
         });
         assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
         machine.world.finish().unwrap();
@@ -35,7 +35,7 @@ rusty_fork_test! {
         let machine = machine(2);
         // Rank 1 never comes: a second process comes as rank 0.
         for error in machine.ranks(2, |rank| rank.builder().rank(0).build().unwrap_err()) {
-            assert!(matches!(error, GroupError::Store(StoreError::RankTaken { rank: 0, .. })), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Store(StoreError::RankTaken { rank: 0, .. })), "{error}");
         }
         assert_eq!(machine.world.calls("ncclCommInitRankConfig"), 0);
         machine.world.finish().unwrap();
@@ -47,7 +47,7 @@ rusty_fork_test! {
         machine.ranks(2, |rank| {
             // Each would wait for its own world size.
             let error = rank.builder().world_size(2 + rank.rank).build().unwrap_err();
-            let GroupError::Disagreement { source: Disagreement::WorldSize { size, other_size, .. }, .. } = error else {
+            let GroupErrorKind::Disagreement { source: Disagreement::WorldSize { size, other_size, .. }, .. } = error.kind() else {
                 panic!("{error}")
             };
             assert_eq!(size + other_size, 5);
@@ -75,7 +75,7 @@ rusty_fork_test! {
                     world.raw().all_to_all_list(&[part(0, 1), ints], &[part(4, 1), part(6, 1)], &stream),
                 ] {
                     let error = refused.unwrap_err();
-                    assert!(matches!(error, GroupError::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Argument { source: ArgumentError::Lengths { .. }, .. }), "{error}");
                 }
                 for refused in [
                     world.raw().broadcast(part(0, 1), 2, &stream),
@@ -87,22 +87,22 @@ rusty_fork_test! {
                 ] {
                     let error = refused.unwrap_err();
                     let expected = matches!(
-                        error,
-                        GroupError::Argument { source: ArgumentError::NoSuchRank { size: 2, .. }, .. }
+                        error.kind(),
+                        GroupErrorKind::Argument { source: ArgumentError::NoSuchRank { size: 2, .. }, .. }
                     );
                     assert!(expected, "{error}");
                 }
                 let error = world.raw().all_to_all_list(&[part(0, 1)], &[part(4, 1), part(5, 1)], &stream).unwrap_err();
-                assert!(matches!(error, GroupError::Argument { source: ArgumentError::ListLength { list: "send", found: 1, size: 2, .. }, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Argument { source: ArgumentError::ListLength { list: "send", found: 1, size: 2, .. }, .. }), "{error}");
                 let root = world.rank();
                 let error = world.raw().gather(part(0, 1), None, root, &stream).unwrap_err();
-                assert!(matches!(error, GroupError::Argument { source: ArgumentError::RootBuffer { .. }, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Argument { source: ArgumentError::RootBuffer { .. }, .. }), "{error}");
                 let error = world.raw().send(part(0, 1), root, &stream).unwrap_err();
-                let to_oneself = matches!(error, GroupError::Argument { source: ArgumentError::ToOneself { .. }, .. });
+                let to_oneself = matches!(error.kind(), GroupErrorKind::Argument { source: ArgumentError::ToOneself { .. }, .. });
                 assert!(to_oneself, "{error}");
             }
             let error = part(0, 8).split(&[3, 4]).unwrap_err();
-            assert!(matches!(error, GroupError::Sizes { elements: 8, parts: 2, sum: 7 }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Sizes { elements: 8, parts: 2, sum: 7 }), "{error}");
             assert_eq!((launches(&machine), world.sequence()), (0, 0));
             world.barrier(far()).unwrap();
             world.destroy(far()).unwrap();
@@ -121,7 +121,7 @@ rusty_fork_test! {
             world.abort_handle().abort(far()).unwrap();
             // The error of the abort that was known here first.
             let closed = |error: GroupError| {
-                let is_closed = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
+                let is_closed = matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. }) | GroupErrorKind::Left { .. });
                 assert!(is_closed, "{error}");
             };
             closed(unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap_err());

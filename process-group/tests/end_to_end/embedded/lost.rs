@@ -5,7 +5,7 @@ use std::{env, process::Child, sync::mpsc, time::Duration};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, Request, Witnesses},
+    group::{Buffer, GroupError, GroupErrorKind, Request, Witnesses},
     peers::Loss,
     store::TcpStore,
 };
@@ -69,10 +69,10 @@ fn one_rank() {
             }
         },
     };
-    let is_right = |error: &GroupError| match error {
-        GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. } => fate == "dies",
+    let is_right = |error: &GroupError| match error.kind() {
+        GroupErrorKind::Lost { rank: VICTIM, loss: Loss::Died, .. } => fate == "dies",
         // The store does not report deaths.
-        GroupError::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate != "dies",
+        GroupErrorKind::Lost { rank: VICTIM, loss: Loss::Silent(_), .. } => fate != "dies",
         _ => false,
     };
     assert!(is_right(&error), "rank {me}: {error}");

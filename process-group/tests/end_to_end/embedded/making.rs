@@ -8,7 +8,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, ReduceOp, WindowRequest, wait_for_dropped},
-    group::{Buffer, GroupError, Request},
+    group::{Buffer, GroupError, GroupErrorKind, Request},
     peers::Loss,
     store::TcpStore,
 };
@@ -98,9 +98,9 @@ fn one_rank() {
         builder.timeout(Duration::from_secs(60)).heartbeat(Duration::from_millis(500))
     };
     let error = builder().build().and_then(|world| whole_life(&machine, &rank, world)).unwrap_err();
-    let is_right = match &error {
-        GroupError::Lost { rank, loss: Loss::Died, .. } => dies && *rank == victim,
-        GroupError::Lost { rank, loss: Loss::Silent(_), .. } => !dies && *rank == victim,
+    let is_right = match error.kind() {
+        GroupErrorKind::Lost { rank, loss: Loss::Died, .. } => dies && *rank == victim,
+        GroupErrorKind::Lost { rank, loss: Loss::Silent(_), .. } => !dies && *rank == victim,
         _ => false,
     };
     assert!(is_right, "rank {me}, {function}: {error}");
@@ -154,10 +154,10 @@ rusty_fork_test! {
         let errors = machine.ranks(2, |rank| {
             rank.builder().build().unwrap_err()
         });
-        let failed = errors.iter().position(|error| matches!(error, GroupError::Comm(CommError::Nccl { .. })));
+        let failed = errors.iter().position(|error| matches!(error.kind(), GroupErrorKind::Comm(CommError::Nccl { .. })));
         let failed = failed.unwrap_or_else(|| panic!("{errors:?}"));
         assert!(
-            matches!(&errors[1 - failed], GroupError::Unmade { rank, .. } if *rank == failed),
+            matches!(errors[1 - failed].kind(), GroupErrorKind::Unmade { rank, .. } if *rank == failed),
             "{}", errors[1 - failed]
         );
         assert!(wait_for_dropped(far()));

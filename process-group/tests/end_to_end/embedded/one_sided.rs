@@ -6,7 +6,7 @@ use cuda_driver::{DevicePtr, Stream, graph::CaptureMode, vmm::Mapping};
 use process_group::{
     ProcessGroup,
     comm::{ArgumentError, CommError, DataType::F32, WindowOutcome, WindowRequest, WindowsUnsupported},
-    group::{Buffer, GroupError, P2pPolicy},
+    group::{Buffer, GroupError, GroupErrorKind, P2pPolicy},
     store::{Store, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
@@ -119,8 +119,8 @@ pub(crate) fn windowed(group: &ProcessGroup, segment: &Mapping) {
 }
 
 fn refused(result: Result<process_group::group::Work, GroupError>) -> ArgumentError {
-    match result.unwrap_err() {
-        GroupError::Argument { source: error, .. } => error,
+    match result.unwrap_err().into_kind() {
+        GroupErrorKind::Argument { source: error, .. } => error,
         other => panic!("{other}"),
     }
 }
@@ -168,7 +168,7 @@ rusty_fork_test! {
                 } else {
                     let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
                     let error = world.signal(0, &stream).unwrap_err();
-                    assert!(matches!(&error, GroupError::Comm(CommError::Missing(_))), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Missing(_))), "{error}");
                     assert!(error.to_string().contains("2.30.3"), "{error}");
                     drop(capture);
                 }
@@ -310,7 +310,7 @@ rusty_fork_test! {
                 }
                 aborter.abort(far()).unwrap();
                 let error = inside.join().unwrap().unwrap_err();
-                assert!(matches!(error, GroupError::Comm(CommError::Closed { .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. })), "{error}");
             });
             rank.store.set("aborted", b"").unwrap();
         });
@@ -327,7 +327,8 @@ rusty_fork_test! {
             if rank.rank == 0 {
                 let work = world.wait_signals(1, 1, &stream).unwrap();
                 let error = work.wait_until(soon()).unwrap_err();
-                assert!(matches!(error, GroupError::WorkTimeout { operation: "wait_signals", .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { .. }), "{error}");
+                assert_eq!(error.operation(), Some("wait_signals"), "{error}");
             }
             world.barrier(far()).unwrap();
             world.abort(far()).unwrap();

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use process_group::{
     ProcessGroup,
     comm::{Config, ConfigBuilder, DataType::F32, ReduceOp, ShrinkMode},
-    group::{Buffer, GroupError, GroupSettings, Request, Work},
+    group::{Buffer, GroupErrorKind, GroupSettings, Request, Work},
 };
 use rusty_fork::rusty_fork_test;
 
@@ -58,7 +58,7 @@ rusty_fork_test! {
                     Ok(()) => thread::sleep(Duration::from_millis(2)),
                 }
             };
-            assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { .. }), "{error}");
             drop(open);
             in_time.wait_until(far()).unwrap();
             world.barrier(far()).unwrap();

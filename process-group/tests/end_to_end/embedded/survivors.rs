@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, env, thread, time::Duration};
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType::F32, Group, Origin, ReduceOp, ShrinkMode},
-    group::{Buffer, GroupError, P2pPolicy, Request, ShrinkError, Witnesses},
+    group::{Buffer, GroupError, GroupErrorKind, P2pPolicy, Request, ShrinkError, Witnesses},
     store::{Deadline, Store, TcpStore},
 };
 use rustix::process::Signal;
@@ -71,7 +71,7 @@ rusty_fork_test! {
             // No rank can go on alone, so none is done before another comes.
             let wrong = [(rank.rank + 1) % 3];
             let error = world.shrink(&wrong, ShrinkMode::AfterFailure).unwrap_err();
-            let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+            let GroupErrorKind::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = error.kind()
             else {
                 panic!("{error}")
             };
@@ -107,7 +107,7 @@ rusty_fork_test! {
                         thread::sleep(Duration::from_millis(1));
                     }
                     let error = shrink(ShrinkMode::Orderly).unwrap_err();
-                    assert!(matches!(error, GroupError::Left { rank: 2, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Left { rank: 2, .. }), "{error}");
                     shrink(ShrinkMode::AfterFailure).unwrap()
                 }
                 _ => {
@@ -139,7 +139,7 @@ rusty_fork_test! {
             }
             rank.store.wait(&["shrunk/0", "shrunk/1"], far()).unwrap();
             let error = world.shrink(&[0, 1], ShrinkMode::Orderly).unwrap_err();
-            let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+            let GroupErrorKind::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = error.kind()
             else {
                 panic!("{error}")
             };
@@ -172,7 +172,7 @@ rusty_fork_test! {
                     }
                     let deadline = if rank.rank == 0 { Deadline::after(Duration::from_millis(100)) } else { far() };
                     let error = world.shrink_with(&[2], ShrinkMode::Orderly, settings(), deadline).unwrap_err();
-                    assert!(matches!(&error, GroupError::Absent { ranks, .. } if *ranks == [1, 3]), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [1, 3]), "{error}");
                 }
                 rank.store.set(&format!("tried/{}", rank.rank), b"").unwrap();
                 rank.store.wait(&["tried/0", "tried/1", "tried/2", "tried/3"], far()).unwrap();
@@ -201,7 +201,7 @@ rusty_fork_test! {
             if rank.rank == 2 {
                 rank.store.wait(&keys[..2], far()).unwrap();
                 let error = world.shrink(&[1], ShrinkMode::AfterFailure).unwrap_err();
-                let GroupError::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = &error
+                let GroupErrorKind::Shrink { source: ShrinkError::Differ { excluded, other_excluded, .. }, .. } = error.kind()
                 else {
                     panic!("{error}")
                 };
@@ -234,9 +234,9 @@ rusty_fork_test! {
                 let deadline = Deadline::after(Duration::from_millis(300));
                 let config = world.communicator().config().clone();
                 let late = world.shrink_with(&[1], ShrinkMode::AfterFailure, config, deadline).unwrap_err();
-                assert!(matches!(&late, GroupError::Absent { ranks, .. } if *ranks == [2]), "{late}");
+                assert!(matches!(late.kind(), GroupErrorKind::Absent { ranks, .. } if *ranks == [2]), "{late}");
                 let myself = world.shrink(&[0], ShrinkMode::Orderly).unwrap_err();
-                assert!(matches!(myself, GroupError::Argument { .. }), "{myself}");
+                assert!(matches!(myself.kind(), GroupErrorKind::Argument { .. }), "{myself}");
                 rank.store.set("tried", b"").unwrap();
             }
             // In the barrier they would wait for a rank that waits for them.
@@ -256,7 +256,7 @@ rusty_fork_test! {
             let buffer = Buffer::new(memory.ptr(), 4, F32);
             let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
             let is_revoked =
-                |error: &GroupError| matches!(error, GroupError::Comm(CommError::Revoked { .. }));
+                |error: &GroupError| matches!(error.kind(), GroupErrorKind::Comm(CommError::Revoked { .. }));
             let given_up = (rank.rank == 0).then(|| reduce().unwrap());
             world.revoke(far()).unwrap();
             if let Some(work) = given_up {
@@ -286,7 +286,7 @@ rusty_fork_test! {
             world.revoke(far()).unwrap();
             stream.synchronize().unwrap();
             for error in [work.wait_until(far()).unwrap_err(), receive().unwrap_err()] {
-                assert!(matches!(error, GroupError::Comm(CommError::Revoked { .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Revoked { .. })), "{error}");
             }
             world.barrier(far()).unwrap();
             world.destroy(far()).unwrap();
@@ -300,7 +300,7 @@ rusty_fork_test! {
         machine.ranks(1, |rank| {
             let world = rank.builder().lazy().build().unwrap();
             let error = world.revoke(far()).unwrap_err();
-            assert!(matches!(error, GroupError::Comm(CommError::Unmade { .. })), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Unmade { .. })), "{error}");
             let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
             let buffer = Buffer::new(memory.ptr(), 4, F32);
             let reduce = || unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
@@ -308,7 +308,7 @@ rusty_fork_test! {
             {
                 let _inside = Group::begin(world.nccl()).unwrap();
                 let error = world.revoke(far()).unwrap_err();
-                assert!(matches!(error, GroupError::Comm(CommError::InsideGroup { .. })), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::InsideGroup { .. })), "{error}");
             }
             reduce().unwrap().wait_until(far()).unwrap();
             world.destroy(far()).unwrap();
@@ -321,7 +321,7 @@ rusty_fork_test! {
         let machine = machine_with(1, 22803);
         let world = machine.ranks(1, |rank| rank.world()).pop().unwrap();
         let error = world.revoke(far()).unwrap_err();
-        assert!(matches!(error, GroupError::Comm(CommError::Missing(_))), "{error}");
+        assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Missing(_))), "{error}");
         world.check().unwrap();
         world.destroy(far()).unwrap();
         machine.world.finish().unwrap();
@@ -352,7 +352,9 @@ fn one_rank() {
     let buffer = Buffer::new(memory.ptr(), 4, F32);
     let lost = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }
         .and_then(|work| work.wait_until(far()));
-    let GroupError::Lost { rank: first, .. } = lost.unwrap_err() else { panic!("nobody is lost") };
+    let GroupErrorKind::Lost { rank: first, .. } = lost.unwrap_err().into_kind() else {
+        panic!("nobody is lost")
+    };
     let mut gone = BTreeSet::from([first]);
     if is_apart {
         // Until both losses were reported. A group that begins later still learns of them.
@@ -361,11 +363,12 @@ fn one_rank() {
     // One at a time, or the ranks that another survivor knows of.
     let rest = loop {
         let excluded: Vec<_> = gone.iter().copied().collect();
-        match world.shrink(&excluded, ShrinkMode::AfterFailure) {
+        match world.shrink(&excluded, ShrinkMode::AfterFailure).map_err(GroupError::into_kind) {
             Ok(rest) => break rest,
-            Err(GroupError::Lost { rank, .. }) => drop(gone.insert(rank)),
-            Err(GroupError::Shrink {
-                source: ShrinkError::Differ { excluded, other_excluded, .. }, ..
+            Err(GroupErrorKind::Lost { rank, .. }) => drop(gone.insert(rank)),
+            Err(GroupErrorKind::Shrink {
+                source: ShrinkError::Differ { excluded, other_excluded, .. },
+                ..
             }) => {
                 gone.extend(excluded.into_iter().chain(other_excluded));
             }

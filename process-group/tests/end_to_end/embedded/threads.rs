@@ -15,7 +15,7 @@ use std::{
 
 use process_group::{
     comm::{CommError, DataType::F32, ReduceOp, set_drop_error_hook, wait_for_dropped},
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupError, GroupErrorKind},
     store::{Store, StoreError},
 };
 use rusty_fork::rusty_fork_test;
@@ -67,8 +67,9 @@ fn without<T>(nth: u32, body: impl FnOnce() -> T) -> (T, bool) {
 /// Returns true if the error reports a thread that could not start, of this crate or inside NCCL.
 fn is_of_thread(error: &GroupError) -> bool {
     matches!(
-        error,
-        GroupError::Thread { .. } | GroupError::Comm(CommError::Thread { .. } | CommError::Nccl { .. })
+        error.kind(),
+        GroupErrorKind::Thread { .. }
+            | GroupErrorKind::Comm(CommError::Thread { .. } | CommError::Nccl { .. })
     )
 }
 
@@ -95,8 +96,8 @@ rusty_fork_test! {
                     assert!(is_of_thread(error), "{nth}: {error}");
                     // It does not wait for the deadline.
                     let told = matches!(
-                        other,
-                        GroupError::Store(StoreError::GivenUp { rank: 0, .. }) | GroupError::Unmade { rank: 0, .. }
+                        other.kind(),
+                        GroupErrorKind::Store(StoreError::GivenUp { rank: 0, .. }) | GroupErrorKind::Unmade { rank: 0, .. }
                     );
                     assert!(told, "{nth}: {other}");
                 }
@@ -119,7 +120,7 @@ rusty_fork_test! {
                 let world = rank.builder().epoch(nth.into()).build().unwrap();
                 if rank.rank == 1 {
                     let error = world.barrier(far()).unwrap_err();
-                    assert!(matches!(error, GroupError::Left { rank: 0, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::Left { rank: 0, .. }), "{error}");
                     return;
                 }
                 let arrived = format!("process-group/world/{nth}/barrier/0/records/count");
@@ -148,7 +149,7 @@ rusty_fork_test! {
             let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let is_dropped = Arc::new(AtomicBool::new(false));
             let (kept, refused) = without(0, || work.keep(Owner(is_dropped.clone())));
-            assert!(matches!(kept, Err(GroupError::Thread { .. })) && refused, "{kept:?}");
+            assert!(matches!(kept.as_ref().map_err(GroupError::kind), Err(GroupErrorKind::Thread { .. })) && refused, "{kept:?}");
             drop(open);
             work.wait_until(far()).unwrap();
             // The thread that is started for the next owner drops this one too.
@@ -173,14 +174,14 @@ rusty_fork_test! {
                 let (made, refused) = without(nth, || rank.builder().epoch(nth.into()).build());
                 refused.then(|| made.unwrap_err())
             });
-            let failed = failed.filter(|error| matches!(error, GroupError::Thread { thread: "watchdog", .. })).count();
+            let failed = failed.filter(|error| matches!(error.kind(), GroupErrorKind::Thread { thread: "watchdog", .. })).count();
             assert_eq!(failed, 1);
             let world = rank.builder().epoch(1000).work_timeout(Duration::from_millis(200)).build().unwrap();
             let stream = rank.stream();
             let open = hold(&stream);
             let work = world.track_graph_launch(&stream).unwrap();
             let error = work.wait_until(far()).unwrap_err();
-            assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { .. }), "{error}");
             drop(open);
             stream.synchronize().unwrap();
             world.abort(far()).unwrap();

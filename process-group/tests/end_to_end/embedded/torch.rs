@@ -11,7 +11,7 @@ use std::{
 use process_group::{
     ProcessGroup,
     comm::{Communicator, Config, DataType::F32, ReduceOp, UniqueId, WindowsUnsupported},
-    group::{Buffer, GroupError, Request, TorchError},
+    group::{Buffer, GroupErrorKind, Request, TorchError},
     store::{Store, TcpStore},
 };
 use rusty_fork::rusty_fork_test;
@@ -53,7 +53,8 @@ fn joined(rank: &Rank, world: ProcessGroup) {
         world.split("pairs", &Request::Color { color: Some(0), key: 0 }).map(drop).unwrap_err(),
     ];
     for (error, name) in refused.iter().zip(["barrier", "split"]) {
-        assert!(matches!(error, GroupError::Joined { operation, .. } if *operation == name), "{error}");
+        assert!(matches!(error.kind(), GroupErrorKind::Joined), "{error}");
+        assert_eq!((error.group(), error.operation()), (Some("default_pg"), Some(name)), "{error}");
     }
     assert_eq!(world.windows_supported(), Err(WindowsUnsupported::Strangers));
     world.destroy(far()).unwrap();
@@ -116,14 +117,14 @@ rusty_fork_test! {
         };
         machine.store.set("default_pg/0//cuda//elsewhere", b"").unwrap();
         let error = builder().world_size(2).join_torch().unwrap_err();
-        let GroupError::Torch(TorchError::NoUniqueId { looked_for, found, .. }) = &error else {
+        let GroupErrorKind::Torch(TorchError::NoUniqueId { looked_for, found, .. }) = error.kind() else {
             panic!("{error}")
         };
         assert_eq!(looked_for, &KEYS);
         assert!(found.iter().any(|key| key.ends_with("//elsewhere")), "{found:?}");
         machine.store.set(KEYS[0], b"short").unwrap();
         let error = builder().world_size(2).join_torch().unwrap_err();
-        assert!(matches!(error, GroupError::Comm(_)), "{error}");
+        assert!(matches!(error.kind(), GroupErrorKind::Comm(_)), "{error}");
         let error = builder().world_size(129).join_torch().unwrap_err();
         assert!(error.to_string().contains("TORCH_NCCL_RANKS_PER_ROOT=129"), "{error}");
     }

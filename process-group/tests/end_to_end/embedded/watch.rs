@@ -7,7 +7,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, Request, Witnesses},
+    group::{Buffer, GroupError, GroupErrorKind, Request, Witnesses},
     store::Store,
 };
 use rusty_fork::rusty_fork_test;
@@ -52,7 +52,7 @@ fn skip_a_launch(goes_on: bool) {
             sum();
         }
         let error = until_over(&world);
-        let GroupError::Overdue { progress, .. } = &error else { panic!("{error}") };
+        let GroupErrorKind::Overdue { progress, .. } = error.kind() else { panic!("{error}") };
         let missing: Vec<_> = progress.not_joined().map(|member| member.rank).collect();
         assert_eq!(missing, [1], "{error}");
         let text = error.to_string();
@@ -78,14 +78,19 @@ rusty_fork_test! {
             let one = Buffer::new(memory.ptr(), 1, F32);
             let work = (rank.rank != 1).then(|| unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap());
             let error = until_over(&world);
-            let GroupError::Overdue { operation, sequence: 1, progress, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::Overdue { operation, sequence: 1, progress, .. } = error.kind() else { panic!("{error}") };
             assert_eq!(operation, "all_reduce");
             assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
-            // A wait gets the same error, at once.
+            // Waits and calls get the same error, at once.
             if let Some(work) = work {
-                assert_eq!(work.wait_until(far()).unwrap_err().to_string(), error.to_string());
+                let told = work.wait_until(far()).unwrap_err();
+                assert_eq!(told.kind().to_string(), error.kind().to_string());
+                assert_eq!((told.group(), told.operation(), told.sequence()), (Some("world"), Some("all_reduce"), Some(1)));
             }
-            assert_eq!(world.barrier(far()).unwrap_err().to_string(), error.to_string());
+            let told = world.barrier(far()).unwrap_err();
+            assert_eq!(told.kind().to_string(), error.kind().to_string());
+            assert_eq!((told.group(), told.operation(), told.sequence()), (Some("world"), Some("barrier"), None));
+            assert_eq!((error.group(), error.operation(), error.sequence()), (Some("world"), None, None));
             // A group without trouble stays usable.
             let pair = pair.unwrap();
             let other = rank.stream();
@@ -121,10 +126,10 @@ rusty_fork_test! {
             }
             let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             let error = work.wait_until(world.timeout()).unwrap_err();
-            let progress = match &error {
-                GroupError::WorkTimeout { progress: Some(progress), .. } => progress,
+            let progress = match error.kind() {
+                GroupErrorKind::WorkTimeout { progress: Some(progress), .. } => progress,
                 // If this thread was not scheduled for long, the watchdog comes first.
-                GroupError::Overdue { progress, .. } => progress,
+                GroupErrorKind::Overdue { progress, .. } => progress,
                 other => panic!("{other}"),
             };
             assert_eq!(progress.not_joined().map(|member| member.rank).collect::<Vec<_>>(), [1], "{error}");
@@ -148,7 +153,7 @@ rusty_fork_test! {
                 let work = unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
                 for _ in 0..3 {
                     let error = work.wait_until(soon()).unwrap_err();
-                    assert!(matches!(error, GroupError::WorkTimeout { progress: None, .. }), "{error}");
+                    assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { progress: None, .. }), "{error}");
                 }
                 assert_eq!(rank.store.get("process-group/world/0/flight/asked", far()).unwrap(), b"0");
                 world.abort(far()).unwrap();
@@ -198,7 +203,7 @@ rusty_fork_test! {
                 world.track_graph_launch(&stream).unwrap();
             }
             let error = until_over(&world);
-            assert!(matches!(&error, GroupError::Overdue { rank: 0, operation, .. } if operation == "graph"), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { rank: 0, operation, .. } if operation == "graph"), "{error}");
             let _ = stream.synchronize();
             drop(graph);
             world.abort(far()).unwrap();
@@ -233,7 +238,7 @@ rusty_fork_test! {
             let work = unsafe { world.raw().all_reduce(buffer(elements), buffer(elements), ReduceOp::Max, &stream) };
             let _ = work.map(|work| work.wait_until(far()));
             let error = until_over(&world);
-            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[1][..], 3, 4), "{error}");
             let calls: Vec<_> = divergence.calls.iter().map(|call| (call.rank, call.call.as_str())).collect();
             assert_eq!(calls, [(1, "all_reduce of 4 f32 by max"), (0, "all_reduce of 8 f32 by max")]);
@@ -266,7 +271,7 @@ rusty_fork_test! {
                 unsafe { world.raw().all_reduce(one, one, ReduceOp::Sum, &stream) }.unwrap();
             }
             let error = until_over(&world);
-            assert!(matches!(error, GroupError::Overdue { rank: 0, .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { rank: 0, .. }), "{error}");
             drop(world);
             let _ = stream.synchronize();
         });
@@ -286,7 +291,7 @@ rusty_fork_test! {
                 }
             }.unwrap();
             let error = until_over(&world);
-            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
             assert_eq!((&divergence.ranks[..], divergence.after, divergence.by), (&[0, 1][..], 0, 1), "{error}");
             let calls: Vec<_> = divergence.calls.iter().map(|call| call.call.as_str()).collect();
             assert_eq!(calls, ["all_reduce of 1 f32 by sum", "all_gather of 1 f32"]);
@@ -353,7 +358,7 @@ rusty_fork_test! {
                     Ok(()) => thread::sleep(Duration::from_millis(5)),
                 }
             };
-            let GroupError::MemberFailed { reason, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::MemberFailed { reason, .. } = error.kind() else { panic!("{error}") };
             assert!(reason.contains("ncclCommGetAsyncError"), "{error}");
             world.abort(far()).unwrap();
         });

@@ -6,7 +6,7 @@ use cuda_driver::Stream;
 use process_group::{
     ProcessGroup,
     comm::{CommError, DataType},
-    group::{Buffer, GroupError, Work},
+    group::{Buffer, GroupError, GroupErrorKind, Work},
     store::Deadline,
 };
 
@@ -80,7 +80,7 @@ fn an_abort_ends_every_wait() {
             rank.installed(builder, small())
         };
         let abort = |group: &ProcessGroup| group.abort_handle().abort(far()).unwrap();
-        ends(group, abort, |error| matches!(error, GroupError::Comm(CommError::Closed { .. })));
+        ends(group, abort, |error| matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. })));
     }
 }
 
@@ -96,7 +96,7 @@ fn work_that_is_late_ends_the_group() {
             thread::sleep(Duration::from_millis(1));
         }
     };
-    ends(group, wait, |error| matches!(error, GroupError::Overdue { .. }));
+    ends(group, wait, |error| matches!(error.kind(), GroupErrorKind::Overdue { .. }));
 }
 
 /// A receive of more than a queue holds blocks in the call until the message is sent.
@@ -142,7 +142,7 @@ pub(super) fn receive_first(rank: &Rank) {
         (work, group.raw().recv(buffer(&memory), 1 - rank.rank, &stream).unwrap_err())
     };
     for error in [error, work.wait_until(far()).unwrap_err()] {
-        assert!(matches!(error, GroupError::Overdue { .. }), "{error}");
+        assert!(matches!(error.kind(), GroupErrorKind::Overdue { .. }), "{error}");
     }
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();
@@ -163,7 +163,8 @@ fn a_wait_that_times_out_says_so_and_the_message_comes_all_the_same() {
             if rank.rank == 0 {
                 let work = group.raw().recv(buffer(&memory), 1, &stream).unwrap();
                 let error = work.wait_until(soon).unwrap_err();
-                assert!(matches!(error, GroupError::WorkTimeout { operation: "recv", .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::WorkTimeout { .. }), "{error}");
+                assert_eq!((error.operation(), error.sequence()), (Some("recv"), Some(1)), "{error}");
                 group.barrier(far()).unwrap();
                 work.wait_until(far()).unwrap();
             } else {
@@ -245,7 +246,7 @@ fn a_revoked_group_has_received_nothing() {
         group.connect(far()).unwrap();
         group
     };
-    let is_it = |error: &GroupError| matches!(error, GroupError::Comm(CommError::Revoked { .. }));
+    let is_it = |error: &GroupError| matches!(error.kind(), GroupErrorKind::Comm(CommError::Revoked { .. }));
     ends(connected, |group| group.revoke(far()).unwrap(), is_it);
 }
 
@@ -264,8 +265,8 @@ fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
             if destroys {
                 let error = group.destroy(Deadline::now()).unwrap_err();
                 // The other may have given up by then.
-                let is_it =
-                    matches!(error, GroupError::WorkTimeout { .. }) || is_given_up(&error, 1 - rank.rank);
+                let is_it = matches!(error.kind(), GroupErrorKind::WorkTimeout { .. })
+                    || is_given_up(&error, 1 - rank.rank);
                 assert!(is_it, "{error}");
             } else {
                 drop(group);
@@ -273,7 +274,10 @@ fn a_group_that_goes_leaves_nothing_and_no_message_that_seems_to_have_come() {
             stream.synchronize().unwrap();
             // Work that was given up is not reported as done.
             let error = work.wait_until(far()).unwrap_err();
-            let is_it = matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
+            let is_it = matches!(
+                error.kind(),
+                GroupErrorKind::Comm(CommError::Closed { .. }) | GroupErrorKind::Left { .. }
+            );
             assert!(is_it, "{error}");
             drop(work);
         });

@@ -8,7 +8,7 @@ use process_group::{
     ProcessGroup,
     comm::Group,
     error_text,
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupError, GroupErrorKind},
     store::Deadline,
 };
 use symm_mem::direct;
@@ -105,7 +105,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                     }
                     Err(error) => error,
                 };
-                let GroupError::MemberFailed { rank: 0, reason, .. } = &error else {
+                let GroupErrorKind::MemberFailed { rank: 0, reason, .. } = error.kind() else {
                     panic!("{call} {count}: {error}")
                 };
                 assert!(reason.contains("direct path"), "{reason}");
@@ -114,7 +114,10 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
                 machine.world.faults().inject(Injection::new(call, failure()).nth(count)).unwrap();
                 // SAFETY: as above.
                 let error = unsafe { group.raw().send(buffer(&memory), 1, &stream) }.unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{call} {count}: {error}");
+                assert!(
+                    matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 0, .. }),
+                    "{call} {count}: {error}"
+                );
             }
             stream.synchronize().unwrap();
             let found = bytes(&memory);
@@ -139,7 +142,10 @@ fn what_could_not_be_marked_is_ended_too() {
                 machine.world.faults().inject(Injection::new("cuEventRecord", failure()).nth(count)).unwrap();
                 // SAFETY: the memory lives until the stream is done.
                 let error = unsafe { group.raw().send(buffer(&memory), 1, &stream) }.unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{count}: {error}");
+                assert!(
+                    matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 0, .. }),
+                    "{count}: {error}"
+                );
                 stream.synchronize().unwrap();
             }
             done.wait();

@@ -1,7 +1,7 @@
 //! Captured messages: correct in every run, or refused before anything is captured.
 
 use cuda_driver::graph::CaptureMode;
-use process_group::group::{GroupError, PathError};
+use process_group::group::{GroupErrorKind, PathError};
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
 
@@ -34,7 +34,7 @@ fn a_graph_is_right_in_every_run() {
         };
         for work in works {
             let error = work.unwrap().wait_until(far()).unwrap_err();
-            assert!(matches!(error, GroupError::Captured { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Captured), "{error}");
         }
         let graph = capture.end().unwrap().instantiate().unwrap();
         for run in 0..5 {
@@ -70,7 +70,7 @@ fn without_slots_for_graphs_nothing_is_captured_and_the_group_goes_on() {
         let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
         // SAFETY: nothing is enqueued.
         let error = unsafe { group.raw().send(buffer(&memory), peer, &stream) }.unwrap_err();
-        let GroupError::Path { source, .. } = &error else { panic!("{error}") };
+        let GroupErrorKind::Path { source, .. } = error.kind() else { panic!("{error}") };
         assert!(
             matches!(&**source, PathError::Refused(problem) if problem.contains("graph_slots")),
             "{source}"
@@ -148,7 +148,7 @@ fn a_message_that_one_end_alone_captures_is_a_difference() {
             let received = unsafe { group.raw().recv(buffer(&memory), 0, &stream) };
             received.and_then(|work| work.wait_until(far())).unwrap_err()
         };
-        let GroupError::MessagesDiffer { difference, .. } = &error else { panic!("{error}") };
+        let GroupErrorKind::MessagesDiffer { difference, .. } = error.kind() else { panic!("{error}") };
         assert_eq!((&*difference.sent, &*difference.received), ("10 u8, in a graph", "10 u8"));
         stream.synchronize().unwrap();
         group.abort(far()).unwrap();

@@ -9,7 +9,7 @@ use cuda_driver::{Driver, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{CommError, Nccl},
-    group::GroupError,
+    group::GroupErrorKind,
 };
 use symm_mem::direct::DirectOptions;
 
@@ -190,8 +190,10 @@ fn hardware_an_abort_ends_every_wait() {
         for work in &works {
             let error = work.wait_until(far()).unwrap_err();
             // The other rank's abort may be seen first.
-            let is_abort =
-                matches!(error, GroupError::Comm(CommError::Closed { .. }) | GroupError::Left { .. });
+            let is_abort = matches!(
+                error.kind(),
+                GroupErrorKind::Comm(CommError::Closed { .. }) | GroupErrorKind::Left { .. }
+            );
             assert!(is_abort, "{error}");
         }
         for stream in &streams {

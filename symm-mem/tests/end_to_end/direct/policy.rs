@@ -1,6 +1,6 @@
 //! Reports of a group about its path, and the conditions for a path.
 
-use process_group::group::{Explanation, GroupError, P2pPolicy, PeerChannel, Request};
+use process_group::group::{Explanation, GroupErrorKind, P2pPolicy, PeerChannel, Request};
 use symm_mem::direct::{self, DirectError};
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
@@ -23,7 +23,7 @@ fn without_a_path_a_message_says_what_installs_one() {
         for error in
             refused.into_iter().map(Result::unwrap_err).chain([group.connect_to(peer, far()).unwrap_err()])
         {
-            assert!(matches!(error, GroupError::NoPath { .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::NoPath { .. }), "{error}");
             assert!(error.to_string().contains("symm_mem::direct::install"), "{error}");
         }
         assert_eq!((group.sequence(), group.dump().entries.len()), (0, 0));
@@ -89,13 +89,15 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
         }
         direct::install(&group, small()).unwrap();
         let refused = direct::install(&group, small()).unwrap_err();
-        assert!(matches!(refused, DirectError::Group(GroupError::PathRefused { .. })), "{refused}");
+        let DirectError::Group(refused) = refused else { panic!("{refused}") };
+        assert!(matches!(refused.kind(), GroupErrorKind::PathRefused { .. }), "{refused}");
+        assert_eq!(refused.group(), Some(group.name()));
         // A subgroup needs a path of its own.
         let pair = group.split("pair", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
         let (stream, memory) = (rank.stream(), rank.memory(&pattern(rank.rank * 3, 1000)));
         // SAFETY: nothing is enqueued.
         let error = unsafe { pair.raw().send(buffer(&memory), 1 - rank.rank, &stream) }.unwrap_err();
-        assert!(matches!(error, GroupError::NoPath { .. }), "{error}");
+        assert!(matches!(error.kind(), GroupErrorKind::NoPath { .. }), "{error}");
         direct::install(&pair, small()).unwrap();
         // SAFETY: the memory lives until the work is done.
         let work = unsafe {

@@ -11,7 +11,7 @@ use cuda_driver::{Driver, sys::CUresult};
 use gpu_sim::{Action, Injection, World, process::test_command};
 use process_group::{
     comm::{Nccl, wait_for_dropped},
-    group::GroupError,
+    group::GroupErrorKind,
     peers::Loss,
     store::{Store, TcpStore, barrier},
 };
@@ -133,7 +133,7 @@ fn body(case: &str, rank: &Rank) {
     let work = exchange().unwrap();
     barrier(&*rank.store, "launched", me, RANKS, far()).unwrap();
     let error = work.wait_until(far()).unwrap_err();
-    let named = matches!(&error, GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. });
+    let named = matches!(error.kind(), GroupErrorKind::Lost { rank: VICTIM, loss: Loss::Died, .. });
     assert!(named, "{error}");
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();

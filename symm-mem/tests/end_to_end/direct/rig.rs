@@ -11,7 +11,7 @@ use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{DataType, Nccl, wait_for_dropped},
-    group::{Buffer, Builder, GroupError, P2pPolicy, PathError},
+    group::{Buffer, Builder, GroupError, GroupErrorKind, P2pPolicy, PathError},
     store::{Deadline, HashStore, Store},
 };
 use symm_mem::direct::{self, DirectOptions};
@@ -170,10 +170,10 @@ pub(super) fn pattern(number: usize, length: usize) -> Vec<u8> {
 
 /// Returns whether the error reports that member `by` has ended its work.
 pub(super) fn is_given_up(error: &GroupError, by: usize) -> bool {
-    match error {
-        GroupError::Path { source, .. } => matches!(**source, PathError::GivenUp { peer } if peer == by),
+    match error.kind() {
+        GroupErrorKind::Path { source, .. } => matches!(**source, PathError::GivenUp { peer } if peer == by),
         // The member has left the group, and the health monitor has reported that.
-        GroupError::Left { rank, .. } => *rank == by,
+        GroupErrorKind::Left { rank, .. } => *rank == by,
         _ => false,
     }
 }

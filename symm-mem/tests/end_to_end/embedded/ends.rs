@@ -6,7 +6,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::Communicator,
-    group::GroupError,
+    group::{GroupError, GroupErrorKind},
     store::{Deadline, Store},
 };
 use symm_mem::{
@@ -40,7 +40,7 @@ impl SymmetricGroup for OverAfter<'_> {
     }
     fn standing(&self) -> Result<(), GroupError> {
         match self.group.job_store().get(&self.decided, Deadline::now()) {
-            Ok(_) => Err(GroupError::Setting { group: "world".to_owned(), problem: "it is over".to_owned() }),
+            Ok(_) => Err(GroupErrorKind::Setting { problem: "it is over".to_owned() }.into()),
             Err(_) => Ok(()),
         }
     }
@@ -107,7 +107,7 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
         let is_told = matches!(
             &error,
             CommitError::GroupOver { cause, .. }
-                if matches!(**cause, GroupError::Left { .. } | GroupError::MemberFailed { .. })
+                if matches!(cause.kind(), GroupErrorKind::Left { .. } | GroupErrorKind::MemberFailed { .. })
         );
         if !is_told {
             assert!(matches!(error, CommitError::Unreadable { .. }), "{error}");

@@ -12,7 +12,7 @@ use gpu_sim::{Action, Injection, World};
 use process_group::{
     ProcessGroup,
     comm::{DataType, ReduceOp},
-    group::{Buffer, GroupError, P2pPolicy},
+    group::{Buffer, GroupErrorKind, P2pPolicy},
     store::Deadline,
 };
 use symm_mem::{
@@ -275,7 +275,7 @@ fn an_operation_whose_capture_the_driver_does_not_tell_is_an_error() {
             // SAFETY: the capture is thrown away.
             let work = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
             let error = work.expect_err("nobody keeps the block");
-            assert!(matches!(error, GroupError::Driver(_)), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Driver(_)), "{error}");
             drop(recording);
             let placement = block.placement();
             drop(block);

@@ -6,7 +6,7 @@ use cuda_driver::{DevicePtr, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{DataType, ReduceOp},
-    group::{Buffer, BufferError, Builder, GroupError, Misplaced},
+    group::{Buffer, BufferError, Builder, GroupError, GroupErrorKind, Misplaced},
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -32,8 +32,8 @@ fn a_buffer_elsewhere_is_told_to_all_before_anything_is_launched() {
         };
         let here =
             |odd: u32, elsewhere: DevicePtr| if rank.rank == odd { elsewhere } else { blocks[0].ptr() };
-        let mismatch = |result: Result<(), GroupError>| match result {
-            Err(GroupError::SymmetricOffsetMismatch { misplaced, .. }) => {
+        let mismatch = |result: Result<(), GroupError>| match result.map_err(GroupError::into_kind) {
+            Err(GroupErrorKind::SymmetricOffsetMismatch { misplaced, .. }) => {
                 let Misplaced { rank, place, other, other_place, .. } = *misplaced;
                 (rank, place, other, other_place)
             }
@@ -75,8 +75,8 @@ fn a_buffer_of_a_dropped_pool_is_refused_once_its_memory_is_freed() {
         drop(pool);
         sum().expect("the block is alive").wait().expect("all ranks call it");
         drop(block);
-        let refused = sum().map(drop);
-        let Err(GroupError::Buffer { source: BufferError::Unknown { address }, .. }) = refused else {
+        let refused = sum().map(drop).map_err(GroupError::into_kind);
+        let Err(GroupErrorKind::Buffer { source: BufferError::Unknown { address }, .. }) = refused else {
             panic!("the memory was freed: {refused:?}")
         };
         assert_eq!(address, buffer.ptr.0);
@@ -142,7 +142,9 @@ fn a_buffer_elsewhere_in_a_window_is_a_divergence() {
             let number = 11;
             let _ = sum(first, other(second, second + 512usize));
             let error = over(&group);
-            let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else {
+                panic!("{error}")
+            };
             assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], number), "{error}");
             let call = |offset| {
                 let lies = format!("send buffer at offset 0 and receive buffer at offset {offset}");
@@ -180,7 +182,7 @@ fn a_buffer_of_another_pool_is_a_divergence() {
         // SAFETY: the blocks are alive until the stream has been synchronised.
         let _ = unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &rank.stream) };
         let error = over(&group);
-        let GroupError::CollectiveDiverged { divergence, .. } = &error else { panic!("{error}") };
+        let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
         assert_eq!((&divergence.ranks[..], divergence.by), (&[1][..], 1), "{error}");
         let call = |pool: &str| {
             let lies = format!("at offset 0 in segment 0 of {pool}");

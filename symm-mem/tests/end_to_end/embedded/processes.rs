@@ -9,7 +9,7 @@ use nccl_sys::ncclResult_t;
 use process_group::{
     ProcessGroup,
     comm::Nccl,
-    group::{GroupError, Request},
+    group::{GroupErrorKind, Request},
     link,
     store::{Store, barrier},
 };
@@ -194,7 +194,10 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     match &result {
         // It died inside the registration.
         Err(CommitError::GroupOver { cause, .. }) if what.starts_with("nccl") || what == REMOTE => {
-            assert!(matches!(**cause, GroupError::Lost { rank: VICTIM, .. }), "{what} {nth}: {cause}");
+            assert!(
+                matches!(cause.kind(), GroupErrorKind::Lost { rank: VICTIM, .. }),
+                "{what} {nth}: {cause}"
+            );
         }
         result if what.starts_with("nccl") || what == REMOTE => panic!("{what} {nth}: {result:?}"),
         // It died after it had read the verdict, or before any rank could notice; or the watchdog was faster.

@@ -15,7 +15,7 @@ use process_group::{
     Path,
     comm::{DataType::F32, wait_for_dropped},
     group::{
-        Buffer, GroupError, P2pPolicy, PathError, PeerChannel, Request,
+        Buffer, GroupError, GroupErrorKind, P2pPolicy, PathError, PeerChannel, Request,
         path::{Declined, Message, Operation, Way},
     },
     store::{Deadline, Store},
@@ -176,7 +176,7 @@ rusty_fork_test! {
                         Ok(()) => thread::sleep(Duration::from_millis(1)),
                     }
                 };
-                let GroupError::MemberFailed { rank: 2, reason, .. } = &error else { panic!("{error}") };
+                let GroupErrorKind::MemberFailed { rank: 2, reason, .. } = error.kind() else { panic!("{error}") };
                 assert!(reason.contains("messages with rank 1 are under way"), "{reason}");
                 part.abort(far()).unwrap();
             }
@@ -193,7 +193,7 @@ rusty_fork_test! {
             let path = Arc::new(Mirror::default());
             world.install(path.clone()).unwrap();
             let refused = world.install(path.clone()).unwrap_err();
-            assert!(matches!(refused, GroupError::PathRefused { path: "mirror", .. }), "{refused}");
+            assert!(matches!(refused.kind(), GroupErrorKind::PathRefused { path: "mirror", .. }), "{refused}");
             let me = rank.rank;
             assert_eq!((world.p2p().peers[me], world.p2p().peers[1 - me]), (PeerChannel::Path, PeerChannel::Group));
 
@@ -202,7 +202,7 @@ rusty_fork_test! {
             let done = (world.sequence(), world.dump().entries.len());
             *path.refuses.lock().unwrap() = true;
             let error = to_oneself(&rank, &world).unwrap_err();
-            let GroupError::Path { source, .. } = &error else { panic!("{error}") };
+            let GroupErrorKind::Path { source, .. } = error.kind() else { panic!("{error}") };
             assert!(matches!(&**source, PathError::Refused(why) if why == "not today"), "{source}");
             assert_eq!((world.sequence(), world.dump().entries.len()), done);
             *path.refuses.lock().unwrap() = false;
@@ -245,7 +245,7 @@ rusty_fork_test! {
                             batch.recv(at(3), 1 - me)
                         })
                         .unwrap_err();
-                    let GroupError::MemberFailed { rank: 0, reason, .. } = &error else { panic!("{error}") };
+                    let GroupErrorKind::MemberFailed { rank: 0, reason, .. } = error.kind() else { panic!("{error}") };
                     assert!(reason.contains("mirror") && reason.contains(call), "{reason}");
                 }
                 let patience = far();
@@ -254,7 +254,7 @@ rusty_fork_test! {
                     thread::sleep(Duration::from_millis(1));
                 }
                 let error = world.standing().unwrap_err();
-                assert!(matches!(error, GroupError::MemberFailed { rank: 0, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 0, .. }), "{error}");
                 world.abort(far()).unwrap();
             });
             assert!(wait_for_dropped(far()));
@@ -271,13 +271,13 @@ rusty_fork_test! {
             world.install(Arc::new(Stuck::default())).unwrap();
             if rank.rank == 0 {
                 let error = to_oneself(&rank, &world).unwrap_err();
-                assert!(matches!(error, GroupError::Overdue { rank: 0, sequence: 1, .. }), "{error}");
+                assert!(matches!(error.kind(), GroupErrorKind::Overdue { rank: 0, sequence: 1, .. }), "{error}");
             }
             while world.standing().is_ok() {
                 thread::sleep(Duration::from_millis(1));
             }
             let error = world.standing().unwrap_err();
-            assert!(matches!(error, GroupError::Overdue { rank: 0, sequence: 1, .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::Overdue { rank: 0, sequence: 1, .. }), "{error}");
             world.abort(far()).unwrap();
         });
         assert!(wait_for_dropped(far()));

@@ -4,7 +4,7 @@ use cuda_driver::{DevicePtr, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, BufferError, GroupError},
+    group::{Buffer, BufferError, GroupErrorKind},
     registration::SegmentRegistrar,
 };
 use rusty_fork::rusty_fork_test;
@@ -23,15 +23,21 @@ fn refused(
 ) -> BufferError {
     let buffer = Buffer::new(ptr, elements, F32);
     let error = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, stream) }.unwrap_err();
-    assert!(matches!(&error, GroupError::Buffer { operation: "all_reduce", buffer: "send", .. }), "{error}");
+    assert!(matches!(error.kind(), GroupErrorKind::Buffer { buffer: "send", .. }), "{error}");
+    assert_eq!(
+        (error.group(), error.operation(), error.sequence()),
+        (Some(world.name()), Some("all_reduce"), None)
+    );
     let error = unsafe { world.batch(stream, |batch| batch.send(buffer, world.size() - 1 - world.rank())) }
         .unwrap_err();
-    let GroupError::Buffer { operation: "send", buffer: "send", source, .. } = error else {
-        panic!("{error}")
+    assert_eq!((error.group(), error.operation()), (Some(world.name()), Some("send")));
+    let GroupErrorKind::Buffer { buffer: "send", source } = error.into_kind() else {
+        panic!("expected the send buffer")
     };
     // The same error from a direct check.
     let checked = Buffer::checked(world.context(), ptr, elements, F32).unwrap_err();
-    let GroupError::Buffer { source: again, .. } = checked else { panic!("{checked}") };
+    assert_eq!((checked.group(), checked.operation()), (None, None));
+    let GroupErrorKind::Buffer { source: again, .. } = checked.kind() else { panic!("{checked}") };
     assert_eq!(again.to_string(), source.to_string());
     source
 }
@@ -204,10 +210,10 @@ rusty_fork_test! {
                 match reduce(LARGE) {
                     Ok(_) => assert_eq!(release, 22907),
                     Err(error) => {
-                        let GroupError::Buffer { source: BufferError::SpansHandles { bytes, found, .. }, .. } = error else {
+                        let GroupErrorKind::Buffer { source: BufferError::SpansHandles { bytes, found, .. }, .. } = error.kind() else {
                             panic!("{error}")
                         };
-                        assert_eq!((release, bytes, found), (22809, LARGE, piece));
+                        assert_eq!((release, *bytes, *found), (22809, LARGE, piece));
                     }
                 }
                 drop(capture.end().unwrap());

@@ -6,7 +6,7 @@ use std::{env, process::Child, time::Duration};
 use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
-    group::{GroupError, NotRegistered, Request},
+    group::{GroupError, GroupErrorKind, NotRegistered, Request},
     peers::Loss,
     registration::SegmentRegistrar,
     store::TcpStore,
@@ -51,8 +51,9 @@ fn one_rank() {
     let builder = ProcessGroup::builder().context(&rank.context).nccl(&machine.nccl);
     let builder = if fate == "told" { builder.registration(true) } else { builder };
     let built = builder.timeout(Duration::from_secs(60)).build();
-    let is_lost =
-        |error: &GroupError| matches!(error, GroupError::Lost { rank: VICTIM, loss: Loss::Died, .. });
+    let is_lost = |error: &GroupError| {
+        matches!(error.kind(), GroupErrorKind::Lost { rank: VICTIM, loss: Loss::Died, .. })
+    };
     if fate == "dies making" {
         let error = built.unwrap_err();
         assert!(is_lost(&error), "{error}");

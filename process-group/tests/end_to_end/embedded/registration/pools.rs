@@ -11,7 +11,7 @@ use gpu_sim::{Action, Injection};
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, ReduceOp},
-    group::{Buffer, GroupError, NotRegistered, P2pPolicy, RegistrationStatus},
+    group::{Buffer, GroupError, GroupErrorKind, NotRegistered, P2pPolicy, RegistrationStatus},
     registration::{RegistrarError, SegmentRegistrar},
 };
 use rusty_fork::rusty_fork_test;
@@ -44,9 +44,10 @@ fn seen(world: &ProcessGroup) -> (u64, u64) {
 
 fn reason(error: GroupError) -> NotRegistered {
     let text = error.to_string();
-    let GroupError::NotRegistered { group, source } = error else { panic!("{text}") };
+    let group = error.group().unwrap().to_owned();
+    let GroupErrorKind::NotRegistered { source } = error.into_kind() else { panic!("{text}") };
     let outcome = match source {
-        NotRegistered::UnknownPool { .. } => "nothing was deregistered",
+        NotRegistered::UnknownPool { .. } => "deregister_pool: nothing was deregistered",
         _ => "register_pool failed on all members, and no pool was registered",
     };
     assert_eq!(text, format!("{group}: {outcome}: {source}"));
@@ -216,7 +217,7 @@ rusty_fork_test! {
             // SAFETY: no graph uses the memory.
             let left = unsafe { world.deregister_pool(&pool, far()) };
             let error = left.and_then(|()| world.barrier(far())).unwrap_err();
-            assert!(matches!(&error, GroupError::MemberFailed { reason, .. } if reason.contains("deregister")), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { reason, .. } if reason.contains("deregister")), "{error}");
             world.abort(far()).unwrap();
             drop((block, pool));
         });
@@ -241,7 +242,7 @@ rusty_fork_test! {
                     Ok(()) => std::thread::sleep(std::time::Duration::from_millis(1)),
                 }
             };
-            let failed = matches!(&error, GroupError::MemberFailed { rank: 1, reason, .. } if reason.contains("ncclCommRegister"));
+            let failed = matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 1, reason, .. } if reason.contains("ncclCommRegister"));
             // The rank that failed has poisoned its communicator already.
             assert!(failed || rank.rank == 1, "{error}");
             world.abort(far()).unwrap();

@@ -7,7 +7,7 @@ use cuda_driver::{DevicePtr, graph::CaptureMode};
 use gpu_sim::{Action, Injection};
 use process_group::{
     comm::{CommError, DataType::F32, ReduceOp},
-    group::{Buffer, GroupError},
+    group::{Buffer, GroupErrorKind},
     registration::SegmentRegistrar,
 };
 use rusty_fork::rusty_fork_test;
@@ -36,7 +36,7 @@ rusty_fork_test! {
                 let calls = machine.world.calls("ncclAllReduce");
                 let buffer = Buffer::new(DevicePtr(grown.address()), 4, F32);
                 let refused = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap_err();
-                assert!(matches!(&refused, GroupError::MemberFailed { rank: 1, .. }), "{refused}");
+                assert!(matches!(refused.kind(), GroupErrorKind::MemberFailed { rank: 1, .. }), "{refused}");
                 assert_eq!(machine.world.calls("ncclAllReduce"), calls);
                 grown
             });
@@ -48,12 +48,12 @@ rusty_fork_test! {
                 let buffer = Buffer::new(DevicePtr(block.address()), 4, F32);
                 let called = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
                 let error = called.and_then(|work| work.wait_until(far())).unwrap_err();
-                let GroupError::MemberFailed { rank: 1, reason, .. } = &error else { panic!("{error:?}") };
+                let GroupErrorKind::MemberFailed { rank: 1, reason, .. } = error.kind() else { panic!("{error:?}") };
                 assert!(reason.contains("ncclCommRegister failed"), "{reason}");
             }
             // Later calls get the same error.
             let error = world.barrier(far()).unwrap_err();
-            assert!(matches!(error, GroupError::MemberFailed { rank: 1, .. }), "{error}");
+            assert!(matches!(error.kind(), GroupErrorKind::MemberFailed { rank: 1, .. }), "{error}");
             drop(world);
             assert!(process_group::comm::wait_for_dropped(far()));
             drop(grown);

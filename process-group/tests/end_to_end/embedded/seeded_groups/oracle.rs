@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use process_group::{
     comm::CommError,
-    group::GroupError::{self, *},
+    group::{GroupError, GroupErrorKind::*},
     record::MemberProgress,
 };
 
@@ -15,7 +15,7 @@ use super::{
 
 /// Returns the rank that is gone, according to the reason of a group's end.
 pub(super) fn lost(error: &GroupError) -> Option<usize> {
-    match error {
+    match error.kind() {
         Lost { rank, .. } | Left { rank, .. } | MemberFailed { rank, .. } => Some(*rank),
         _ => None,
     }
@@ -23,7 +23,7 @@ pub(super) fn lost(error: &GroupError) -> Option<usize> {
 
 /// Returns the ranks that an error names as its cause. `None` for an error that names no rank.
 fn named(error: &GroupError) -> Option<Vec<usize>> {
-    Some(match error {
+    Some(match error.kind() {
         Lost { rank, .. } | Left { rank, .. } | MemberFailed { rank, .. } | Unmade { rank, .. } => {
             vec![*rank]
         }
@@ -105,7 +105,7 @@ impl Judge<'_> {
         // Heartbeats are watched from when the ranks have met.
         let met = if seen.step == 0 { LIMIT } else { Duration::ZERO };
         let latest = self.at.max(seen.begun) + met + self.plan.heartbeat * 2 + Duration::from_secs(1);
-        if matches!(seen.error, Lost { .. }) && !is_own && seen.ended > latest + self.delay() {
+        if matches!(seen.error.kind(), Lost { .. }) && !is_own && seen.ended > latest + self.delay() {
             return Err("the loss is noticed late".into());
         }
         // An error in the first or the last step leaves no world.
@@ -146,7 +146,7 @@ impl Judge<'_> {
         // A rank that has had an error leaves its groups.
         let left_before =
             |who: &usize| self.run.reports[*who].first.as_ref().is_some_and(|other| other.ended < seen.ended);
-        match (self.fault, error) {
+        match (self.fault, error.kind()) {
             (Fault::None, _) => false,
             (_, Left { rank, .. }) if left_before(rank) => true,
             // The rank had the end of the world while it made a split of it.
@@ -190,7 +190,7 @@ fn judge_end(plan: &Plan, run: &Run) -> Result<(), String> {
     let mut known = BTreeMap::new();
     for (rank, report) in run.reports.iter().enumerate().filter(|(rank, _)| !is_cut_off(*rank)) {
         for (group, end) in &report.ends {
-            if matches!(end, Comm(CommError::Closed { .. })) {
+            if matches!(end.kind(), Comm(CommError::Closed { .. })) {
                 continue;
             }
             let (first, reason) = known.entry(group).or_insert_with(|| (rank, end.to_string()));

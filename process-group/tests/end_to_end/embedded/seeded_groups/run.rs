@@ -11,7 +11,7 @@ use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, Nccl, ReduceOp, ShrinkMode, wait_for_dropped},
-    group::{Buffer, GroupError, GroupSettings, Request, Witnesses},
+    group::{Buffer, GroupError, GroupErrorKind, GroupSettings, Request, Witnesses},
     store::{Deadline, HashStore},
 };
 
@@ -443,7 +443,9 @@ impl Rank {
             let mut survived = attempt();
             // Other survivors may wait in a group whose end they did not notice, and miss the first attempts.
             for _ in 0..2 {
-                if let Err(GroupError::Absent { .. } | GroupError::NotAgreed { .. }) = &survived {
+                if let Err(GroupErrorKind::Absent { .. } | GroupErrorKind::NotAgreed { .. }) =
+                    survived.as_ref().map_err(GroupError::kind)
+                {
                     survived = attempt();
                 }
             }
