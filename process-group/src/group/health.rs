@@ -340,7 +340,7 @@ impl GroupHealth {
     }
 
     /// Returns true if enqueued work was revoked.
-    pub(super) fn is_revoked(&self) -> bool {
+    pub(crate) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire)
     }
 

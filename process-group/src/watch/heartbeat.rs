@@ -392,7 +392,9 @@ impl HeartbeatThread {
             let Heartbeat { number, marks, destroyed } = Heartbeat::from_bytes(bytes).unwrap_or_default();
             snapshot.beats.push((other, number));
             for (group, steps) in destroyed {
-                let open = || groups.iter().filter(|health| !health.is_being_destroyed());
+                // Calls whose work was revoked wait for no member.
+                let waits = |health: &&Arc<GroupHealth>| !health.is_being_destroyed() && !health.is_revoked();
+                let open = || groups.iter().filter(waits);
                 let health = open().find(|health| {
                     let monitor = health.monitor().filter(|monitor| monitor.id() == group);
                     monitor.is_some_and(|monitor| monitor.steps() > steps)

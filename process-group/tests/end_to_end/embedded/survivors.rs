@@ -273,6 +273,45 @@ rusty_fork_test! {
         machine.world.finish().unwrap();
     }
 
+    /// A member that destroys the group first has made fewer calls than one whose work was revoked. That is no reason
+    /// to end the group.
+    #[test]
+    fn a_revoked_group_is_destroyed_after_unequal_calls_whoever_comes_first() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let world = rank.builder().heartbeat(Duration::from_millis(50)).build().unwrap();
+            let other = world.split("other", &Request::Color { color: Some(0), key: 0 }).unwrap().unwrap();
+            let (stream, memory) = (rank.stream(), rank.memory(&[1.0; 4]));
+            let buffer = Buffer::new(memory.ptr(), 4, F32);
+            let reduce = |group: &ProcessGroup| unsafe { group.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+            if rank.rank == 0 {
+                reduce(&world).unwrap();
+            }
+            world.revoke(far()).unwrap();
+            if rank.rank == 0 {
+                // The notice of the end of `other` comes after that of `world`.
+                reduce(&other).unwrap();
+                while other.check().is_ok() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                other.abort(far()).unwrap();
+                world.destroy(far()).unwrap();
+                let _ = stream.synchronize();
+            } else {
+                thread::scope(|scope| {
+                    let destroying = scope.spawn(|| world.destroy(far()));
+                    let is_announced = || rank.store.list_keys().unwrap().iter().any(|key| key.contains("destroy"));
+                    while !is_announced() {
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    other.destroy(far()).unwrap_err();
+                    destroying.join().unwrap().unwrap();
+                });
+            }
+        });
+        assert!(process_group::comm::wait_for_dropped(far()));
+    }
+
     /// Also messages on communicators of their own.
     #[test]
     fn messages_of_a_revoked_group_are_errors() {
