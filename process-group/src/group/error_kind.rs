@@ -48,7 +48,7 @@ pub enum GroupErrorKind {
     Absent {
         /// The ranks of the job that are missing.
         ranks: Vec<usize>,
-        /// The number of ranks in the group.
+        /// The number of ranks that the agreement expects.
         size: usize,
         /// The agreement that the ranks missed.
         meeting: &'static str,
