@@ -11,15 +11,19 @@
 //! | rejecting | if the lists differ, or another process has posted as its rank: proposes a failure | no wait |
 //! | records | posts its record and waits for the decision ([`Protocol::decide`]) | its own patience, from `begin` |
 //! | tracing | if its patience has ended and members are missing: searches for a circular wait | no wait |
+//! | explaining | if there is no circular wait: reads the keys that may explain why members are missing | no wait |
 //! | opening | fails the other agreements of the circular wait, if there is one, and then this one | no wait |
 //! | action | acts | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
+//! | telling | if the failure lists a circular wait: fails the other agreements of the circle | no wait |
 //! | leaving | removes the agreement from its rank's list of places | no wait |
 //! | acknowledgement | acknowledges the result | no wait |
 //!
 //! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
 //! at most 10 min after it. If the verdict asks for another action, the phases action and outcomes are repeated. The
 //! member that sees all acknowledgements returns the keys to remove in [`Conclusion::read`].
+
+mod absence;
 
 use std::time::Duration;
 
@@ -31,9 +35,9 @@ use super::{
         DECISION, Decided, OUTCOME, Posted, RECORD, VERDICT, message, read, read_decided, sealed_failure,
         spoken, told_failure,
     },
-    place::{self, COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
+    place::{COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
     protocol::{Decision, Protocol, Report},
-    trace::{Trace, Traced},
+    trace::Trace,
     values::ValuesByRank,
     vote::{self, Answer, Gathering, Gone, Request, Step, Vote},
 };
@@ -50,6 +54,8 @@ enum Phase<P: Protocol> {
     Voting(Vote, Option<P::Plan>),
     /// Searching for a circular wait through the places of the missing members.
     Tracing(Vote, Trace, Vec<Absentee>),
+    /// Reading the keys that may explain why members are missing.
+    Explaining(Vote, Vec<Absentee>),
     /// Failing the other agreements of a circular wait. Holds the requests that are not yet sent, and the failure with
     /// which this agreement fails afterwards.
     Opening(Vote, Vec<Request>, Failure),
@@ -57,6 +63,9 @@ enum Phase<P: Protocol> {
         plan: P::Plan,
         outcomes_until: Duration,
     },
+    /// Failing the other agreements of the circular wait that this failure lists. Holds the requests that are not yet
+    /// sent.
+    Telling(Vec<Request>, Failure),
     Acknowledging(Acknowledging, Result<P::Agreed, Ending<P>>),
     /// Proposing this failure because the member cannot take part: another process has posted as its rank, or its
     /// member list differs from the list that was stored first.
@@ -164,11 +173,13 @@ impl<P: Protocol> Agreement<P> {
             | Phase::Entering
             | Phase::Comparing
             | Phase::Rejecting(_)
+            | Phase::Telling(..)
             | Phase::Acknowledging(..)
             | Phase::Done => false,
-            Phase::Voting(vote, None) | Phase::Tracing(vote, ..) | Phase::Opening(vote, ..) => {
-                vote.has_posted()
-            }
+            Phase::Voting(vote, None)
+            | Phase::Tracing(vote, ..)
+            | Phase::Explaining(vote, _)
+            | Phase::Opening(vote, ..) => vote.has_posted(),
             Phase::Acting { .. } | Phase::Voting(_, Some(_)) => true,
         }
     }
@@ -195,6 +206,11 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Voting(_, None), Input::Store(Answer::Unsent)) => {
                 self.leave(Err(Ending::StoreFailed), false)
             }
+            // This member has read the result, so it does not lose it with the store.
+            (Phase::Telling(_, failure), Input::Store(Answer::StoreFailed)) => {
+                self.end(Err(Ending::Failed(failure)), Vec::new())
+            }
+            (Phase::Telling(rest, failure), Input::Store(Answer::Result(_))) => self.tell(rest, failure),
             (_, Input::Store(Answer::Unsent)) => self.end(Err(Ending::InDoubt), Vec::new()),
             // If the agreement had failed before, report the stored failure, so that all members report the same one.
             (Phase::Rejecting(failure), Input::Store(Answer::Result(stands))) => {
@@ -242,6 +258,9 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Voting(vote, plan), Input::Store(answer)) => self.vote_on(vote, plan, answer, now),
             (Phase::Tracing(vote, trace, missing), Input::Store(Answer::Values(values))) => {
                 self.trace(vote, trace, missing, &values, now)
+            }
+            (Phase::Explaining(vote, missing), Input::Store(Answer::Values(values))) => {
+                self.explain(vote, missing, &values, now)
             }
             (Phase::Opening(vote, rest, failure), Input::Store(Answer::Result(_))) => {
                 self.open(vote, rest, failure)
@@ -323,33 +342,6 @@ impl<P: Protocol> Agreement<P> {
         }
     }
 
-    /// Proposes the decision if all records are posted. Otherwise searches for a circular wait through the missing
-    /// members. `posted` and `places` are the stored values of the records and of the lists of places, one per member,
-    /// in the order of the member list.
-    fn take_records(
-        &mut self,
-        vote: Vote,
-        posted: &[Option<Vec<u8>>],
-        places: &[Option<Vec<u8>>],
-        now: Duration,
-    ) -> Output<P> {
-        let places = places.iter().map(|value| place::from_value(value.as_deref()));
-        let places: Vec<_> = self.member.members.iter().copied().zip(places).collect();
-        let missing = places.iter().zip(posted).filter(|(_, posted)| posted.is_none());
-        let absentee = |((rank, places), _): (&(u32, Vec<Place>), _)| {
-            let elsewhere = places.iter().filter(|place| place.name != self.member.name);
-            Absentee { rank: *rank, elsewhere: elsewhere.cloned().collect() }
-        };
-        let mut missing: Vec<Absentee> = missing.map(absentee).collect();
-        missing.sort_by_key(|absentee| absentee.rank);
-        if missing.is_empty() {
-            let sealed = self.decide(posted.iter().flatten());
-            return self.propose(vote, None, sealed);
-        }
-        let trace = Trace::new(self.member.rank, self.place(), places);
-        self.trace(vote, trace, missing, &[], now)
-    }
-
     /// Decides from the posted records of all members, in the order of the member list. Returns the encoded decision.
     /// Returns an encoded failure in its place if protocols or generations differ, or if a record cannot be read.
     fn decide<'a>(&self, posted: impl Iterator<Item = &'a Vec<u8>> + Clone) -> Vec<u8> {
@@ -378,54 +370,14 @@ impl<P: Protocol> Agreement<P> {
         message::<P>(DECISION, &Decided { patience, decision: P::decide(&records) })
     }
 
-    /// Begins the search for a circular wait, or continues it with `values`, the answer to its last request. When the
-    /// search ends, fails all agreements of the circle, or only this one if there is no circle.
-    fn trace(
-        &mut self,
-        vote: Vote,
-        mut trace: Trace,
-        missing: Vec<Absentee>,
-        values: &[Option<Vec<u8>>],
-        now: Duration,
-    ) -> Output<P> {
-        let circle = match trace.step(values) {
-            Traced::Unasked => return self.end(Err(Ending::OutOfStep), Vec::new()),
-            Traced::Ask(ask) => {
-                self.phase = Phase::Tracing(vote, trace, missing);
-                return Output::Store(ask);
-            }
-            Traced::Circle(circle) => circle,
-        };
-        let others = super::trace::others(&circle, &self.place()).into_iter();
-        let others = others.map(|(place, missing)| Request::Propose {
-            key: place.decision_key(),
-            value: sealed_failure(self.absent(missing, circle.clone(), now)),
-        });
-        let others = others.collect();
-        self.open(vote, others, self.absent(missing, circle, now))
-    }
-
-    fn absent(&self, missing: Vec<Absentee>, circle: Vec<Waiting>, now: Duration) -> Failure {
-        let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-        Failure::Absent { missing, by: self.member.rank, waited_ms, circle }
-    }
-
-    /// Sends the last request of `rest`, which fails another agreement of a circular wait. If `rest` is empty, fails
-    /// this agreement.
-    fn open(&mut self, vote: Vote, mut rest: Vec<Request>, failure: Failure) -> Output<P> {
-        match rest.pop() {
-            Some(ask) => {
-                self.phase = Phase::Opening(vote, rest, failure);
-                Output::Store(ask)
-            }
-            None => self.propose(vote, None, sealed_failure(failure)),
-        }
-    }
-
     /// Follows the decision or verdict in the store, or the failure that takes its place.
     fn decided(&mut self, value: &[u8], is_decision: bool, now: Duration) -> Output<P> {
         if let Some(failure) = told_failure(value) {
-            return self.leave(Err(Ending::Failed(failure)), true);
+            let rest = match &failure {
+                Failure::Absent { by, waited_ms, circle, .. } => self.failures_of(circle, *by, *waited_ms),
+                _ => Vec::new(),
+            };
+            return self.tell(rest, failure);
         }
         let (patience, decision) = match read_decided::<P>(value, is_decision) {
             Ok(decided) => decided,
@@ -509,7 +461,8 @@ impl<P: Protocol> Agreement<P> {
     }
 
     /// Returns the keys of the agreement, in the order in which to remove them. The keys of the lists of places are not
-    /// among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true. The member that
+    /// among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true; those of the previous
+    /// agreement are. The member that
     /// succeeds in removing the first key removes the other ones. The acknowledgements and their counter are the last,
     /// because other members may still check them.
     fn all_keys(&self) -> Vec<String> {
@@ -521,6 +474,9 @@ impl<P: Protocol> Agreement<P> {
         let mut keys = Vec::from_iter((!P::KEEPS_RESULT).then(|| decision.clone()));
         keys.extend(votes.filter(|key| *key != decision));
         keys.extend((!P::KEEPS_RESULT).then(|| members_key(name)));
+        keys.extend(
+            P::previous(name).into_iter().flat_map(|it| [result_key(&records(&it)), members_key(&it)]),
+        );
         keys.extend(members.iter().map(|rank| self.read_key(*rank)));
         keys.push(self.read_count_key());
         keys

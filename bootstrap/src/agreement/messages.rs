@@ -76,6 +76,28 @@ pub(super) fn read_decided<P: Protocol>(
     Ok((Some(patience), decision))
 }
 
+/// Encodes a refusal as the value of a [decision key](super::Place::decision_key). A rank that cannot take part proposes
+/// it there, so that the members do not wait for this rank. See also [`leave`](super::leave).
+#[must_use]
+pub fn refusal<P: Protocol>(refusal: P::Refusal) -> Vec<u8> {
+    let decision = Decision::<P>::Refused { refusal };
+    message::<P>(DECISION, &Decided { patience: Duration::ZERO, decision })
+}
+
+/// Reads the value of a [decision key](super::Place::decision_key): the decision, or the failure in its place. Returns
+/// `None` if the value cannot be read.
+#[must_use]
+pub fn read_decision<P: Protocol>(stored: &[u8]) -> Option<Result<Decision<P>, Failure>> {
+    told_failure(stored).map(Err).or_else(|| Some(Ok(read_decided::<P>(stored, true).ok()?.1)))
+}
+
+/// Reads the value of the key of a verdict: the verdict, or the failure in its place. Returns `None` if the value cannot
+/// be read.
+#[must_use]
+pub fn read_verdict<P: Protocol>(stored: &[u8]) -> Option<Result<Decision<P>, Failure>> {
+    told_failure(stored).map(Err).or_else(|| Some(Ok(read_decided::<P>(stored, false).ok()?.1)))
+}
+
 /// Reads the protocol and the versions at the start of a posted record. Returns `None` if the record is too short.
 pub(super) fn spoken(bytes: &[u8]) -> Option<Spoken> {
     let mut reader = Reader::new(bytes);

@@ -56,12 +56,13 @@
 //!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
 //! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
 //!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
-//!   each failure lists the whole circle. A rank whose threads wait in several agreements has several places. Such a
+//!   each failure lists the whole circle. A member that reads such a failure first fails the other agreements of the
+//!   circle, and then leaves its own. If there is no circle, [`Protocol::explain`] may find another reason. A rank whose threads wait in several agreements has several places. Such a
 //!   rank is in no circle while one of these agreements can complete: its thread in that agreement can then go on, and
 //!   may post the record that is missing in another agreement.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
-//!   and the decision stay in the store.
+//!   and the decision stay in the store, until the next agreement has ended if [`Protocol::previous`] names this one.
 //! - **The store's host** should outlive the agreement: if the process that hosts the store exits first, the members in
 //!   doubt end with [`Ending::InDoubt`]. The caller of [`run`] may be in that process. So if an agreement fails or is
 //!   refused before an action, [`run`] waits, for up to 3 s, until the other members that posted a record have read the
@@ -89,8 +90,9 @@ pub use interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Ou
 pub use machine::Agreement;
 #[cfg(any(test, feature = "simulation"))]
 pub use memory::Memory;
-pub use place::{Place, Waiting};
-pub use protocol::{Decision, PlainProtocol, Protocol, Report};
+pub use messages::{read_decision, read_verdict, refusal};
+pub use place::{Place, Waiting, verdict_key};
+pub use protocol::{Absence, Decision, PlainProtocol, Protocol, Report};
 pub use session::{Failed, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};

@@ -24,7 +24,8 @@ wire_struct!(Place { name, members });
 
 impl Place {
     /// Returns the key of this agreement's decision.
-    pub(super) fn decision_key(&self) -> String {
+    #[must_use]
+    pub fn decision_key(&self) -> String {
         result_key(&records(&self.name))
     }
 }
@@ -81,6 +82,13 @@ pub(super) fn records(name: &str) -> String {
 /// Returns the prefix of the keys of the vote on the outcomes of an action. `action` is its number, from 0.
 pub(super) fn outcomes(name: &str, action: u32) -> String {
     format!("{name}/outcomes{action}")
+}
+
+/// Returns the key of the verdict on an action of the agreement `name`. `action` is the action's number, from 0. See
+/// [`Output::Act`](super::Output::Act).
+#[must_use]
+pub fn verdict_key(name: &str, action: u32) -> String {
+    result_key(&outcomes(name, action))
 }
 
 /// Returns the key of the result of the vote with this prefix.

@@ -2,6 +2,7 @@
 
 use std::{convert::Infallible, fmt, time::Duration};
 
+use super::failure::Absentee;
 use crate::wire::{self, Wire, wire_enum};
 
 /// A kind of agreement: its messages, and the pure functions that decide. The result of each function must depend only
@@ -13,7 +14,7 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// 10 min, but at least this value.
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
     /// True if the member list and the decision stay in the store after the agreement. Verdicts are removed. See
-    /// [`PlainProtocol::KEEPS_RESULT`].
+    /// [`PlainProtocol::KEEPS_RESULT`] and [`previous`](Self::previous).
     const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.
@@ -38,6 +39,41 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// Returns the verdict on the action with this plan. `reports` contains the rank and the report of each member,
     /// in the order of [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Decision<Self>;
+
+    /// Returns the keys of the store whose values may explain why members of the agreement `name` are
+    /// [missing](super#terms). A member whose patience has ended reads them if it finds no circular wait, and passes
+    /// the values to [`explain`](Self::explain). If there are no keys, or no explanation, the agreement fails with
+    /// [`Failure::Absent`](super::Failure::Absent).
+    fn evidence(_name: &str, _missing: &[Absentee]) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Returns the name of the agreement before the one called `name`, which every member joins first. What that one has
+    /// left in the store ([`KEEPS_RESULT`](Self::KEEPS_RESULT)) is removed with the keys of this one.
+    fn previous(_name: &str) -> Option<String> {
+        None
+    }
+
+    /// Returns the reason why members are missing, which all members get in place of
+    /// [`Failure::Absent`](super::Failure::Absent), or `None`.
+    fn explain(_absence: &Absence<'_>) -> Option<Self::Refusal> {
+        None
+    }
+}
+
+/// Missing members, and the values that may explain why they are missing.
+#[derive(Debug, Clone, Copy)]
+pub struct Absence<'a> {
+    /// The name of the agreement.
+    pub name: &'a str,
+    /// All members.
+    pub members: &'a [u32],
+    /// The missing members, in ascending order of ranks.
+    pub missing: &'a [Absentee],
+    /// The time that the member whose patience ended has waited, in milliseconds.
+    pub waited_ms: u64,
+    /// The values of the keys that [`Protocol::evidence`] named, in order; `None` for a key without a value.
+    pub values: &'a [Option<Vec<u8>>],
 }
 
 /// A kind of agreement without an action: the decision is the result.

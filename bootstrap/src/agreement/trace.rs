@@ -29,9 +29,9 @@
 //!
 //! Several ranks may search for the same circle at a time. If an agreement has already failed with a circle that
 //! contains this rank's current wait, this rank reports that circle. Its own search could no longer find the circle,
-//! because waits in decided agreements do not count. The agreements of a circle fail one after the other. A search that
-//! begins in between may find no circle, because ranks have stopped waiting. Then the agreement of that search fails
-//! without a circle.
+//! because waits in decided agreements do not count. The agreements of a circle fail one after the other. A member that
+//! reads the failure of one of them fails the others before it leaves, because a search that begins after it has left
+//! may find no circle.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,12 +5,15 @@ use std::{collections::BTreeMap, thread, time::Duration};
 
 use super::{
     super::{
-        Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Memory, Output, Place, Request,
-        Waiting, place, register, run,
+        Absentee, Agreement, Answer, Conclusion, Ending, Failure, Input, Member, Memory, Output, Place,
+        Request, Waiting, place, register, run,
     },
     sum::Sum,
 };
-use crate::store::{Deadline, HashStore, Store};
+use crate::{
+    store::{Deadline, HashStore, Store},
+    wire::Message,
+};
 
 const LONG: Duration = Duration::from_secs(60);
 const NOW: Duration = Duration::ZERO;
@@ -214,13 +217,14 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     let mut reads = 0;
     threads.expire(0, |threads, read| {
         reads = read;
-        // Requests 0 (records and places) and 1 (decision keys) are the first read. Request 2 is the second.
+        // Requests 0 (records and places) and 1 (decision keys) are the first read. Request 2 is the second. Request 3
+        // reads why rank 1 is missing.
         if read == 2 {
             threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
             threads.run(Some(0));
         }
     });
-    assert_eq!(reads, 2);
+    assert_eq!(reads, 3);
     threads.run(None);
     assert_eq!(threads.circles("a"), [[]]);
     assert!(!threads.results.contains_key("c"));
@@ -289,4 +293,34 @@ fn a_place_that_a_rank_could_not_remove_is_removed_once_its_agreement_is_decided
     };
     run::<Sum>(&store, member, 3, act, || Ok(())).unwrap();
     assert_eq!((listed, names()), (vec!["open".into(), "sum".into()], vec!["open".to_owned()]));
+}
+
+/// Rank 0 reads that its agreement has failed because of a circular wait. It fails the other agreement of the circle
+/// before it leaves. Otherwise rank 1 could find no circle any more, and name rank 0 as missing.
+#[test]
+fn who_reads_of_a_circle_fails_its_other_agreements_before_it_leaves() {
+    let (own, other) = (place("a", &[0, 1]), place("b", &[0, 1]));
+    let circle = vec![Waiting { rank: 0, place: own.clone() }, Waiting { rank: 1, place: other.clone() }];
+    let missing = vec![Absentee { rank: 1, elsewhere: vec![other.clone()] }];
+    let failure = Failure::Absent { missing, by: 1, waited_ms: 7, circle: circle.clone() };
+    let mut store = Memory::default();
+    store.0.insert(own.decision_key(), failure.to_bytes());
+    let mut machine = Agreement::<Sum>::new(member(0, "a", &[0, 1], LONG), 3, 0).unwrap();
+    let mut output = machine.begin(NOW);
+    let ended = loop {
+        let request = match output {
+            Output::Store(request) => request,
+            Output::Done(conclusion) => break conclusion.result,
+            Output::Act { .. } => panic!("there is no decision"),
+        };
+        if matches!(request, Request::Leave { .. }) {
+            let told = store.0.get(&other.decision_key()).map(|value| Failure::from_bytes(value));
+            let missing = vec![Absentee { rank: 0, elsewhere: vec![own.clone()] }];
+            let failure = Failure::Absent { missing, by: 1, waited_ms: 7, circle: circle.clone() };
+            assert_eq!(told, Some(Ok(failure)));
+        }
+        let answer = store.execute(&request).expect("the failure is in the store");
+        output = machine.step(Input::Store(answer), NOW);
+    };
+    assert_eq!(ended, Err(Ending::Failed(failure)));
 }

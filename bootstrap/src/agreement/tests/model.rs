@@ -36,6 +36,7 @@
 //! |---|---|
 //! | adds its place, posts | others read them after this member has counted, or when no member can take a step |
 //! | reads posts and places, proposes | all others wait for this result |
+//! | reads why members are missing | no member changes these keys |
 //! | removes its place | there is a decision, so no member reads places again |
 //! | acknowledges | others read the acknowledgement after this member has counted |
 //! | checks all acknowledgements | all others have ended or crashed |
@@ -54,7 +55,7 @@ use std::{
 
 use super::{
     super::{Agreement, Answer, Conclusion, Ending, Failure, Input, Memory, Output, Request},
-    sum::{Sum, member_of},
+    sum::{Sum, member_of, why_key},
 };
 
 /// The faults that the model may inject, and how many of each.
@@ -417,6 +418,28 @@ fn three_members_never_differ() {
         Faults { repeats: 1, ..NONE },
     ] {
         assert!(explore_both(3, &[1, 2, 4], faults) > 1000);
+    }
+}
+
+/// If the store has the reason why a member is missing, no member gets [`Failure::Absent`], and all get that reason.
+#[test]
+fn members_get_the_reason_why_another_is_missing() {
+    for (size, numbers) in [(2, &[1, 7][..]), (3, &[1, 2, 4])] {
+        for faults in [
+            Faults { crashes: 1, ..NONE },
+            Faults { crashes: 1, expiries: 1, ..NONE },
+            Faults { crashes: 1, losses: 1, ..NONE },
+        ] {
+            let mut first = World::new(size, numbers, faults);
+            let why = (0..size).map(|rank| (why_key("sum", rank), b"gone".to_vec()));
+            Rc::make_mut(&mut first.store).0.extend(why);
+            let (_, ends) = explore(first, size > 2);
+            let absent =
+                |member: &State| matches!(member, State::Ended(Err(Ending::Failed(Failure::Absent { .. }))));
+            assert!(!ends.iter().flat_map(World::states).any(absent), "{faults:?}");
+            let told = |member: &State| matches!(member, State::Ended(Err(Ending::Refused(why))) if why.ends_with("is missing: gone"));
+            assert!(ends.iter().flat_map(World::states).any(told), "{faults:?}");
+        }
     }
 }
 

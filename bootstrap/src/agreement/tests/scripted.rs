@@ -9,7 +9,8 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, leave, place, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, budget, leave,
+        place, run,
     },
     sum::{Sum, member_of},
 };
@@ -194,6 +195,17 @@ fn a_short_patience_shortens_no_action() {
         other => panic!("{other:?}"),
     }
     assert!(machine.is_in_doubt());
+}
+
+/// A short patience lets an agreement fail, and leaves enough time for an action that was decided. A very long one does
+/// not make members wait for hours.
+#[test]
+fn limits_after_a_decision_have_bounds() {
+    let (floor, seconds) = (Duration::from_secs(10), Duration::from_secs);
+    let limits = |patience| (budget::action(patience, floor), budget::outcomes(patience));
+    assert_eq!(limits(Duration::ZERO), (floor, seconds(5)));
+    assert_eq!(limits(seconds(100)), (seconds(50), seconds(25)));
+    assert_eq!(limits(Duration::MAX), (seconds(600), seconds(600)));
 }
 
 /// Rank 2 is only in its own member list. It arrives after the others have decided.

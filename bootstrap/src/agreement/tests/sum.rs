@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::super::{Decision, Member, Protocol, Report};
+use super::super::{Absence, Absentee, Decision, Member, Protocol, Report};
 use crate::wire;
 
 /// Each member contributes a number. A sum of 0 is refused. A sum of 1 is the result without an action. Every other sum
 /// is the plan of an action. If a member's action fails or is late, the verdict is [`Decision::Refused`]. Otherwise, if
 /// the plan is a multiple of 8, another action follows, whose plan is half of it. The plan of the last action is the
-/// result.
+/// result. If a member is missing, the value of the key `NAME/why/RANK`, if there is one, is the reason of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum;
 
@@ -42,6 +42,23 @@ impl Protocol for Sum {
             None => Decision::Agreed { agreed: *plan },
         }
     }
+
+    fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
+        missing.iter().map(|absentee| why_key(name, absentee.rank)).collect()
+    }
+
+    fn explain(absence: &Absence<'_>) -> Option<String> {
+        let mut known = absence.missing.iter().zip(absence.values);
+        known.find_map(|(absentee, value)| {
+            let why = String::from_utf8_lossy(value.as_deref()?).into_owned();
+            Some(format!("rank {} is missing: {why}", absentee.rank))
+        })
+    }
+}
+
+/// Returns the key with the reason why `rank` is missing in the agreement `name`.
+pub(super) fn why_key(name: &str, rank: u32) -> String {
+    format!("{name}/why/{rank}")
 }
 
 /// Returns the member `rank` of the agreement `sum`, whose members are the ranks 0 to `size - 1`.
