@@ -30,7 +30,7 @@
 //! # Map
 //! | module | holds |
 //! |---|---|
-//! | [`agreement`] | the protocol without I/O: records, decisions, the state machines of commits, retirements and agreed lengths, and the outcome of opening memory in rendezvous and exchange |
+//! | [`agreement`] | the agreements without I/O: records, decisions and outcomes of commits, retirements and agreed lengths, and the outcome of opening memory in rendezvous and exchange |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |

@@ -6,7 +6,7 @@ use process_group::{
     group::{GroupError, GroupErrorKind},
 };
 
-use super::wire::Malformed;
+use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
 /// The reason why an agreement has no result on this member. `R` is the reason that all members get.
@@ -40,6 +40,74 @@ impl<R> AgreementError<R> {
             agreement::Ending::Unreadable(malformed) => Self::Unreadable(malformed),
             _ => Self::OutOfStep,
         }
+    }
+}
+
+/// The reason why a commit or a retirement ended without agreement, or ranks did not agree on a length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// Nothing was registered on any member. The group is unchanged.
+    Refused(Refusal),
+    /// The group is dead on all members.
+    Poisoned(Poison),
+    /// This member could not reach the store. The others may report this member as missing.
+    StoreFailed {
+        /// True if this member had posted its record, so that the others may have acted on it.
+        in_doubt: bool,
+    },
+    /// A value in the store cannot be decoded: another program writes there. The others may have read the value
+    /// before it changed.
+    Unreadable {
+        /// The decoding error.
+        source: Malformed,
+    },
+    /// The driver gave an input that was not requested.
+    OutOfStep,
+}
+
+impl From<Refusal> for Ending {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Ending {
+    /// Converts the ending of an agreement. `failed` converts the failures that are common to all agreements.
+    pub(super) fn of<P: Protocol<Refusal: Into<Self>>>(
+        ending: agreement::Ending<P>,
+        failed: impl FnOnce(Failure) -> Self,
+    ) -> Self {
+        match ending {
+            agreement::Ending::Refused(refused) => refused.into(),
+            agreement::Ending::Failed(failure) => failed(failure),
+            agreement::Ending::StoreFailed => Self::StoreFailed { in_doubt: false },
+            agreement::Ending::InDoubt => Self::StoreFailed { in_doubt: true },
+            agreement::Ending::Unreadable(source) => Self::Unreadable { source },
+            _ => Self::OutOfStep,
+        }
+    }
+
+    /// Returns true if all members got this ending, for another reason than missing members.
+    pub(crate) fn is_agreed(&self) -> bool {
+        match self {
+            Self::Refused(refusal) => {
+                !matches!(refusal, Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. })
+            }
+            Self::Poisoned(poison) => !matches!(poison, Poison::MembersLost { .. }),
+            Self::StoreFailed { .. } | Self::Unreadable { .. } | Self::OutOfStep => false,
+        }
+    }
+
+    /// The poison for the groups of `rank` if it ended this way and does not know whether all members hold the same
+    /// windows. `cause` is the store's error, if the store failed.
+    pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
+        let cause = match self {
+            Self::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
+            Self::Unreadable { source } => source.to_string(),
+            Self::OutOfStep => "the machine was driven out of step".to_owned(),
+            _ => return None,
+        };
+        Some(Poison::StoreLost { rank, cause })
     }
 }
 

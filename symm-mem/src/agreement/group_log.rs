@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
-use bootstrap::agreement::Member;
+use bootstrap::agreement::{Member, Place};
 use process_group::group::GroupId;
 
 use super::{
+    VOTE_FLOOR,
+    ending::Ending,
     hash::chain,
-    machine::{Commit, Conclusion, Ending, VOTE_FLOOR},
     meeting_id::{MeetingId, MeetingKind},
+    plan::{Agreed, CommitProtocol},
     poison::Poison,
     ranks::RankList,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
+    start::{Start, patience},
 };
 
 /// The first word of a log entry that records the retirement of a segment. No ordinal has this value.
@@ -63,7 +66,6 @@ pub struct GroupLog {
     /// The ordinal of the first segment that the group has neither committed nor skipped.
     next: u32,
     poison: Option<Poison>,
-    used_keys: Vec<String>,
 }
 
 impl GroupLog {
@@ -80,7 +82,6 @@ impl GroupLog {
             equal: 0,
             next: 0,
             poison: None,
-            used_keys: Vec::new(),
         }
     }
 
@@ -148,8 +149,13 @@ impl GroupLog {
         self.rounds += 1;
     }
 
-    /// Begins the next commit. Returns its state machine and its segments.
-    pub fn begin(&mut self, situation: Situation) -> (Commit, Vec<Segment>) {
+    /// The meeting of the commit with this number.
+    fn meeting(&self, round: u64) -> MeetingId {
+        MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
+    }
+
+    /// Begins the next commit. Returns this rank's part in it and its segments.
+    pub fn begin(&mut self, situation: Situation) -> (Start<CommitProtocol>, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
             situation;
         let readiness = match &self.poison {
@@ -159,14 +165,8 @@ impl GroupLog {
         let mut segments = situation.segments;
         segments.retain(|segment| self.is_new(segment.ordinal));
         let record = Record {
-            pool: self.pool,
-            group: self.group,
-            round: self.rounds,
-            rank: self.rank,
-            members: self.members.as_slice().into(),
             domain: RankList(situation.domain),
             policy,
-            deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
             readiness,
             capabilities,
             enqueued,
@@ -176,36 +176,32 @@ impl GroupLog {
             log_since: situation.log_since,
             segments: segments.clone(),
         };
+        let meeting = self.meeting(self.rounds);
         self.rounds += 1;
         self.offered = situation.log.length;
-        (Commit::new(record, self.members.clone()), segments)
+        (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), record), segments)
     }
 
-    /// Counts a commit in which this rank cannot take part. Returns the key and the refusal for the other members.
-    pub(crate) fn decline(&mut self, cause: String) -> (String, Refusal) {
-        let (pool, kind, round) = (self.pool, MeetingKind::Commit { group: self.group }, self.rounds);
+    /// Counts a commit in which this rank cannot take part. Returns the place of the commit, and the refusal for the
+    /// other members.
+    pub(crate) fn decline(&mut self, cause: String) -> (Place, Refusal) {
+        let place = Place { name: self.meeting(self.rounds).name(), members: self.members.clone() };
         self.rounds += 1;
-        let key = MeetingId { pool, kind, round, members: self.members.clone() }.decision_key();
-        if self.members.first() == Some(&self.rank) {
-            self.used_keys.push(key.clone());
-        }
-        (key, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
+        (place, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
     /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
     /// left without windows. The members may register for the time `patience`; the agreement waits for them for that
     /// time and `VOTE_FLOOR` longer.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
-        let (round, members) = (self.rounds.saturating_sub(1), self.members.clone());
-        let (pool, kind) = (self.pool, MeetingKind::Commit { group: self.group });
-        let name = MeetingId { pool, kind, round, members: members.clone() }.vote_prefix("plain");
+        let name = format!("{}/plain", self.meeting(self.rounds.saturating_sub(1)).name());
+        let members = self.members.clone();
         Member { name, rank: self.rank, members, generation: 0, patience: patience + VOTE_FLOOR }
     }
 
-    /// Applies the conclusion of a commit of `segments`. Returns the keys for this rank to remove, because no member
-    /// reads them any more.
-    pub fn conclude(&mut self, conclusion: &Conclusion, segments: &[Segment]) -> Vec<String> {
-        match &conclusion.result {
+    /// Applies the result of a commit of `segments`.
+    pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
+        match result {
             Ok(agreed) => {
                 if agreed.pending.is_none() {
                     self.equal = self.offered;
@@ -221,11 +217,5 @@ impl GroupLog {
             Err(Ending::Poisoned(poison)) => self.set_poison(poison.clone()),
             Err(_) => {}
         }
-        let doomed = match conclusion.all_arrived {
-            true => std::mem::take(&mut self.used_keys),
-            false => Vec::new(),
-        };
-        self.used_keys.extend(conclusion.keys.iter().cloned());
-        doomed
     }
 }

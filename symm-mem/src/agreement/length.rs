@@ -1,64 +1,66 @@
 //! Agreement of a domain's ranks on the length of an allocation: the greatest that any of them needs.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
+
+use bootstrap::agreement::{self, Absence, Absentee, Member, Protocol, Report};
 
 use super::{
-    decide::{Decision, unlike},
-    machine::{Conclusion, Ending, Input, Output, share},
+    PROTOCOL,
+    ending::Ending,
     meeting_id::{MeetingId, MeetingKind},
-    ranks::RankList,
     record::PoolId,
-    record_gather::{Arriving, RecordGather, read},
-    refusal::Membership,
-    wire::{Message, wire_struct},
+    refusal::Refusal,
+    start::{self, Start, evidence, explain, previous},
+    wire,
 };
 
-/// The length that a rank needs.
+/// The agreement on a length. The record of a rank is the number of bytes that it needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Need {
-    rank: u32,
-    /// The ranks of the pool's domain.
-    domain: RankList,
-    bytes: u64,
-}
-wire_struct!(Need { rank, domain, bytes });
+pub struct LengthProtocol;
 
-impl Message for Need {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 9;
-}
+type Decision = agreement::Decision<LengthProtocol>;
 
-/// Decides on the greatest length of all `needs`.
-fn decide(needs: &[Need]) -> Decision {
-    match unlike(Membership::Domain, needs.iter().map(|need| (need.rank, &need.domain))) {
-        Some(refusal) => Decision::refuse(refusal),
-        None => Decision::Reserve {
-            members: needs.first().map(|need| need.domain.clone()).unwrap_or_default(),
-            bytes: needs.iter().map(|need| need.bytes).max().unwrap_or(0),
-        },
+impl Protocol for LengthProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+    /// A rank that comes after the others with another domain is told so. The next meeting removes what is kept.
+    const KEEPS_RESULT: bool = true;
+
+    type Record = u64;
+    type Plan = Infallible;
+    type Outcome = Infallible;
+    type Agreed = u64;
+    type Refusal = Refusal;
+
+    fn decide(needs: &[(u32, u64)]) -> Decision {
+        Decision::Agreed { agreed: needs.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0) }
+    }
+
+    fn is_final(outcome: &Infallible) -> bool {
+        match *outcome {}
+    }
+
+    fn judge(plan: &Infallible, _: &[(u32, Report<Infallible>)]) -> Decision {
+        match *plan {}
+    }
+
+    fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
+        evidence(name, missing)
+    }
+
+    fn explain(absence: &Absence<'_>) -> Option<Refusal> {
+        explain(absence)
+    }
+
+    fn previous(name: &str) -> Option<String> {
+        previous(name)
     }
 }
 
-/// The next step of an agreement of the whole domain.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next<T> {
-    /// A request to the store.
-    Ask(Output),
-    /// The machine has ended.
-    Done(Conclusion<T>),
-}
-
-/// One member's part in one agreement on a length.
-#[derive(Debug)]
-pub struct Length {
-    members: Vec<u32>,
-    arrival: RecordGather,
-}
-
-impl Length {
-    /// Creates agreement number `round` among `members`. Rank `rank` needs `bytes` bytes, and the agreement takes at
+impl Start<LengthProtocol> {
+    /// Begins agreement number `round` among `members`. Rank `rank` needs `bytes` bytes, and the agreement takes at
     /// most `deadline`.
-    pub fn new(
+    #[must_use]
+    pub fn length(
         pool: PoolId,
         round: u64,
         rank: u32,
@@ -66,52 +68,15 @@ impl Length {
         bytes: u64,
         deadline: Duration,
     ) -> Self {
-        let place = MeetingId { pool, kind: MeetingKind::Length {}, round, members: members.clone() };
-        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX);
-        // No phase follows the decision, so the wait for the others gets all of the deadline except for the share of
+        // No action follows the decision, so the wait for the others gets all of the deadline except for the share of
         // the store requests.
-        let patience = share(deadline_ms, 15);
-        let need = Need { rank, domain: members.as_slice().into(), bytes };
-        let arrival = RecordGather::new(rank, place, need.to_bytes(), patience);
-        Self { members, arrival }
+        let patience = deadline / 16 * 15;
+        Self::new(MeetingId::new(pool, MeetingKind::Length {}, round), rank, members, patience, bytes)
     }
+}
 
-    /// Returns true if this rank has posted its length, so that the others may have agreed.
-    pub fn is_in_doubt(&self) -> bool {
-        self.arrival.has_posted()
-    }
-
-    /// Processes an input at the time `now` (since any fixed moment) and returns the next step.
-    pub fn step(&mut self, input: Input, now: Duration) -> Next<u64> {
-        if input == Input::StoreFailed {
-            return self.end(Err(Ending::StoreFailed { in_doubt: self.is_in_doubt() }), false);
-        }
-        match self.arrival.step(input, now) {
-            Arriving::Ask(ask) => Next::Ask(ask),
-            Arriving::Decide(posted) => {
-                let decision = match read::<Need>(&self.members, &posted) {
-                    Ok(needs) => decide(&needs),
-                    Err(refusal) => Decision::refuse(refusal),
-                };
-                Next::Ask(self.arrival.propose(&decision))
-            }
-            Arriving::Stands(value) => match Decision::decode(&value) {
-                Err(source) => self.end(Err(Ending::Unreadable { source }), false),
-                Ok(decision) => {
-                    let all_arrived = decision.is_of_all();
-                    let result = match decision {
-                        Decision::Reserve { bytes, .. } => Ok(bytes),
-                        Decision::Refuse { refusal, .. } => Err(Ending::Refused(refusal)),
-                        _ => Err(Ending::OutOfStep),
-                    };
-                    self.end(result, all_arrived)
-                }
-            },
-            Arriving::Unasked => self.end(Err(Ending::OutOfStep), false),
-        }
-    }
-
-    fn end(&mut self, result: Result<u64, Ending>, all_arrived: bool) -> Next<u64> {
-        Next::Done(Conclusion { result, all_arrived, keys: self.arrival.keys_to_remove() })
-    }
+/// Converts the ending of an agreement on a length on `member`.
+#[must_use]
+pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
+    Ending::of(ending, |failure| Ending::Refused(start::refusal(member, failure)))
 }

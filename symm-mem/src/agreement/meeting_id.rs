@@ -1,13 +1,11 @@
-//! The meetings of ranks: their published places, and their store keys.
+//! The meetings of ranks about a pool: the names of their agreements.
 
 use std::fmt;
 
+use bootstrap::agreement::Place;
 use process_group::group::GroupId;
 
-use super::{
-    record::PoolId,
-    wire::{Message, wire_enum, wire_struct},
-};
+use super::record::PoolId;
 
 /// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,80 +20,113 @@ pub enum MeetingKind {
     /// To agree on a length, with the whole domain.
     Length {},
 }
-wire_enum!(MeetingKind { 0 => Commit { group }, 1 => Retire {}, 2 => Length {} });
 
-/// Identifies a meeting. A rank publishes the id of the meeting that it entered last as its place.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// Identifies a meeting among all meetings about the pools of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MeetingId {
-    /// The pool of the meeting.
-    pub pool: PoolId,
+    /// The number of the pool's domain.
+    pub domain: u64,
+    /// The generation of the domain.
+    pub generation: u64,
+    /// The pool's number in the domain.
+    pub pool: u32,
     /// The purpose of the meeting.
     pub kind: MeetingKind,
     /// The number of the meeting, counted for each pool and purpose.
     pub round: u64,
-    /// The ranks that are expected there.
-    pub members: Vec<u32>,
-}
-wire_struct!(MeetingId { pool, kind, round, members });
-
-impl Message for MeetingId {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 2;
 }
 
 impl MeetingId {
-    /// Returns true if a rank at `other` is in the same meeting.
-    pub(super) fn meets(&self, other: &MeetingId) -> bool {
-        (self.pool, self.kind, self.round) == (other.pool, other.kind, other.round)
+    pub(crate) fn new(pool: PoolId, kind: MeetingKind, round: u64) -> Self {
+        let PoolId { domain, generation, pool, .. } = pool;
+        Self { domain, generation, pool, kind, round }
     }
 
-    /// The prefix of the store keys of a decision round of this meeting.
-    pub(super) fn vote_prefix(&self, vote: &str) -> String {
-        let (PoolId { domain, generation, pool, .. }, round) = (self.pool, self.round);
+    /// Returns the meeting whose agreement is at `place`, or `None` if that is no meeting about a pool.
+    #[must_use]
+    pub fn at(place: &Place) -> Option<Self> {
+        Self::named(&place.name)
+    }
+
+    /// Returns the meeting whose agreement has this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        let mut parts = name.split('/');
+        let mut next = || parts.next();
+        let ("symm", domain, pool, kind, round) = (next()?, next()?, next()?, next()?, next()?) else {
+            return None;
+        };
+        let (domain, generation) = domain.split_once('.')?;
+        let kind = match kind {
+            "retire" => MeetingKind::Retire {},
+            "length" => MeetingKind::Length {},
+            group => {
+                let (uid, epoch) = group.split_once('.')?;
+                MeetingKind::Commit { group: GroupId { uid: uid.parse().ok()?, epoch: epoch.parse().ok()? } }
+            }
+        };
+        let id = Self {
+            domain: u64::from_str_radix(domain, 16).ok()?,
+            generation: generation.parse().ok()?,
+            pool: pool.parse().ok()?,
+            kind,
+            round: round.parse().ok()?,
+        };
+        next().is_none().then_some(id)
+    }
+
+    /// Returns the name of the meeting's agreement.
+    pub(super) fn name(&self) -> String {
+        let Self { domain, generation, pool, kind, round } = self;
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
-        match self.kind {
-            MeetingKind::Commit { group } => format!("{pool}/{}.{}/{round}/{vote}", group.uid, group.epoch),
-            MeetingKind::Retire {} => format!("{pool}/retire/{round}/{vote}"),
-            MeetingKind::Length {} => format!("{pool}/length/{round}/{vote}"),
+        match kind {
+            MeetingKind::Commit { group } => format!("{pool}/{}.{}/{round}", group.uid, group.epoch),
+            MeetingKind::Retire {} => format!("{pool}/retire/{round}"),
+            MeetingKind::Length {} => format!("{pool}/length/{round}"),
         }
     }
 
     /// Names the meeting among those of its pool.
-    pub(super) fn meeting(&self) -> String {
+    fn meeting(&self) -> String {
         match self.kind {
             MeetingKind::Commit { group } => format!("commit {} of group {group}", self.round),
             MeetingKind::Retire {} => format!("retirement {}", self.round),
             MeetingKind::Length {} => format!("agreed allocation {}", self.round),
         }
     }
-
-    /// The store key of this meeting's decision.
-    pub(super) fn decision_key(&self) -> String {
-        standing_key(&self.vote_prefix(ARRIVAL))
-    }
 }
 
 impl fmt::Display for MeetingId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{} in {}", self.meeting(), self.pool)
+        let Self { domain, generation, pool, .. } = *self;
+        write!(out, "{} in {}", self.meeting(), PoolId { domain, generation, instance: 0, pool })
     }
 }
 
-/// The name of a meeting's first decision round.
-pub(super) const ARRIVAL: &str = "records";
+/// Describes a place for a reader: the meeting about a pool, or the name of another agreement.
+pub(super) fn describe_place(place: &Place) -> String {
+    MeetingId::at(place).map_or_else(|| place.name.clone(), |meeting| meeting.to_string())
+}
 
 /// The store key that counts how often `rank` has created the domain with this number.
 pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
     format!("symm/{domain:x}/generation/{rank}")
 }
 
-/// The store key under which `rank` publishes the meeting that it has entered last, in any pool and domain of the
-/// store. A rank is in one meeting at a time.
-pub(super) fn place_key(rank: u32) -> String {
-    format!("symm/at/{rank}")
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The key of the result of the decision round with this prefix.
-pub(crate) fn standing_key(prefix: &str) -> String {
-    format!("{prefix}/stands")
+    #[test]
+    fn a_meeting_is_found_from_the_name_of_its_agreement() {
+        let pool = PoolId { domain: 0xa5, generation: 3, instance: 9, pool: 2 };
+        let group = GroupId { uid: u64::MAX, epoch: 4 };
+        for kind in [MeetingKind::Commit { group }, MeetingKind::Retire {}, MeetingKind::Length {}] {
+            let meeting = MeetingId::new(pool, kind, 7);
+            assert_eq!(MeetingId::named(&meeting.name()), Some(meeting));
+            assert_eq!(MeetingId::named(&format!("{}/plain", meeting.name())), None);
+        }
+        for other in ["", "symm/1.2/3/retire", "symm/1/3/retire/0", "tp/1.2/3/retire/0", "symm/1.2/3/4/0"] {
+            assert_eq!(MeetingId::named(other), None, "{other}");
+        }
+    }
 }

@@ -1,63 +1,61 @@
-//! The commit protocol without I/O: the members of a group agree on the segments to be registered as windows.
+//! The agreements about pools, without I/O: commits, plain registration, retirements and agreed lengths. Each is a
+//! [`Protocol`](bootstrap::agreement::Protocol) of [`bootstrap::agreement`], which runs it.
 //!
-//! - [`Record`]: the message of a rank to the others. Like [`Decision`] and the outcomes, it has a strict, versioned
-//!   binary form.
-//! - [`decide()`] and [`verdict`]: pure functions of the members' messages.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window, with the same value on every member.
-//! - [`Commit`]: one member's part in one commit; [`GroupLog`]: its state between commits.
-//! - [`RegistrationProtocol`]: the agreement on the plain registration of segments without windows.
-//! - [`Retire`], [`Length`]: the same for operations of the whole domain: to retire segments, and to agree on a
+//! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
+//!   contribution of a rank; [`decide()`] and [`judge_registrations`] are pure functions of the members' messages.
+//!   [`GroupLog`] is the state between commits.
+//! - [`RegistrationProtocol`]: the plain registration of segments without windows.
+//! - [`RetireProtocol`], [`LengthProtocol`]: operations of the whole domain: to retire segments, and to agree on a
 //!   length.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window, with the same value on every member.
+//! - [`MeetingId`]: the name of such an agreement, and the meeting that a name stands for.
 //! - [`Outcome`](sharing::Outcome): the outcome of opening other members' memory, in the agreements of rendezvous and
 //!   exchange.
 //!
 //! Out of scope: stores, communicators, memory, threads. A driver runs the state machines in production, and the
 //! seeded simulation in the tests.
 
-mod circle;
+mod commit;
 mod decide;
-pub(crate) mod decision_round;
 pub(crate) mod ending;
 mod group_log;
 pub(crate) mod hash;
 mod history;
 mod length;
-mod machine;
 pub(crate) mod meeting_id;
 mod plain;
+mod plan;
 mod poison;
 mod ranks;
 mod record;
-mod record_gather;
 mod refusal;
-mod request;
 mod retire;
 #[cfg(test)]
 mod retire_tests;
 mod search;
 pub mod sharing;
-pub(crate) mod versions;
+mod start;
 mod waits;
 
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 pub(crate) use bootstrap::agreement::Ranks;
-pub use bootstrap::agreement::{Entry, ValuesByRank};
+pub use bootstrap::agreement::{Absentee, Entry, Place, ValuesByRank, Waiting};
 pub(crate) use bootstrap::wire;
 pub use bootstrap::wire::Malformed;
-pub use decide::{Decision, Outcome, Verdict, decide, verdict};
-pub use ending::AgreementError;
+pub use commit::ending as commit_ending;
+pub use decide::{decide, judge_registrations};
+pub use ending::{AgreementError, Ending};
 pub use group_log::{GroupLog, Situation};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
-pub use length::{Length, Next};
-pub(crate) use machine::ACTION_FLOOR;
-pub use machine::Commit;
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use machine::{FLOORS, VOTE_FLOOR};
+pub use length::{LengthProtocol, length_ending};
 pub use meeting_id::{MeetingId, MeetingKind};
 pub(crate) use plain::ending as plain_ending;
 pub use plain::{Attempt, Plain, RegistrationProtocol};
+pub use plan::{After, Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection};
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::RankList;
@@ -65,17 +63,29 @@ pub use record::{
     Capabilities, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment,
     WindowSupport,
 };
-pub use refusal::{Absentee, Capability, Held, Identity, Membership, Refusal, Shape, Waiting};
-pub use request::{Agreed, Conclusion, Ending, Input, Output};
+pub use refusal::{Capability, Held, Membership, Refusal, Shape};
 pub use retire::{
-    Candidate, Committed, Release, Retire, RetireInput, RetireOutput, Retired, RetirementRecord,
-    decide_retirement,
+    Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
+    decide_retirement, retirement_ending,
 };
-pub use search::Range;
+pub use search::{Hashes, Range, Recalled};
+pub use start::Start;
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use start::patience;
 pub(crate) use waits::describe_circle;
 
-/// The version of the whole protocol: records, decisions, order of decision rounds. Ranks of different versions refuse
-/// to work together.
-pub const PROTOCOL_VERSION: u16 = 8;
+/// The version of the whole protocol: records, decisions, plans and outcomes. Ranks of different versions refuse to
+/// work together.
+pub const PROTOCOL_VERSION: u16 = 9;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
+
+/// The least time limit for an action on every member after a decision: to register or deregister windows, to quiesce
+/// the device, or to open peers' memory.
+pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
+/// The least time that members wait for each other's answers after a decision.
+pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
+
+/// The time that the phases after a decision may take together, if their lower bounds apply.
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

@@ -10,7 +10,7 @@ use bootstrap::agreement::{self, PlainProtocol};
 
 use super::{
     PROTOCOL,
-    machine::Ending,
+    ending::Ending,
     poison::Poison,
     wire::{self, wire_enum},
 };

@@ -8,7 +8,7 @@ pub use super::history::LogPoint;
 use super::{
     poison::Poison,
     ranks::RankList,
-    wire::{Malformed, Message, wire_enum, wire_struct},
+    wire::{wire_enum, wire_struct},
 };
 
 /// The identity of a pool: the domain's number, the generation of the domain, and the pool's number in it. It is
@@ -164,22 +164,10 @@ wire_struct!(MessageCounts { peer, sent, received, captured });
 /// The message of a rank to the other members of a group when it commits a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The pool.
-    pub pool: PoolId,
-    /// The group.
-    pub group: GroupId,
-    /// The number of this commit of the pool for the group, from 0.
-    pub round: u64,
-    /// The sender, as a rank of the domain.
-    pub rank: u32,
-    /// The group's members in order.
-    pub members: RankList,
     /// The ranks of the pool's domain.
     pub domain: RankList,
     /// The treatment of differences.
     pub policy: Policy,
-    /// The rank's deadline for the commit, in milliseconds.
-    pub deadline_ms: u64,
     /// The readiness of the rank.
     pub readiness: Readiness,
     /// The capabilities of its libraries.
@@ -198,14 +186,8 @@ pub struct Record {
     pub segments: Vec<Segment>,
 }
 wire_struct!(Record {
-    pool,
-    group,
-    round,
-    rank,
-    members,
     domain,
     policy,
-    deadline_ms,
     readiness,
     capabilities,
     enqueued,
@@ -215,23 +197,3 @@ wire_struct!(Record {
     log_since,
     segments,
 });
-
-impl Message for Record {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 1;
-}
-
-impl Record {
-    /// Encodes the record. The same record has the same bytes on every machine.
-    pub fn encode(&self) -> Vec<u8> {
-        self.to_bytes()
-    }
-
-    /// Decodes a record.
-    ///
-    /// # Errors
-    /// [`Malformed`] for all bytes that [`encode`](Self::encode) of this protocol version does not produce.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        Self::from_bytes(bytes)
-    }
-}

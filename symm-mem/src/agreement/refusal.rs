@@ -1,13 +1,14 @@
 //! The reasons for a refused operation, as every member gets them.
 
+use bootstrap::agreement::{Absentee, Waiting};
 use process_group::group::GroupId;
 
 use super::{
-    Entry, Ranks, ValuesByRank,
+    Ranks, ValuesByRank,
     history::Divergence,
-    meeting_id::MeetingId,
     ranks::RankList,
     record::{LogPoint, Policy},
+    waits::{describe_circle, describe_missing},
     wire::{wire_enum, wire_struct},
 };
 
@@ -20,26 +21,6 @@ pub struct Shape {
     pub flags: u32,
 }
 wire_struct!(Shape { bytes, flags });
-
-/// A rank that did not arrive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Absentee {
-    /// The rank.
-    pub rank: u32,
-    /// The meeting that the rank entered last, in any pool of the store.
-    pub last_seen: Option<MeetingId>,
-}
-wire_struct!(Absentee { rank, last_seen });
-
-/// A rank that waits for others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiting {
-    /// The rank.
-    pub rank: u32,
-    /// The meeting in which it waits.
-    pub place: MeetingId,
-}
-wire_struct!(Waiting { rank, place });
 
 /// The uses of a segment on a rank, which prevent its retirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,14 +98,6 @@ pub enum Refusal {
     EpochMismatch {
         /// Each rank's epoch.
         epochs: ValuesByRank<u64>,
-    },
-    /// Ranks commit different objects under the same store key.
-    #[error("IdentityMismatch: ranks differ in the {what} that they commit ({})", values.describe(|value| format!("{value:#x}")))]
-    IdentityMismatch {
-        /// The part of the identity that differs.
-        what: Identity,
-        /// Its value on each rank.
-        values: ValuesByRank<u64>,
     },
     /// Ranks have different lists of participants.
     #[error("MembersMismatch: ranks differ in the {what} ({}); give all of them the same list", lists.describe(RankList::to_string))]
@@ -235,9 +208,17 @@ pub enum Refusal {
         missing: Vec<Absentee>,
         /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
-        /// All ranks of a circular wait, in ascending order, or empty if there was none. Every rank of the circle
-        /// gets the same list.
+        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        /// Every rank of the circle gets the same list.
         circle: Vec<Waiting>,
+    },
+    /// A rank has ended the group, or was found lost, while others waited for it.
+    #[error("MemberLost: rank {rank} takes no part any more: {cause}")]
+    MemberLost {
+        /// The rank.
+        rank: u32,
+        /// The reason.
+        cause: String,
     },
     /// Ranks are at different generations of one domain: one rank has created it more often than others, or ranks
     /// wait for each other at pools of two generations, because they commit the pools in different orders.
@@ -255,8 +236,8 @@ pub enum Refusal {
         generations: ValuesByRank<u64>,
         /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
-        /// All ranks of a circular wait, in ascending order, or empty if there was none. Every rank of the circle
-        /// gets the same list.
+        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        /// Every rank of the circle gets the same list.
         circle: Vec<Waiting>,
     },
     /// Ranks asked to retire different segments.
@@ -314,7 +295,7 @@ wire_enum!(named Refusal {
     1 => SegmentShapeMismatch { ordinal, common, shapes, divergence },
     2 => AllocationDiverged { ordinal, common, logs, divergence },
     3 => EpochMismatch { epochs },
-    4 => IdentityMismatch { what, values },
+    4 => MemberLost { rank, cause },
     5 => PolicyMismatch { policies },
     6 => CapabilityMismatch { what, values },
     7 => RecordUnreadable { rank, cause },
@@ -356,34 +337,6 @@ impl Refusal {
             | Refusal::AllocationDiverged { divergence, .. } => divergence.as_deref(),
             _ => None,
         }
-    }
-}
-
-/// A part of the identity of a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Identity {
-    /// The domain's number.
-    Domain,
-    /// The generation of the domain.
-    Generation,
-    /// The pool's number.
-    Pool,
-    /// The group's number.
-    Group,
-    /// The number of the commit.
-    Round,
-}
-wire_enum!(Identity { 0 => Domain {}, 1 => Generation {}, 2 => Pool {}, 3 => Group {}, 4 => Round {} });
-
-impl std::fmt::Display for Identity {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(match self {
-            Identity::Domain => "domain",
-            Identity::Generation => "generation of the domain",
-            Identity::Pool => "pool",
-            Identity::Group => "group",
-            Identity::Round => "round",
-        })
     }
 }
 
@@ -449,30 +402,4 @@ fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>)
 
 fn are(ranks: &[u32]) -> String {
     format!("{} {}", Ranks(ranks), if ranks.len() == 1 { "is" } else { "are" })
-}
-
-fn describe_missing(missing: &[Absentee]) -> String {
-    let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, absentee.last_seen.clone())));
-    let parts: Vec<String> = places
-        .entries
-        .iter()
-        .map(|Entry { value, ranks }| match value {
-            Some(place) => format!("{}: last seen entering {place}", Ranks(ranks)),
-            None => format!("{}: never seen at any pool", Ranks(ranks)),
-        })
-        .collect();
-    parts.join("; ")
-}
-
-fn describe_circle(circle: &[Waiting]) -> String {
-    if circle.is_empty() {
-        return String::new();
-    }
-    let places = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.clone())));
-    let pool = circle[0].place.pool;
-    if circle.iter().all(|waiting| waiting.place.pool == pool) {
-        format!("; ranks wait for each other in {pool} ({})", places.describe(MeetingId::meeting))
-    } else {
-        format!("; ranks wait for each other ({})", places.describe(|place| format!("in {place}")))
-    }
 }

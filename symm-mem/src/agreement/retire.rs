@@ -1,16 +1,13 @@
 //! Retirement: the ranks of a domain retire segments, on all of them or on none.
 //!
 //! The whole domain takes part, whichever groups have committed the segments, because the list of segments is part of
-//! the placement that all ranks share. The limits below are sixteenths of the longest deadline, unless stated
-//! otherwise, with the lower bounds of a [commit](super::machine):
+//! the placement that all ranks share.
 //!
-//! | phase | action | limit |
-//! |---|---|---|
-//! | arrival | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] | 8, of the rank's own deadline |
-//! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks | 3 |
-//! | quiet round | all devices are idle, or the retirement is refused | 1 |
-//! | deregistration | every rank deregisters its windows, group by group, in the order of their commits | 2 |
-//! | outcomes | every member posts its outcome | 1 |
+//! | phase | action |
+//! |---|---|
+//! | records | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] |
+//! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks |
+//! | deregistration | every rank deregisters its windows, group by group, in the order of their commits |
 //!
 //! Deregistration is local in every release of NCCL, and frees addresses that determine the place of later windows.
 //! All ranks therefore deregister in one order, and only after no device uses the windows any more. Memory is freed
@@ -18,20 +15,19 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 use process_group::group::GroupId;
 
 use super::{
-    ValuesByRank,
-    decide::{Decision, half_enqueued, not_ready, unlike},
-    decision_round::{DecisionRound, Step},
-    machine::{Conclusion, Ending, Input, Output, action_budget, share, vote_budget},
+    PROTOCOL, ValuesByRank,
+    decide::{half_enqueued, not_ready},
+    ending::Ending,
     meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
-    ranks::RankList,
     record::{Enqueued, LogPoint, PoolId, Readiness},
-    record_gather::{Arriving, RecordGather, read},
-    refusal::{Absentee, Held, Membership, Refusal},
-    wire::{Message, wire_enum, wire_struct},
+    refusal::{Held, Refusal},
+    start::{self, Start, evidence, explain, patience, previous},
+    wire::{self, wire_enum, wire_struct},
 };
 
 /// A group that has committed some of the segments, as seen by one of its members.
@@ -59,12 +55,6 @@ wire_struct!(Candidate { ordinal, held, uncovered });
 /// The message of a rank to the others before anything is retired.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetirementRecord {
-    /// The sender.
-    pub rank: u32,
-    /// The ranks of the pool's domain.
-    pub domain: RankList,
-    /// The rank's deadline for the retirement, in milliseconds.
-    pub deadline_ms: u64,
     /// The readiness of the rank.
     pub readiness: Readiness,
     /// The work enqueued on its device, by group.
@@ -76,49 +66,42 @@ pub struct RetirementRecord {
     /// The segments that it asks to retire, ascending.
     pub segments: Vec<Candidate>,
 }
-wire_struct!(RetirementRecord { rank, domain, deadline_ms, readiness, enqueued, log, groups, segments });
+wire_struct!(RetirementRecord { readiness, enqueued, log, groups, segments });
 
-impl Message for RetirementRecord {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 10;
-}
+/// The record of a rank.
+type Ranked<'a> = (u32, &'a RetirementRecord);
 
 /// Decides from the records of all ranks whether the segments are retired. The result does not depend on the order of
 /// the records.
-pub fn decide_retirement(records: &[RetirementRecord]) -> Decision {
-    let mut records: Vec<&RetirementRecord> = records.iter().collect();
-    records.sort_by_key(|record| record.rank);
-    let domains = records.iter().map(|record| (record.rank, &record.domain));
-    let refusal = unlike(Membership::Domain, domains)
-        .or_else(|| differing(&records))
-        .or_else(|| not_ready(records.iter().map(|record| (record.rank, &record.readiness))))
-        .or_else(|| half_enqueued(records.iter().map(|record| (record.rank, record.enqueued.as_slice()))))
+pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
+    let mut records: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
+    records.sort_by_key(|(rank, _)| *rank);
+    let refusal = differing(&records)
+        .or_else(|| not_ready(records.iter().map(|(rank, record)| (*rank, &record.readiness))))
+        .or_else(|| half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice()))))
         .or_else(|| holding(&records))
         .or_else(|| parted(&records));
     match refusal {
-        Some(refusal) => Decision::refuse(refusal),
-        None => Decision::Retire {
-            members: records.first().map(|record| record.domain.clone()).unwrap_or_default(),
-            deadline_ms: records.iter().map(|it| it.deadline_ms).max().unwrap_or(0),
-        },
+        Some(refusal) => Decision::Refused { refusal },
+        None => Decision::Act { plan: RetirePlan::Quiesce {} },
     }
 }
 
-fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
+fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
     let ordinals =
         |record: &RetirementRecord| record.segments.iter().map(|it| it.ordinal).collect::<Vec<_>>();
-    let ordinals = ValuesByRank::of(records.iter().map(|record| (record.rank, ordinals(record))));
+    let ordinals = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, ordinals(record))));
     if !ordinals.is_unanimous() {
         return Some(Refusal::RetirementMismatch { ordinals });
     }
     let mut groups: Vec<GroupId> =
-        records.iter().flat_map(|record| &record.groups).map(|it| it.group).collect();
+        records.iter().flat_map(|(_, record)| &record.groups).map(|it| it.group).collect();
     groups.sort_unstable();
     groups.dedup();
     groups.into_iter().find_map(|group| {
-        let logs = records
-            .iter()
-            .filter_map(|record| Some((record.rank, record.groups.iter().find(|it| it.group == group)?.log)));
+        let logs = records.iter().filter_map(|(rank, record)| {
+            Some((*rank, record.groups.iter().find(|it| it.group == group)?.log))
+        });
         let logs = ValuesByRank::of(logs);
         (!logs.is_unanimous()).then_some(Refusal::CommittedLogDiverged { group, logs })
     })
@@ -126,17 +109,17 @@ fn differing(records: &[&RetirementRecord]) -> Option<Refusal> {
 
 /// Returns a refusal if the ranks' allocation logs differ. This check comes last: if a rank still uses a segment that
 /// others have released, their logs differ too, and the earlier refusal names the cause.
-fn parted(records: &[&RetirementRecord]) -> Option<Refusal> {
-    let logs = ValuesByRank::of(records.iter().map(|record| (record.rank, record.log)));
+fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
+    let logs = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.log)));
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
 
 /// Returns a refusal if the segments, which are the same on all ranks, still have uses.
-fn holding(records: &[&RetirementRecord]) -> Option<Refusal> {
-    let count = records.first().map_or(0, |record| record.segments.len());
+fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
+    let count = records.first().map_or(0, |(_, record)| record.segments.len());
     (0..count).find_map(|at| {
-        let all = || records.iter().filter_map(|record| Some((record.rank, record.segments.get(at)?)));
+        let all = || records.iter().filter_map(|(rank, record)| Some((*rank, record.segments.get(at)?)));
         let ordinal = all().next()?.1.ordinal;
         let uncovered = all()
             .find(|(_, it)| !it.uncovered.is_empty())
@@ -187,34 +170,43 @@ impl Release {
     }
 }
 
-impl Message for Release {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 11;
-}
-
-/// The common result of the members' outcomes.
+/// Which action of a retirement the ranks do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Judged {
-    Done {},
-    Refuse { refusal: Refusal },
-    Poison { poison: Poison, culprits: Vec<u32>, over: Vec<GroupId> },
+pub enum RetirePlan {
+    /// Wait until the rank's device is idle.
+    Quiesce {},
+    /// Deregister the windows of the segments.
+    Deregister {},
 }
-wire_enum!(Judged { 0 => Done {}, 1 => Refuse { refusal }, 2 => Poison { poison, culprits, over } });
+wire_enum!(RetirePlan { 0 => Quiesce {}, 1 => Deregister {} });
 
-impl Message for Judged {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 12;
+/// The outcome of an action of a retirement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RetireOutcome {
+    /// The outcome of [`RetirePlan::Quiesce`].
+    Quiet {
+        /// The outcome.
+        release: Release,
+    },
+    /// The outcome of [`RetirePlan::Deregister`].
+    Deregistered {
+        /// The outcome.
+        release: Release,
+    },
 }
+wire_enum!(RetireOutcome { 0 => Quiet { release }, 1 => Deregistered { release } });
 
-/// The outcome that each rank posted, or `None` if it posted none.
+/// The outcome that each rank posted, in ascending order of ranks, or `None` if it posted none.
 pub(super) type Posted = Vec<(u32, Option<Release>)>;
 
-fn read_releases(members: &[u32], posted: &[Option<Vec<u8>>]) -> Posted {
-    let read = |bytes: &Option<Vec<u8>>| match Release::from_bytes(bytes.as_deref()?) {
-        Ok(release) => Some(release),
-        Err(cause) => Some(Release::Failed { cause: cause.to_string() }),
+fn posted(reports: &[(u32, Report<RetireOutcome>)]) -> Posted {
+    let release = |report: &Report<RetireOutcome>| match report {
+        Report::Outcome(RetireOutcome::Quiet { release } | RetireOutcome::Deregistered { release }) => {
+            Some(release.clone())
+        }
+        Report::Pending | Report::Late => None,
     };
-    let mut releases: Posted = members.iter().zip(posted).map(|(rank, bytes)| (*rank, read(bytes))).collect();
+    let mut releases: Posted = reports.iter().map(|(rank, report)| (*rank, release(report))).collect();
     releases.sort_by_key(|(rank, _)| *rank);
     releases
 }
@@ -231,25 +223,24 @@ fn ranks_that(releases: &Posted, is: fn(&Option<Release>) -> bool) -> Vec<u32> {
 }
 
 /// Judges whether all devices are idle.
-fn judge_quiet(releases: &Posted, waited_ms: u64) -> Judged {
+fn judge_quiet(releases: &Posted) -> Decision {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
     let refusal = if let Some((rank, cause)) = failed(releases) {
         Refusal::QuiesceFailed { rank, cause }
-    } else if !missing.is_empty() {
-        let missing = missing.into_iter().map(|rank| Absentee { rank, last_seen: None }).collect();
-        Refusal::SyncTimeout { missing, waited_ms, circle: Vec::new() }
+    } else if let Some(rank) = missing.first() {
+        Refusal::QuiesceFailed { rank: *rank, cause: "the rank did not answer in time".to_owned() }
     } else if let Some(rank) = blocked.first() {
         Refusal::QuiesceFailed { rank: *rank, cause: "it works on past the deadline".to_owned() }
     } else {
-        return Judged::Done {};
+        return Decision::Act { plan: RetirePlan::Deregister {} };
     };
-    Judged::Refuse { refusal }
+    Decision::Refused { refusal }
 }
 
 /// Judges whether all windows are gone. Blames ranks without a successful outcome. A report of an ended group is not
 /// a failure of the reporting rank.
-pub(super) fn judge_released(releases: &Posted) -> Judged {
+pub(super) fn judge_released(releases: &Posted) -> Retired {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
     let culprits = ranks_that(releases, |release| !release.as_ref().is_some_and(Release::is_done));
@@ -265,16 +256,16 @@ pub(super) fn judge_released(releases: &Posted) -> Judged {
     } else if let Some((rank, _, cause)) = told.clone().next() {
         Poison::RetirementFailed { rank, cause: cause.clone() }
     } else {
-        return Judged::Done {};
+        return Retired::Everywhere {};
     };
-    Judged::Poison { poison, culprits, over: over.into_iter().collect() }
+    Retired::Poisoned { poison, culprits, over: over.into_iter().collect() }
 }
 
 /// The end of a decided retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Retired {
     /// The windows are gone on all ranks, and the memory may be freed.
-    Everywhere,
+    Everywhere {},
     /// The segments are out of use, but some ranks did not confirm that their windows are gone. The groups of these
     /// ranks are dead, and the memory is not freed.
     Poisoned {
@@ -286,214 +277,89 @@ pub enum Retired {
         over: Vec<GroupId>,
     },
 }
+wire_enum!(Retired { 0 => Everywhere {}, 1 => Poisoned { poison, culprits, over } });
 
-/// A request of the state machine to its driver.
+/// The agreement of one retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RetireOutput {
-    /// A request to the store.
-    Ask(Output),
-    /// Wait until this rank's device is idle; answered by [`RetireInput::Quiet`].
-    Quiesce {
-        /// The time limit. If it passes, the answer is [`Release::Blocked`].
-        until: Duration,
-    },
-    /// Deregister the windows of the segments; answered by [`RetireInput::Deregistered`].
-    Deregister {
-        /// The time limit. If it passes, the answer is [`Release::Blocked`].
-        until: Duration,
-    },
-    /// The retirement has ended.
-    Done(Conclusion<Retired>),
-}
+pub struct RetireProtocol;
 
-/// An input from the driver to the state machine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RetireInput {
-    /// The start, or an answer of the store.
-    Answer(Input),
-    /// The answer to [`RetireOutput::Quiesce`].
-    Quiet(Release),
-    /// The answer to [`RetireOutput::Deregister`].
-    Deregistered(Release),
-}
+type Decision = agreement::Decision<RetireProtocol>;
 
-#[derive(Debug)]
-enum Phase {
-    RecordGather(Box<RecordGather>),
-    Quiescing { until: Duration, deadline_ms: u64 },
-    Quiet { vote: DecisionRound, deadline_ms: u64 },
-    Deregistering { until: Duration },
-    Outcomes(DecisionRound),
-    Done,
-}
+impl Protocol for RetireProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+    /// A rank that comes after the others with another domain is told so. The next meeting removes what is kept.
+    const KEEPS_RESULT: bool = true;
 
-/// One member's part in one retirement.
-#[derive(Debug)]
-pub struct Retire {
-    rank: u32,
-    place: MeetingId,
-    begun: Duration,
-    phase: Phase,
-    all_arrived: bool,
-    keys: Vec<String>,
-}
+    type Record = RetirementRecord;
+    type Plan = RetirePlan;
+    type Outcome = RetireOutcome;
+    type Agreed = Retired;
+    type Refusal = Refusal;
 
-impl Retire {
-    /// Creates retirement number `round` from `record`, among `members`, which are the whole domain.
-    pub fn new(pool: PoolId, round: u64, record: &RetirementRecord, members: Vec<u32>) -> Self {
-        let place = MeetingId { pool, kind: MeetingKind::Retire {}, round, members };
-        let patience = share(record.deadline_ms, 8);
-        let arrival = RecordGather::new(record.rank, place.clone(), record.to_bytes(), patience);
-        let keys = arrival.keys_to_remove();
-        let (begun, phase) = (Duration::ZERO, Phase::RecordGather(Box::new(arrival)));
-        Self { rank: record.rank, place, begun, phase, all_arrived: false, keys }
+    fn decide(records: &[(u32, RetirementRecord)]) -> Decision {
+        decide_retirement(records)
     }
 
-    /// Processes an input at the time `now` (since any fixed moment) and returns the next request.
-    pub fn step(&mut self, input: RetireInput, now: Duration) -> RetireOutput {
-        if input == RetireInput::Answer(Input::StoreFailed) {
-            let in_doubt = self.is_in_doubt();
-            return self.end(Err(Ending::StoreFailed { in_doubt }));
-        }
-        let phase = std::mem::replace(&mut self.phase, Phase::Done);
-        match (phase, input) {
-            (Phase::RecordGather(arrival), RetireInput::Answer(input)) => {
-                if input == Input::Start {
-                    self.begun = now;
-                }
-                self.arrive(arrival, input, now)
-            }
-            (Phase::Quiescing { until, deadline_ms }, RetireInput::Quiet(release)) => {
-                let failed = matches!(release, Release::Failed { .. });
-                let vote = self.vote("quiet", release.to_bytes(), until).hurry(failed);
-                self.quiet(vote, deadline_ms, Input::Start, now)
-            }
-            (Phase::Quiet { vote, deadline_ms }, RetireInput::Answer(input)) => {
-                self.quiet(vote, deadline_ms, input, now)
-            }
-            (Phase::Deregistering { until }, RetireInput::Deregistered(release)) => {
-                let vote = self.vote("outcomes", release.to_bytes(), until);
-                self.outcomes(vote, Input::Start)
-            }
-            (Phase::Outcomes(vote), RetireInput::Answer(input)) => self.outcomes(vote, input),
-            _ => self.end(Err(Ending::OutOfStep)),
+    /// While windows are deregistered, every live rank posts its outcome before the time limit. The wait must not end
+    /// early, or ranks that are still deregistering would be blamed too.
+    fn is_final(outcome: &RetireOutcome) -> bool {
+        matches!(outcome, RetireOutcome::Quiet { release: Release::Failed { .. } })
+    }
+
+    fn judge(plan: &RetirePlan, reports: &[(u32, Report<RetireOutcome>)]) -> Decision {
+        match plan {
+            RetirePlan::Quiesce {} => judge_quiet(&posted(reports)),
+            RetirePlan::Deregister {} => Decision::Agreed { agreed: judge_released(&posted(reports)) },
         }
     }
 
-    /// Returns true if this rank has posted its record and has not read the outcome.
-    pub fn is_in_doubt(&self) -> bool {
-        match &self.phase {
-            Phase::RecordGather(arrival) => arrival.has_posted(),
-            Phase::Done => false,
-            _ => true,
+    fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
+        evidence(name, missing)
+    }
+
+    fn explain(absence: &Absence<'_>) -> Option<Refusal> {
+        explain(absence)
+    }
+
+    fn previous(name: &str) -> Option<String> {
+        previous(name)
+    }
+}
+
+impl Start<RetireProtocol> {
+    /// Begins retirement number `round` of `rank` with its `record`, among `members`, which are the whole domain.
+    #[must_use]
+    pub fn retirement(
+        pool: PoolId,
+        round: u64,
+        rank: u32,
+        members: Vec<u32>,
+        record: RetirementRecord,
+        deadline: Duration,
+    ) -> Self {
+        let meeting = MeetingId::new(pool, MeetingKind::Retire {}, round);
+        Self::new(meeting, rank, members, patience(deadline), record)
+    }
+}
+
+/// Converts the ending of a retirement on `member`. `last` is the plan of its last action, if there was one. Once windows
+/// are deregistered, a failure leaves the segments retired and groups poisoned.
+///
+/// # Errors
+/// The reason why nothing is retired, as far as this rank knows.
+pub fn retirement_ending(
+    ending: agreement::Ending<RetireProtocol>,
+    member: &Member,
+    last: Option<&RetirePlan>,
+) -> Result<Retired, Ending> {
+    match (ending, last) {
+        (agreement::Ending::Failed(failure), Some(RetirePlan::Deregister {})) => {
+            let culprits = failure.culprits();
+            let poison = Poison::MembersLost { missing: culprits.clone(), blocked: Vec::new() };
+            Ok(Retired::Poisoned { poison, culprits, over: Vec::new() })
         }
-    }
-
-    /// Returns true while windows are being deregistered. In this phase, every live rank posts its outcome before the
-    /// time limit. The wait must not end early because another rank is lost, or ranks that are still deregistering
-    /// would be blamed too.
-    pub fn is_releasing(&self) -> bool {
-        matches!(self.phase, Phase::Deregistering { .. } | Phase::Outcomes(_))
-    }
-
-    fn arrive(&mut self, mut arrival: Box<RecordGather>, input: Input, now: Duration) -> RetireOutput {
-        let ask = match arrival.step(input, now) {
-            Arriving::Ask(ask) => ask,
-            Arriving::Decide(posted) => {
-                let decision = match read(&self.place.members, &posted) {
-                    Ok(records) => decide_retirement(&records),
-                    Err(refusal) => Decision::refuse(refusal),
-                };
-                arrival.propose(&decision)
-            }
-            Arriving::Stands(value) => {
-                let decision = match Decision::decode(&value) {
-                    Ok(decision) => decision,
-                    Err(source) => return self.end(Err(Ending::Unreadable { source })),
-                };
-                self.all_arrived = decision.is_of_all();
-                return match decision {
-                    Decision::Retire { deadline_ms, .. } => {
-                        let until = now + action_budget(deadline_ms, 3);
-                        let vote_until = until + vote_budget(deadline_ms, 1);
-                        self.phase = Phase::Quiescing { until: vote_until, deadline_ms };
-                        RetireOutput::Quiesce { until }
-                    }
-                    Decision::Refuse { refusal, .. } => self.end(Err(Ending::Refused(refusal))),
-                    _ => self.end(Err(Ending::OutOfStep)),
-                };
-            }
-            Arriving::Unasked => return self.end(Err(Ending::OutOfStep)),
-        };
-        self.phase = Phase::RecordGather(arrival);
-        RetireOutput::Ask(ask)
-    }
-
-    fn quiet(
-        &mut self,
-        mut vote: DecisionRound,
-        deadline_ms: u64,
-        input: Input,
-        now: Duration,
-    ) -> RetireOutput {
-        let ask = match vote.step(input) {
-            Step::Ask(ask) => ask,
-            Step::Propose { posted, .. } => {
-                let waited_ms = now.saturating_sub(self.begun).as_millis() as u64;
-                let judged = judge_quiet(&read_releases(&self.place.members, &posted), waited_ms);
-                vote.propose(judged.to_bytes())
-            }
-            Step::Stands(value) => {
-                return match Judged::from_bytes(&value) {
-                    Ok(Judged::Done {}) => {
-                        let until = now + action_budget(deadline_ms, 2);
-                        self.phase = Phase::Deregistering { until: until + vote_budget(deadline_ms, 1) };
-                        RetireOutput::Deregister { until }
-                    }
-                    Ok(Judged::Refuse { refusal }) => self.end(Err(Ending::Refused(refusal))),
-                    Ok(Judged::Poison { .. }) => self.end(Err(Ending::OutOfStep)),
-                    Err(source) => self.end(Err(Ending::Unreadable { source })),
-                };
-            }
-            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
-        };
-        self.phase = Phase::Quiet { vote, deadline_ms };
-        RetireOutput::Ask(ask)
-    }
-
-    fn outcomes(&mut self, mut vote: DecisionRound, input: Input) -> RetireOutput {
-        let ask = match vote.step(input) {
-            Step::Ask(ask) => ask,
-            Step::Propose { posted, .. } => {
-                vote.propose(judge_released(&read_releases(&self.place.members, &posted)).to_bytes())
-            }
-            Step::Stands(value) => {
-                let result = match Judged::from_bytes(&value) {
-                    Ok(Judged::Done {}) => Ok(Retired::Everywhere),
-                    Ok(Judged::Poison { poison, culprits, over }) => {
-                        Ok(Retired::Poisoned { poison, culprits, over })
-                    }
-                    Ok(Judged::Refuse { .. }) => Err(Ending::OutOfStep),
-                    Err(source) => Err(Ending::Unreadable { source }),
-                };
-                return self.end(result);
-            }
-            Step::Unasked => return self.end(Err(Ending::OutOfStep)),
-        };
-        self.phase = Phase::Outcomes(vote);
-        RetireOutput::Ask(ask)
-    }
-
-    fn vote(&mut self, name: &str, posted: Vec<u8>, until: Duration) -> DecisionRound {
-        let members = self.place.members.clone();
-        let vote = DecisionRound::new(self.place.vote_prefix(name), self.rank, members, posted, until);
-        self.keys.extend(vote.keys_to_remove());
-        vote
-    }
-
-    fn end(&mut self, result: Result<Retired, Ending>) -> RetireOutput {
-        self.phase = Phase::Done;
-        let keys = std::mem::take(&mut self.keys);
-        RetireOutput::Done(Conclusion { result, all_arrived: self.all_arrived, keys })
+        (ending, _) => {
+            Err(Ending::of(ending, |failure: Failure| Ending::Refused(start::refusal(member, failure))))
+        }
     }
 }

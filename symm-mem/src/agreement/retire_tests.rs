@@ -1,16 +1,13 @@
 //! Retirements in which a rank dies, at each of its steps, in seeded orders.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
+use bootstrap::agreement::{Agreement, Answer, Input, Memory, Output, Request};
 use proptest::prelude::*;
 
 use super::{
     hash::chain,
-    machine::FLOORS,
-    retire::{Judged, judge_released},
+    retire::{Posted, judge_released},
     *,
 };
 
@@ -21,9 +18,16 @@ const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 const DEADLINE: Duration = Duration::from_secs(16);
 
 enum At {
-    Ready(RetireInput),
-    Waiting { key: String, until: Duration },
-    Ended { result: Result<Retired, Ending>, at: Duration },
+    /// Its next input. `None` at the beginning.
+    Ready(Option<Input<RetireProtocol>>),
+    Waiting {
+        key: String,
+        until: Duration,
+    },
+    Ended {
+        result: Result<Retired, Ending>,
+        at: Duration,
+    },
     Dead,
 }
 
@@ -35,36 +39,33 @@ struct Story {
     deregistered: BTreeSet<u32>,
 }
 
-fn record(rank: u32) -> RetirementRecord {
+fn start(rank: u32) -> Start<RetireProtocol> {
     let held = Held { graphs: 0, blocks: 0 };
-    RetirementRecord {
-        rank,
-        domain: RankList((0..RANKS).collect()),
-        deadline_ms: DEADLINE.as_millis() as u64,
+    let record = RetirementRecord {
         readiness: Readiness::Ready,
         enqueued: Vec::new(),
         log: LogPoint::default(),
         groups: Vec::new(),
         segments: vec![Candidate { ordinal: 0, held, uncovered: Vec::new() }],
-    }
+    };
+    Start::retirement(POOL, 0, rank, (0..RANKS).collect(), record, DEADLINE)
 }
 
 /// A retirement in the order that `seed` draws, in which `victim` dies before its step number `step`.
 fn story(seed: u64, victim: u32, step: u32) -> Story {
-    let members: Vec<u32> = (0..RANKS).collect();
-    let begin = |rank: u32| Retire::new(POOL, 0, &record(rank), members.clone());
-    let mut machines: Vec<Retire> = members.iter().map(|rank| begin(*rank)).collect();
-    let mut at: Vec<At> = members.iter().map(|_| At::Ready(RetireInput::Answer(Input::Start))).collect();
-    let mut store: HashMap<String, Vec<u8>> = HashMap::new();
-    let mut counters: HashMap<String, u64> = HashMap::new();
+    let machine = |rank: u32| start(rank).machine(rank.into()).expect("it is a member");
+    let mut machines: Vec<Agreement<RetireProtocol>> = (0..RANKS).map(machine).collect();
+    let mut last: Vec<Option<RetirePlan>> = vec![None; RANKS as usize];
+    let mut at: Vec<At> = (0..RANKS).map(|_| At::Ready(None)).collect();
+    let mut store = Memory::default();
     let (mut now, mut random, mut steps) = (Duration::ZERO, seed, 0);
     let mut deregistered = BTreeSet::new();
     loop {
         for place in &mut at {
             if let At::Waiting { key, .. } = place
-                && let Some(stands) = store.get(key)
+                && let Some(stands) = store.0.get(key)
             {
-                *place = At::Ready(RetireInput::Answer(Input::Stands(stands.clone())));
+                *place = At::Ready(Some(Input::Store(Answer::Result(stands.clone()))));
             }
         }
         let ready: Vec<usize> = (0..at.len()).filter(|rank| matches!(at[*rank], At::Ready(_))).collect();
@@ -77,7 +78,7 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
             now = now.max(soonest);
             for place in &mut at {
                 if matches!(place, At::Waiting { until, .. } if *until <= now) {
-                    *place = At::Ready(RetireInput::Answer(Input::Expired));
+                    *place = At::Ready(Some(Input::Store(Answer::Expired)));
                 }
             }
             continue;
@@ -92,42 +93,35 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
             steps += 1;
         }
         let At::Ready(input) = std::mem::replace(&mut at[rank], At::Dead) else { continue };
-        let answer = match machines[rank].step(input, now) {
-            RetireOutput::Quiesce { .. } => RetireInput::Quiet(Release::Done {}),
-            RetireOutput::Deregister { .. } => {
-                deregistered.insert(rank as u32);
-                RetireInput::Deregistered(Release::Done {})
-            }
-            RetireOutput::Done(meeting) => {
-                at[rank] = At::Ended { result: meeting.result, at: now };
-                continue;
-            }
-            RetireOutput::Ask(Output::Await { key, until }) => {
-                at[rank] = At::Waiting { key, until };
-                continue;
-            }
-            RetireOutput::Ask(Output::Post { key, value }) => {
-                assert_eq!(store.insert(key, value), None, "a member posts once");
-                RetireInput::Answer(Input::Stored)
-            }
-            RetireOutput::Ask(Output::Set { key, value }) => {
-                store.insert(key, value);
-                RetireInput::Answer(Input::Stored)
-            }
-            RetireOutput::Ask(Output::Add { key }) => {
-                let count = counters.entry(key).or_default();
-                *count += 1;
-                RetireInput::Answer(Input::Count(*count))
-            }
-            RetireOutput::Ask(Output::Fetch { keys }) => {
-                RetireInput::Answer(Input::Values(keys.iter().map(|key| store.get(key).cloned()).collect()))
-            }
-            RetireOutput::Ask(Output::Propose { key, value }) => {
-                RetireInput::Answer(Input::Stands(store.entry(key).or_insert(value).clone()))
-            }
-            RetireOutput::Ask(other) => panic!("a retirement asks for {other:?}"),
+        let output = match input {
+            None => machines[rank].begin(now),
+            Some(input) => machines[rank].step(input, now),
         };
-        at[rank] = At::Ready(answer);
+        at[rank] = match output {
+            Output::Act { plan, .. } => {
+                last[rank] = Some(plan.clone());
+                let release = Release::Done {};
+                At::Ready(Some(Input::Acted(match plan {
+                    RetirePlan::Quiesce {} => RetireOutcome::Quiet { release },
+                    RetirePlan::Deregister {} => {
+                        deregistered.insert(rank as u32);
+                        RetireOutcome::Deregistered { release }
+                    }
+                })))
+            }
+            Output::Done(end) => {
+                store.remove(&end.read);
+                let member = start(rank as u32).member;
+                let ending = |ending| retirement_ending(ending, &member, last[rank].as_ref());
+                At::Ended { result: end.result.or_else(ending), at: now }
+            }
+            Output::Store(Request::Await { key, until }) => At::Waiting { key, until },
+            Output::Store(request) => {
+                let answer = store.execute(&request).expect("it is no wait");
+                assert_ne!(answer, Answer::Taken, "a member posts once");
+                At::Ready(Some(Input::Store(answer)))
+            }
+        };
     }
     let told = at.into_iter().map(|at| match at {
         At::Ended { result, at } => Some((result, at)),
@@ -153,7 +147,7 @@ proptest! {
                 prop_assert!(*at <= DEADLINE + FLOORS, "{:?}", at);
             }
             match first {
-                Ok(Retired::Everywhere) => prop_assert_eq!(deregistered.len(), RANKS as usize),
+                Ok(Retired::Everywhere {}) => prop_assert_eq!(deregistered.len(), RANKS as usize),
                 Ok(Retired::Poisoned { poison: Poison::MembersLost { missing, .. }, culprits, .. }) => {
                     prop_assert_eq!((missing, culprits), (&vec![victim], &vec![victim]));
                 }
@@ -161,7 +155,7 @@ proptest! {
                 other => prop_assert!(false, "{:?}", other),
             }
             if told[victim as usize].is_some() {
-                prop_assert_eq!(first, &Ok(Retired::Everywhere));
+                prop_assert_eq!(first, &Ok(Retired::Everywhere {}));
                 break;
             }
         }
@@ -175,17 +169,17 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
         Some(Release::Over { groups: groups.to_vec(), cause: "rank 1 is lost".to_owned() })
     };
     let done = || Some(Release::Done {});
-    let judge = |releases: [Option<Release>; 3]| judge_released(&(0..).zip(releases).collect());
+    let judge = |releases: [Option<Release>; 3]| judge_released(&Posted::from_iter((0..).zip(releases)));
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
-    assert_eq!(silent, Judged::Poison { poison, culprits: vec![1], over: vec![world, pair] });
+    assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
     // A rank that died after it had posted its success.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
-    assert_eq!(late, Judged::Poison { poison, culprits: Vec::new(), over: vec![world] });
-    assert_eq!(judge([done(), done(), done()]), Judged::Done {});
+    assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });
+    assert_eq!(judge([done(), done(), done()]), Retired::Everywhere {});
     let failed = Some(Release::Failed { cause: "invalid usage".to_owned() });
-    let Judged::Poison { poison: Poison::RetirementFailed { rank: 2, .. }, culprits, .. } =
+    let Retired::Poisoned { poison: Poison::RetirementFailed { rank: 2, .. }, culprits, .. } =
         judge([over(&[world]), None, failed])
     else {
         panic!("rank 2 says what went wrong")

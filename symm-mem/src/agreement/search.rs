@@ -8,7 +8,7 @@ use super::{
     ValuesByRank,
     history::{Divergence, Operation, OperationKind},
     record::Record,
-    wire::{Message, wire_enum, wire_struct},
+    wire::wire_struct,
 };
 
 /// The number of parts into which one round divides a range.
@@ -26,13 +26,13 @@ wire_struct!(Range { low, high });
 
 impl Range {
     /// The range to search, if the logs of the records differ; `None` if they are equal.
-    pub(super) fn of_difference(records: &[&Record]) -> Option<Self> {
-        let first = records.first()?;
-        if records.iter().all(|record| record.log == first.log) {
+    pub(super) fn of_difference(records: &[(u32, &Record)]) -> Option<Self> {
+        let (_, first) = records.first()?;
+        if records.iter().all(|(_, record)| record.log == first.log) {
             return None;
         }
-        let low = records.iter().map(|record| record.log_since).max()?;
-        let high = records.iter().map(|record| record.log.length).min()?;
+        let low = records.iter().map(|(_, record)| record.log_since).max()?;
+        let high = records.iter().map(|(_, record)| record.log.length).min()?;
         Some(Self { low: low.min(high), high })
     }
 
@@ -49,15 +49,10 @@ impl Range {
 
 /// A rank's hashes at the points of a range; `None` for a point that it no longer remembers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Hashes {
+pub struct Hashes {
     pub(super) at: Vec<Option<u64>>,
 }
 wire_struct!(Hashes { at });
-
-impl Message for Hashes {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 6;
-}
 
 /// The result of one round of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,34 +64,19 @@ pub(super) enum Finding {
     /// The search has ended.
     End { divergence: Divergence },
 }
-wire_enum!(Finding {
-    0 => Narrower { range },
-    1 => Operation { sequence },
-    2 => End { divergence },
-});
-
-impl Message for Finding {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 7;
-}
 
 /// The operation of a rank at the position that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Recalled {
+pub struct Recalled {
     pub(super) operation: Option<Operation>,
     /// True if the rank's log ends with the operation, or before it.
     pub(super) is_last: bool,
 }
 wire_struct!(Recalled { operation, is_last });
 
-impl Message for Recalled {
-    const PROTOCOL: crate::agreement::wire::Protocol = crate::agreement::PROTOCOL;
-    const KIND: u8 = 8;
-}
-
 /// Narrows `range` with the hashes of all ranks at its points.
-pub(super) fn narrow(range: Range, answers: &[Hashes]) -> Finding {
-    let points = range.points();
+pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) -> Finding {
+    let (points, answers) = (range.points(), Vec::from_iter(answers));
     let equal = |index: usize| {
         let mut hashes = answers.iter().map(|answer| answer.at.get(index).copied().flatten());
         let first = hashes.next().flatten();
@@ -151,7 +131,7 @@ mod tests {
                 let answers: Vec<Hashes> = (1..=lengths.len() as u64)
                     .map(|rank| Hashes { at: range.points().iter().map(|&at| Some(hash(rank, at))).collect() })
                     .collect();
-                match narrow(range, &answers) {
+                match narrow(range, answers) {
                     Finding::Narrower { range: narrower } => range = narrower,
                     Finding::Operation { sequence } => break sequence,
                     Finding::End { divergence } => panic!("{divergence}"),
@@ -166,8 +146,8 @@ mod tests {
         let range = Range { low: 10, high: 12 };
         let answer = |first| Hashes { at: vec![first, Some(1), Some(2)] };
         let forgotten = Finding::End { divergence: Divergence::Forgotten { before: 10 } };
-        assert_eq!(narrow(range, &[answer(Some(1)), answer(Some(2))]), forgotten);
-        assert_eq!(narrow(range, &[answer(None), answer(None)]), forgotten);
+        assert_eq!(narrow(range, [answer(Some(1)), answer(Some(2))]), forgotten);
+        assert_eq!(narrow(range, [answer(None), answer(None)]), forgotten);
     }
 
     #[test]

@@ -9,12 +9,14 @@ use proptest::{
     sample::select,
 };
 
+use bootstrap::agreement::Protocol;
+
 use super::{
     ValuesByRank,
     poison::*,
     record::*,
     refusal::*,
-    wire::{Malformed, Message},
+    wire::{Malformed, Reader, Wire},
     *,
 };
 
@@ -43,34 +45,19 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
         .prop_map(|(library, windows)| Capabilities { library, windows })
 }
 
-/// Draws a record of rank 0. Each field has few values, so two drawn records are often equal in a field.
+/// Draws a record. Each field has few values, so two drawn records are often equal in a field.
 fn record() -> impl Strategy<Value = Record> {
-    let identity = (select(vec![0u64, 0, 0, 0, 0, 1]), select(vec![7u64, 7, 7, 7, 7, 8]));
-    let wishes = (select(vec![Policy::Strict, Policy::Prefix]), 1u64..100, option::of(0u64..1 << 22));
+    let wishes = (select(vec![Policy::Strict, Policy::Prefix]), option::of(0u64..1 << 22));
     let segments = vec((select(vec![1u64 << 20, 1 << 20, 1 << 21]), log_point()), 0..4);
     let messages = btree_map(0u32..4, (0u64..2, 0u64..2, proptest::bool::weighted(0.2)), 0..3);
     let enqueued = btree_map(0u64..3, (0u64..2, messages), 0..3);
-    (
-        identity,
-        wishes,
-        readiness(),
-        capabilities(),
-        (log_point(), log_point(), log_point()),
-        segments,
-        enqueued,
-    )
-        .prop_map(|(identity, wishes, readiness, capabilities, logs, segments, enqueued)| {
-            let ((epoch, uid), (policy, deadline_ms, address_space_left)) = (identity, wishes);
+    (wishes, readiness(), capabilities(), (log_point(), log_point(), log_point()), segments, enqueued)
+        .prop_map(|(wishes, readiness, capabilities, logs, segments, enqueued)| {
+            let (policy, address_space_left) = wishes;
             let segments = (0..).zip(segments);
             Record {
-                pool: PoolId { domain: 1, generation: 1, instance: 1, pool: 0 },
-                group: GroupId { uid, epoch },
-                round: 0,
-                rank: 0,
-                members: RankList(vec![2, 0, 1]),
                 domain: RankList((0..8).collect()),
                 policy,
-                deadline_ms,
                 readiness,
                 capabilities,
                 enqueued: enqueued.into_iter().map(enqueued_on).collect(),
@@ -95,12 +82,12 @@ fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued 
 }
 
 /// The records of a group. They are mostly alike, since independent records would differ in everything.
-fn records() -> impl Strategy<Value = Vec<Record>> {
+fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
     (record(), vec((record(), 0u32..12), 1..6)).prop_map(|(model, others)| {
         (0..)
             .zip(others)
             .map(|(rank, (other, field))| {
-                let mut record = Record { rank, ..model.clone() };
+                let mut record = model.clone();
                 match field {
                     0 => record.segments = other.segments,
                     1 => record.log = other.log,
@@ -108,13 +95,13 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
                     3 => record.enqueued = other.enqueued,
                     4 => record.readiness = other.readiness,
                     5 => record.capabilities = other.capabilities,
-                    6 => record.group = other.group,
+                    6 => record.domain.0.truncate(4),
                     7 => record.address_space_left = other.address_space_left,
                     8 => record.policy = other.policy,
                     9 => record.segments.truncate(1),
                     _ => {}
                 }
-                record
+                (rank, record)
             })
             .collect()
     })
@@ -152,24 +139,24 @@ proptest! {
     #[test]
     fn every_order_of_records_gives_the_same_decision((records, shuffled) in permuted(records())) {
         let decision = decide(&records);
-        prop_assert_eq!(decision.encode(), decide(&shuffled).encode());
-        prop_assert_eq!(Decision::decode(&decision.encode()), Ok(decision));
+        prop_assert_eq!(&decision, &decide(&shuffled));
+        prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
     }
 
     #[test]
     fn every_order_of_outcomes_gives_the_same_verdict((outcomes, shuffled) in permuted(outcomes())) {
-        let judged = verdict(&outcomes);
-        prop_assert_eq!(&judged, &verdict(&shuffled));
-        prop_assert_eq!(Verdict::from_bytes(&judged.to_bytes()), Ok(judged));
+        let judged = judge_registrations(&agreed(), &outcomes);
+        prop_assert_eq!(&judged, &judge_registrations(&agreed(), &shuffled));
+        prop_assert_eq!(read(&bytes(&judged)), Ok(judged));
     }
 
     /// If a commit is decided, every member has the committed segments with the same history, every member is ready,
     /// and no collective or message is half-enqueued.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
-        if let Decision::Commit { segments, pending, .. } = decide(&records) {
-            let first = &records[0].segments[..segments as usize];
-            for record in &records {
+        if let Some(Agreed { segments, pending, .. }) = committed(decide(&records)) {
+            let first = &records[0].1.segments[..segments as usize];
+            for (_, record) in &records {
                 prop_assert_eq!(&record.segments[..segments as usize], first);
                 match &record.readiness {
                     // The failure concerns a segment that is left out.
@@ -178,18 +165,18 @@ proptest! {
                     }
                     readiness => prop_assert_eq!(readiness, &Readiness::Ready),
                 }
-                prop_assert_eq!(record.committed, records[0].committed);
+                prop_assert_eq!(record.committed, records[0].1.committed);
                 if record.policy == Policy::Strict {
                     prop_assert_eq!(record.segments.len(), segments as usize);
-                    prop_assert_eq!(record.log, records[0].log);
+                    prop_assert_eq!(record.log, records[0].1.log);
                     prop_assert_eq!(&pending, &None);
                 }
             }
             for (own, other) in records.iter().flat_map(|own| records.iter().map(move |other| (own, other))) {
-                for (mine, theirs) in shared(own, other) {
+                for (mine, theirs) in shared(&own.1, &other.1) {
                     prop_assert_eq!(mine.collectives, theirs.collectives);
                     let with = |of: &Enqueued, peer| of.messages.iter().find(|it| it.peer == peer).copied();
-                    let (out, back) = (with(mine, other.rank), with(theirs, own.rank));
+                    let (out, back) = (with(mine, other.0), with(theirs, own.0));
                     if ![out, back].iter().flatten().any(|it| it.captured) {
                         prop_assert_eq!(out.map_or(0, |it| it.sent), back.map_or(0, |it| it.received));
                     }
@@ -200,7 +187,7 @@ proptest! {
 
     #[test]
     fn records_survive_their_binary_form(record in record()) {
-        prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+        prop_assert_eq!(read(&bytes(&record)), Ok(record));
     }
 
     /// Damaged bytes are rejected, or decode to another record that encodes to the same bytes.
@@ -210,83 +197,127 @@ proptest! {
         damage in vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
         cut in any::<proptest::sample::Index>(),
     ) {
-        let mut bytes = record.encode();
-        prop_assert!(Record::decode(&bytes[..cut.index(bytes.len())]).is_err());
+        let mut damaged = bytes(&record);
+        prop_assert!(read::<Record>(&damaged[..cut.index(damaged.len())]).is_err());
         for (at, value) in damage {
-            let at = at.index(bytes.len());
-            bytes[at] = value;
+            let at = at.index(damaged.len());
+            damaged[at] = value;
         }
-        if let Ok(other) = Record::decode(&bytes) {
-            prop_assert_eq!(other.encode(), bytes);
+        if let Ok(other) = read::<Record>(&damaged) {
+            prop_assert_eq!(bytes(&other), damaged);
         }
     }
 
-    /// For each kind of message, the bytes are rejected, or the decoded message encodes to the same bytes.
+    /// For each type of message, the bytes are rejected, or the decoded value encodes to the same bytes.
     #[test]
-    fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)], kind in 0u8..16) {
-        let _ = Record::decode(&garbage);
-        let message = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[kind], &garbage].concat();
-        let mut kinds = 0;
-        kinds += is_strict::<Record>(&message, kind)?;
-        kinds += is_strict::<MeetingId>(&message, kind)?;
-        kinds += is_strict::<Decision>(&message, kind)?;
-        kinds += is_strict::<Outcome>(&message, kind)?;
-        kinds += is_strict::<Verdict>(&message, kind)?;
-        kinds += is_strict::<search::Hashes>(&message, kind)?;
-        kinds += is_strict::<search::Finding>(&message, kind)?;
-        kinds += is_strict::<search::Recalled>(&message, kind)?;
-        kinds += is_strict::<length::Need>(&message, kind)?;
-        kinds += is_strict::<RetirementRecord>(&message, kind)?;
-        kinds += is_strict::<Release>(&message, kind)?;
-        kinds += is_strict::<retire::Judged>(&message, kind)?;
-        prop_assert_eq!(kinds, u32::from((1..=12).contains(&kind)));
+    fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)]) {
+        is_strict::<Record>(&garbage)?;
+        is_strict::<Decision>(&garbage)?;
+        is_strict::<Answer>(&garbage)?;
+        is_strict::<RetirementRecord>(&garbage)?;
+        is_strict::<RetireOutcome>(&garbage)?;
+        is_strict::<Retired>(&garbage)?;
+        is_strict::<Refusal>(&garbage)?;
     }
 }
 
-/// Checks that the decoder accepts only the canonical form. Returns 1 if the message has the kind of `M`, otherwise
-/// 0.
-fn is_strict<M: Message>(message: &[u8], kind: u8) -> Result<u32, TestCaseError> {
-    match M::from_bytes(message) {
-        Ok(read) => prop_assert_eq!(read.to_bytes(), message),
-        Err(
-            Malformed::Short { .. }
-            | Malformed::Tag { .. }
-            | Malformed::Text { .. }
-            | Malformed::Ranks { .. }
-            | Malformed::Trailing { .. },
-        ) => {}
-        Err(Malformed::Kind { wanted, found }) => {
-            prop_assert_eq!((wanted, found), (M::KIND, kind));
-            return Ok(0);
-        }
-        Err(other) => return Err(TestCaseError::fail(other.to_string())),
+fn bytes(value: &impl Wire) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    value.write(&mut bytes);
+    bytes
+}
+
+fn read<V: Wire>(bytes: &[u8]) -> Result<V, Malformed> {
+    let mut reader = Reader::new(bytes);
+    let value = V::read(&mut reader)?;
+    if reader.left() == 0 { Ok(value) } else { Err(Malformed::Trailing { left: reader.left() }) }
+}
+
+/// Checks that the decoder accepts only the canonical form.
+fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
+    if let Ok(value) = read::<V>(garbage) {
+        prop_assert_eq!(bytes(&value), garbage);
     }
-    Ok(1)
+    Ok(())
+}
+
+/// The first bytes of a record in the store. They contain the version of the protocol. Ranks of another release read
+/// them, so a change of the messages needs another version.
+#[test]
+fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
+    let record = bytes(&plain(1, &[(64, 7)]).1);
+    let hash = record.iter().fold(0u64, |hash, byte| hash::chain(hash, [u64::from(*byte)]));
+    assert_eq!((PROTOCOL_VERSION, record.len(), hash), (9, 100, 17_092_672_475_333_799_164));
+    let decision = bytes(&decide(&[plain(0, &[(64, 7)]), plain(1, &[(64, 7)])]));
+    assert_eq!(decision, [0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "to register 1 segment, joined with none");
+}
+
+/// Returns the commit that the members decided, possibly after a search.
+fn committed(decision: Decision) -> Option<Agreed> {
+    match decision {
+        Decision::Agreed { agreed } => Some(agreed),
+        Decision::Act { plan: Plan::Register { agreed } } => Some(agreed),
+        Decision::Act { plan: Plan::Hashes { after: After::Commit { agreed }, .. } } => Some(agreed),
+        _ => None,
+    }
+}
+
+fn agreed() -> Agreed {
+    Agreed { segments: 1, joined: Vec::new(), without: None, pending: None }
 }
 
 #[test]
-fn other_versions_are_refused() {
-    let kind = MeetingKind::Commit { group: GroupId { uid: 1, epoch: 0 } };
-    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
-    let mut bytes = MeetingId { pool, kind, round: 0, members: vec![0, 1] }.to_bytes();
-    bytes[2] += 1;
-    let found = PROTOCOL_VERSION + 1;
-    assert_eq!(MeetingId::from_bytes(&bytes), Err(Malformed::Version { found, spoken: PROTOCOL_VERSION }));
-    assert!(matches!(Record::decode(b""), Err(Malformed::NotAMessage { .. })));
-    let length = u32::MAX.to_le_bytes();
-    let lie = [b"SY".as_slice(), &PROTOCOL_VERSION.to_le_bytes(), &[6], &length].concat();
-    assert!(matches!(search::Hashes::from_bytes(&lie), Err(Malformed::Short { .. })));
+fn a_search_that_a_rank_leaves_ends_without_the_difference() {
+    let records = [plain(0, &[(64, 1)]), plain(1, &[(64, 2)])];
+    let Decision::Act { plan: plan @ Plan::Hashes { .. } } = decide(&records) else {
+        panic!("{:?}", decide(&records))
+    };
+    let answer = Answer::hashes(Range { low: 0, high: 1 }, Some);
+    let reports =
+        [(0, bootstrap::agreement::Report::Outcome(answer)), (1, bootstrap::agreement::Report::Late)];
+    let refusal = refusal(CommitProtocol::judge(&plan, &reports));
+    assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
+}
+
+/// A rank that loses the store while a refusal is explained knows that nothing is registered. While a commit is
+/// explained, or windows are registered, it does not know what the others hold.
+#[test]
+fn only_a_search_after_a_refusal_leaves_no_doubt() {
+    let Decision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
+        panic!("the logs differ")
+    };
+    let Plan::Hashes { range, .. } = refused.clone() else { panic!("{refused:?}") };
+    let member = bootstrap::agreement::Member {
+        name: "symm/1.1/0/3.0/0".to_owned(),
+        rank: 0,
+        members: vec![0, 1],
+        generation: 0,
+        patience: Duration::ZERO,
+    };
+    let doubt = |plan: Option<&Plan>| commit_ending(bootstrap::agreement::Ending::InDoubt, &member, plan);
+    assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
+    let commits = Plan::Hashes { range, after: After::Commit { agreed: agreed() } };
+    for plan in [None, Some(&commits), Some(&Plan::Register { agreed: agreed() })] {
+        assert_eq!(doubt(plan), Ending::StoreFailed { in_doubt: true }, "{plan:?}");
+    }
+    let left = bootstrap::agreement::Failure::Left { rank: 1, cause: "it is gone".to_owned() };
+    let ended = |plan| commit_ending(bootstrap::agreement::Ending::Failed(left.clone()), &member, plan);
+    let lost = Refusal::MemberLost { rank: 1, cause: "it is gone".to_owned() };
+    assert_eq!(ended(None), Ending::Refused(lost.clone()));
+    assert_eq!(ended(Some(&refused)), Ending::Refused(lost));
+    let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
+    assert_eq!(ended(Some(&commits)), Ending::Poisoned(poison));
 }
 
 #[test]
 fn segments_are_joined_where_they_follow_on_all_ranks() {
-    let follow = |mut record: Record, at: &[usize]| {
-        at.iter().for_each(|at| record.segments[*at].flags = Segment::FOLLOWS);
+    let follow = |mut record: (u32, Record), at: &[usize]| {
+        at.iter().for_each(|at| record.1.segments[*at].flags = Segment::FOLLOWS);
         record
     };
     let three = [(32, 1), (32, 2), (32, 3)];
     let records = [follow(plain(0, &three), &[1, 2]), follow(plain(1, &three), &[0, 2])];
-    let Decision::Commit { segments: 3, joined, pending: None, .. } = decide(&records) else {
+    let Some(Agreed { segments: 3, joined, pending: None, .. }) = committed(decide(&records)) else {
         panic!("the segments are the same, however they lie")
     };
     assert_eq!(joined, [2]);
@@ -296,34 +327,25 @@ fn segments_are_joined_where_they_follow_on_all_ranks() {
 fn lists_of_ranks_are_compared() {
     let records = |change: fn(&mut Record)| {
         let mut records = [0, 1, 2].map(|rank| plain(rank, &[(32, 1)]));
-        change(&mut records[1]);
+        change(&mut records[1].1);
         decide(&records)
     };
     let lists = |decision: Decision| match refusal(decision) {
         Refusal::MembersMismatch { what, lists } => (what, lists.minority(), lists.entries[1].value.clone()),
         other => panic!("{other}"),
     };
-    let (less, other) = (RankList(vec![0, 1]), RankList(vec![0, 2, 1]));
+    let less = RankList(vec![0, 1]);
     let found = lists(records(|record| record.domain = RankList(vec![0, 1])));
     assert_eq!(found, (Membership::Domain, vec![1], less));
-    let found = lists(records(|record| record.members = RankList(vec![0, 2, 1])));
-    assert_eq!(found, (Membership::Group, vec![1], other));
     let text = refusal(records(|record| record.domain = RankList(vec![0, 1]))).to_string();
     assert!(text.contains("domain (ranks 0, 2: ranks 0-2; rank 1: ranks 0, 1)"), "{text}");
-    let Decision::Commit { members, .. } = records(|_| {}) else { panic!("they are alike") };
-    assert_eq!(members, RankList(vec![0, 1, 2]));
+    assert!(committed(records(|_| {})).is_some(), "they are alike");
 }
 
-fn plain(rank: u32, segments: &[(u64, u64)]) -> Record {
-    Record {
-        pool: PoolId { domain: 1, generation: 1, instance: 1, pool: 0 },
-        group: GroupId { uid: 3, epoch: 0 },
-        round: 0,
-        rank,
-        members: RankList(vec![0, 1, 2]),
+fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, Record) {
+    let record = Record {
         domain: RankList(vec![0, 1, 2]),
         policy: Policy::Strict,
-        deadline_ms: 1000,
         readiness: Readiness::Ready,
         capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
         enqueued: Vec::new(),
@@ -338,19 +360,21 @@ fn plain(rank: u32, segments: &[(u64, u64)]) -> Record {
                 Segment { ordinal, bytes, flags: 0, log }
             })
             .collect(),
-    }
+    };
+    (rank, record)
 }
 
 fn refusal(decision: Decision) -> Refusal {
     match decision {
-        Decision::Refuse { refusal, .. } => refusal,
+        Decision::Refused { refusal: Rejection::Refused { refusal } }
+        | Decision::Act { plan: Plan::Hashes { after: After::Refuse { refusal }, .. } } => refusal,
         other => panic!("{other:?}"),
     }
 }
 
 /// Rank 0 sends `sent[0]` messages to rank 1, which sends `sent[1]` to rank 2. Rank 1 has received `received[0]`
 /// messages and rank 2 `received[1]`.
-fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<Record> {
+fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<(u32, Record)> {
     let with = |peer, sent, received| MessageCounts { peer, sent, received, captured: false };
     let messages = [
         vec![with(1, sent[0], 0)],
@@ -359,13 +383,14 @@ fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<Record> {
     ];
     let group = GroupId { uid: 3, epoch: 0 };
     let enqueued = messages.into_iter().map(|messages| vec![Enqueued { group, collectives: 4, messages }]);
-    (0..).zip(enqueued).map(|(rank, enqueued)| Record { enqueued, ..plain(rank, &[(64, 1)]) }).collect()
+    let record = |(rank, enqueued)| (rank, Record { enqueued, ..plain(rank, &[(64, 1)]).1 });
+    (0..).zip(enqueued).map(record).collect()
 }
 
 #[test]
 fn a_message_enqueued_at_one_end_only_is_outstanding() {
     let group = GroupId { uid: 3, epoch: 0 };
-    let commits = |records: &[Record]| matches!(decide(records), Decision::Commit { segments: 1, .. });
+    let commits = |records: &[(u32, Record)]| committed(decide(records)).is_some_and(|it| it.segments == 1);
     assert!(commits(&pipeline([5, 2], [5, 2])), "the ends of a pipeline have fewer messages");
     let records = pipeline([5, 2], [5, 3]);
     let outstanding = Refusal::MessagesOutstanding { group, from: 1, to: 2, sent: 2, received: 3 };
@@ -375,7 +400,7 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
     assert_eq!(refusal(decide(&records)), first);
     // Only one end knows of the messages.
     let mut deaf = pipeline([0, 2], [0, 2]);
-    deaf[2].enqueued[0].messages.clear();
+    deaf[2].1.enqueued[0].messages.clear();
     assert!(matches!(
         refusal(decide(&deaf)),
         Refusal::MessagesOutstanding { from: 1, to: 2, received: 0, .. }
@@ -384,9 +409,9 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
     assert!(commits(&pipeline([5, 2], [5, 3])[..2]));
     // The number of messages in graph launches is unknown.
     let mut captured = pipeline([5, 2], [5, 3]);
-    captured[2].enqueued[0].messages[0].captured = true;
+    captured[2].1.enqueued[0].messages[0].captured = true;
     assert!(commits(&captured));
-    captured[2].enqueued[0].collectives += 1;
+    captured[2].1.enqueued[0].collectives += 1;
     assert!(matches!(refusal(decide(&captured)), Refusal::CollectivesOutstanding { .. }));
 }
 
@@ -417,28 +442,28 @@ fn equal_sizes_after_different_histories_are_no_agreement() {
 #[test]
 fn prefix_commits_what_is_common_and_reports_the_rest() {
     let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
-    records.iter_mut().for_each(|record| record.policy = Policy::Prefix);
-    let Decision::Commit { segments: 1, without: None, pending: Some(pending), search, .. } =
-        decide(&records)
+    records.iter_mut().for_each(|(_, record)| record.policy = Policy::Prefix);
+    let Decision::Act { plan: Plan::Hashes { range, after: After::Commit { agreed } } } = decide(&records)
     else {
         panic!("{:?}", decide(&records))
     };
-    assert_eq!(pending.name(), "SegmentCountMismatch");
-    assert_eq!(search, Some(Range { low: 0, high: 1 }));
+    assert_eq!((agreed.segments, agreed.without), (1, None));
+    assert_eq!(agreed.pending.map(|pending| pending.name()), Some("SegmentCountMismatch"));
+    assert_eq!(range, Range { low: 0, high: 1 });
 }
 
 #[test]
 fn what_prefix_leaves_out_need_not_become_a_window() {
     let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
     let failed = |ordinal| Readiness::Failed { ordinal: Some(ordinal), cause: "it is a window".to_owned() };
-    records[1].readiness = failed(1);
+    records[1].1.readiness = failed(1);
     for policy in [Policy::Prefix, Policy::Strict] {
-        records.iter_mut().for_each(|record| record.policy = policy);
-        let commits = matches!(decide(&records), Decision::Commit { segments: 1, .. });
+        records.iter_mut().for_each(|(_, record)| record.policy = policy);
+        let commits = committed(decide(&records)).is_some_and(|it| it.segments == 1);
         assert_eq!(commits, policy == Policy::Prefix, "{:?}", decide(&records));
     }
-    records.iter_mut().for_each(|record| record.policy = Policy::Prefix);
-    records[1].readiness = failed(0);
+    records.iter_mut().for_each(|(_, record)| record.policy = Policy::Prefix);
+    records[1].1.readiness = failed(0);
     let refusal = refusal(decide(&records));
     assert!(matches!(refusal, Refusal::PeerPrepareFailed { rank: 1, ordinal: Some(0), .. }), "{refusal}");
 }
@@ -446,8 +471,8 @@ fn what_prefix_leaves_out_need_not_become_a_window() {
 #[test]
 fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let failed = Outcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
-    let poison = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
-        Verdict::Poison { poison } => poison,
+    let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
+        Decision::Refused { refusal: Rejection::Poisoned { poison } } => poison,
         other => panic!("{other:?}"),
     };
     let all = [(0, Some(Outcome::Blocked)), (1, None), (2, Some(failed))];
@@ -462,8 +487,8 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
 #[test]
 fn only_the_member_that_ended_the_group_is_blamed() {
     let failed = |cause: &str| Some(Outcome::Failed { ordinal: None, cause: cause.to_owned() });
-    let poison = |outcomes: &[(u32, Option<Outcome>)]| match verdict(outcomes) {
-        Verdict::Poison { poison } => poison,
+    let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
+        Decision::Refused { refusal: Rejection::Poisoned { poison } } => poison,
         other => panic!("{other:?}"),
     };
     let ended = Some(Outcome::Ended { rank: 2 });
@@ -479,8 +504,9 @@ fn only_the_member_that_ended_the_group_is_blamed() {
 #[test]
 fn a_group_of_one_needs_no_window() {
     let decision = decide(&[plain(5, &[(64, 1)])]);
-    let Decision::Commit { segments: 1, without: Some(NoWindows::SingleMember {}), .. } = decision else {
-        panic!("{decision:?}")
+    let Some(Agreed { segments: 1, without: Some(NoWindows::SingleMember {}), .. }) = committed(decision)
+    else {
+        panic!("it needs no peer")
     };
 }
 

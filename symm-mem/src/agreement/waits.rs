@@ -1,14 +1,31 @@
-//! Descriptions of ranks that wait for each other.
+//! Descriptions of ranks that wait for each other, or wait elsewhere.
 
-use bootstrap::agreement::Waiting;
+use bootstrap::agreement::{Absentee, Waiting};
 
-use super::ValuesByRank;
+use super::{Entry, Ranks, ValuesByRank, meeting_id::describe_place};
 
 /// Describes the waits of a circle, for the end of an error's text. Returns an empty text if there is no circle.
 pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
     }
-    let names = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, waiting.place.name.as_str())));
-    format!("; ranks wait for each other ({})", names.describe(|name| format!("in {name}")))
+    let places = ValuesByRank::of(circle.iter().map(|waiting| (waiting.rank, &waiting.place)));
+    format!(
+        "; ranks wait for each other ({})",
+        places.describe(|place| format!("in {}", describe_place(place)))
+    )
+}
+
+/// Describes the places of missing ranks.
+pub(super) fn describe_missing(missing: &[Absentee]) -> String {
+    let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
+    let describe = |Entry { value, ranks }: &Entry<&Vec<_>>| match value
+        .iter()
+        .map(describe_place)
+        .collect::<Vec<_>>()
+    {
+        names if names.is_empty() => format!("{}: in no meeting", Ranks(ranks)),
+        names => format!("{}: in {}", Ranks(ranks), names.join(" and ")),
+    };
+    places.entries.iter().map(describe).collect::<Vec<_>>().join("; ")
 }

@@ -1,22 +1,18 @@
 //! Tests [`super::driver`], which runs a commit, over a real store. Ranks are threads, and NCCL is simulated.
 
 use std::{
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Barrier},
     thread,
     time::Duration,
 };
 
-use process_group::store::{Deadline, HashStore, Store, StoreError, TcpStore};
+use process_group::store::{Deadline, HashStore, Store};
 
-use super::driver::{Local, StoreSession, run};
+use super::driver::{Local, run};
 use crate::agreement::{
-    Agreed, Capabilities, Ending, GroupId, GroupLog, Input, LogPoint, NoWindows, Operation, OperationKind,
-    Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
+    Agreed, Capabilities, Ending, GroupId, GroupLog, LogPoint, NoWindows, Operation, OperationKind, Outcome,
+    Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
 };
-use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 
 /// A rank whose registration returns `outcome` after all registering ranks have called it.
 struct Rank {
@@ -40,7 +36,7 @@ impl Local for Rank {
         })
     }
 
-    fn register(&mut self, _segments: u32, _: &[u32], _deadline: Deadline, _verdict_key: String) -> Outcome {
+    fn register(&mut self, _: &Agreed, _deadline: Deadline, _verdict_key: String) -> Outcome {
         if let Some(all) = &self.all {
             all.wait();
         }
@@ -88,12 +84,11 @@ fn commit(
                     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
                     let mut log = GroupLog::new(pool, group, rank, (0..members as u32).collect());
-                    let (machine, _) = log.begin(situation(&segments, deadline));
+                    let (start, _) = log.begin(situation(&segments, deadline));
                     let hashes = [vec![0], segments].concat();
-                    let (conclusion, failure) =
-                        run(machine, store, deadline, &mut Rank { outcome, all, hashes });
+                    let (result, failure) = run(start, store, || Ok(()), &mut Rank { outcome, all, hashes });
                     assert!(failure.is_none(), "{failure:?}");
-                    conclusion.result
+                    result
                 })
             })
             .collect();
@@ -154,63 +149,11 @@ fn a_failed_registration_poisons_all() {
 fn who_is_missing_is_named() {
     let store = HashStore::new();
     let ranks = vec![(vec![7], Outcome::Registered); 2];
-    // The ranks wait half of the deadline, which also has to cover the start of their threads.
+    // The ranks wait for a part of the deadline, which also has to cover the start of their threads.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
     let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")
     };
     assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [2]);
     assert_eq!(results[0], results[1]);
-}
-
-/// Removes the key `read/0` before the `left`-th store call from now.
-struct Removal {
-    left: AtomicU64,
-}
-
-impl Intercept<TcpStore> for Removal {
-    fn before(&self, store: &TcpStore, call: &'static str, _key: &str) -> Result<(), StoreError> {
-        if MEETING_CALLS.contains(&call) && self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            assert!(store.delete("read/0")?);
-        }
-        Ok(())
-    }
-}
-
-#[test]
-fn a_key_that_another_member_removes_is_not_waited_for() {
-    // `Fetch` checks whether all keys exist. If they do, it reads all values at once: the key is removed before this
-    // second call. If one is missing, it checks each key and reads its value: the key is removed after its check.
-    for (keys, call) in [(["read/0", "read/1"].as_slice(), 2), (["read/0", "read/1", "never"].as_slice(), 3)]
-    {
-        let inner = TcpStore::host(0).expect("a port is free");
-        keys[..2].iter().for_each(|key| inner.set(key, b"1").expect("it answers"));
-        let store = Intercepted { inner, intercept: Removal { left: call.into() } };
-        let mut line = StoreSession::new(&store);
-        let keys = keys.iter().map(|key| (*key).to_owned()).collect();
-        let Input::Values(values) = line.ask(&Output::Fetch { keys }, None, || true) else {
-            panic!("{:?}", line.failure)
-        };
-        assert_eq!(values[..2], [None, Some(b"1".to_vec())]);
-    }
-}
-
-#[test]
-fn a_record_is_posted_once_and_never_replaced() {
-    let store = TcpStore::host(0).expect("a port is free");
-    let post = |value: &[u8]| Output::Post { key: "record/0".into(), value: value.to_vec() };
-    let mut line = StoreSession::new(&store);
-    // The second request models a client that repeats a request after it lost the answer to the first.
-    for _ in 0..2 {
-        assert_eq!(line.ask(&post(b"mine"), None, || true), Input::Stored);
-    }
-    // Another value is already stored, so the request fails although it could be repeated for 60 seconds.
-    let patience = Some(Duration::from_secs(60));
-    assert_eq!(line.ask(&post(b"another's"), patience, || true), Input::StoreFailed);
-    assert!(
-        matches!(&line.failure, Some(StoreError::Taken { key, .. }) if key == "record/0"),
-        "{:?}",
-        line.failure
-    );
-    assert_eq!(store.get("record/0", Deadline::now()).expect("it is there"), b"mine");
 }

@@ -16,7 +16,7 @@ use super::{
     watch::Watch,
 };
 use crate::{
-    agreement::{Operation, Outcome, Segment},
+    agreement::{Agreed, Operation, Outcome, Segment},
     pool::{Memory, SymmetricPool},
 };
 
@@ -31,10 +31,6 @@ pub(super) struct Member<'a> {
 }
 
 impl Local for Member<'_> {
-    fn goes_on(&self) -> bool {
-        self.group.standing().is_ok()
-    }
-
     fn hash_at(&self, length: u64) -> Option<u64> {
         self.pool.memory().arena().log().hash_at(length)
     }
@@ -43,18 +39,13 @@ impl Local for Member<'_> {
         self.pool.memory().arena().log().operation(sequence).map(operation)
     }
 
-    fn register(
-        &mut self,
-        segments: u32,
-        joined: &[u32],
-        deadline: Deadline,
-        verdict_key: String,
-    ) -> Outcome {
+    fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
+        let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();
         // For each segment, the index of its request and its offset in that request in bytes.
         let mut places: Vec<(usize, u64)> = Vec::new();
         let arena = self.pool.memory().arena();
-        let agreed = self.segments.iter().take(segments as usize);
+        let agreed = self.segments.iter().take(*segments as usize);
         for segment in agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)) {
             let (address, bytes) = (segment.memory.address, segment.bytes as usize);
             match requests.last_mut() {

@@ -3,11 +3,11 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `driver` | runs the state machine of a commit ([`crate::agreement`]) over a store |
+//! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
 //! | `error` | the errors of a commit |
 //! | `group` | the requirements of a commit on a group |
 //! | `group_state` | the state of a group between commits |
-//! | `member` | answers the state machine: this rank's history, and the agreed registration |
+//! | `member` | answers the agreement: this rank's history, and the agreed registration |
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
@@ -16,7 +16,7 @@
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | here | a commit, from the call to the publication of its result |
 
-pub(crate) mod driver;
+mod driver;
 #[cfg(test)]
 mod driver_tests;
 mod error;
@@ -36,6 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bootstrap::agreement::{Decision, read_decision, refusal};
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
     comm::{Communicator, Group, Window, WindowRequest, WindowRequestError},
@@ -64,8 +65,8 @@ pub(crate) use self::{
 };
 use crate::{
     agreement::{
-        Agreed, Commit, Conclusion, Decision, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness,
-        Segment, Situation, WindowSupport,
+        Agreed, CommitProtocol, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness, Rejection, Segment,
+        Situation, Start, WindowSupport, ending::gone,
     },
     pool::{Standing, SymmetricPool},
 };
@@ -143,7 +144,7 @@ impl SymmetricPool {
         let turn = RegistrationGuard::take(group.communicator());
         let found = LocalState::of(group, inside, turn.is_some());
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
-        let (machine, segments) = self.begin_commit(&mut group_state, options, found, check);
+        let (start, segments) = self.begin_commit(&mut group_state, options, found, check);
         let mut member = Member {
             pool: self,
             group,
@@ -151,18 +152,14 @@ impl SymmetricPool {
             segments: &segments,
             windows: Vec::new(),
         };
-        let (conclusion, failure) =
-            driver::run(machine, self.domain().store(), options.deadline, &mut member);
+        let rank = self.domain().rank();
+        let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
+        let (result, failure) = driver::run(start, self.domain().store(), goes_on, &mut member);
         let windows = member.windows;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);
-        let (result, doomed) =
-            self.end_commit(&mut group_state, conclusion, cause, &segments, &serials, windows);
-        if failure.is_none() {
-            // Keys that remain only cost a few bytes in the store. After a failure, the store is not asked again.
-            let _ = doomed.iter().try_for_each(|key| self.domain().store().delete(key).map(drop));
-        }
+        let result = self.end_commit(&mut group_state, result, cause, &segments, &serials, windows);
         let (result, failure) = match result {
             Ok(report)
                 if report.new_segments > 0
@@ -189,7 +186,7 @@ impl SymmetricPool {
             }
             Err(ending) => {
                 if let Some(poison) = group_state.log.poison() {
-                    end_poisoned(group, self.domain().rank(), poison);
+                    end_poisoned(group, rank, poison);
                 }
                 let group_name = group_state.group_name.clone();
                 Err(match over(ended, ending.is_agreed()) {
@@ -242,13 +239,15 @@ impl SymmetricPool {
             None => misnamed(group_state.log.members(), self.domain().rank(), communicator)?,
         };
         let (group, group_name) = (group_state.log.group(), group_state.group_name.clone());
-        let (key, refusal) = group_state.log.decline(cause);
-        let decision = Decision::refuse(refusal.clone()).encode();
-        let stands = self.domain().store().compare_set(&key, b"", &decision);
+        let (place, declined) = group_state.log.decline(cause);
+        let decision = refusal::<CommitProtocol>(declined.clone().into());
+        let stands = self.domain().store().compare_set(&place.decision_key(), b"", &decision);
         // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
-        Some(outside.unwrap_or_else(|| match stands.map(|stands| Decision::decode(&stands)) {
-            Ok(Ok(Decision::Refuse { refusal, .. })) => CommitError::Refused { group, group_name, refusal },
-            Ok(_) => CommitError::Refused { group, group_name, refusal },
+        Some(outside.unwrap_or_else(|| match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
+            Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
+                CommitError::Refused { group, group_name, refusal }
+            }
+            Ok(_) => CommitError::Refused { group, group_name, refusal: declined },
             Err(source) => CommitError::Store { group, group_name, poisoned: false, source },
         }))
     }
@@ -268,14 +267,14 @@ impl SymmetricPool {
     }
 
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
-    /// windows. Returns the state machine and the segments of the commit.
+    /// windows. Returns this rank's part in the commit, and its segments.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
         options: CommitOptions,
         found: LocalState,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
-    ) -> (Commit, Vec<Segment>) {
+    ) -> (Start<CommitProtocol>, Vec<Segment>) {
         let arena = self.memory().arena();
         let log = arena.log().state().into();
         let log_since = arena.log().oldest();
@@ -307,20 +306,20 @@ impl SymmetricPool {
         })
     }
 
-    /// Applies the conclusion of a commit of the segments `offered`, and publishes the agreement. `serials` and
-    /// `windows` belong to the registered segments; each window comes with the segment's offset in it. `cause` is the
-    /// store's error, if the store failed. Also returns the keys that this rank is to remove.
+    /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `serials` and `windows`
+    /// belong to the registered segments; each window comes with the segment's offset in it. `cause` is the store's
+    /// error, if the store failed.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,
-        conclusion: Conclusion,
+        result: Result<Agreed, Ending>,
         cause: Option<String>,
         offered: &[Segment],
         serials: &[u64],
         windows: Vec<(Window, u64)>,
-    ) -> (Result<CommitReport, Ending>, Vec<String>) {
-        let doomed = group_state.log.conclude(&conclusion, offered);
-        let result = match conclusion.result {
+    ) -> Result<CommitReport, Ending> {
+        group_state.log.conclude(&result, offered);
+        match result {
             Ok(agreed) => Ok(self.publish(group_state, agreed, offered, serials, windows)),
             Err(ending) => {
                 if let Ending::Refused(refusal) = &ending {
@@ -332,8 +331,7 @@ impl SymmetricPool {
                 self.publish_poison(group_state);
                 Err(ending)
             }
-        };
-        (result, doomed)
+        }
     }
 
     fn publish(

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use bootstrap::agreement::{Decision, read_verdict};
 use process_group::{
     comm::AbortHandle,
     group::HealthHandle,
@@ -13,7 +14,7 @@ use process_group::{
 };
 
 use crate::{
-    agreement::{Poison, Verdict},
+    agreement::{CommitProtocol, Poison, Rejection},
     domain::Domain,
 };
 
@@ -22,8 +23,8 @@ pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// The interval at which the thread polls. It may run that much longer than its watch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that aborts a communicator once the members' verdict says that the group is dead. Dropping this value
-/// ends the thread.
+/// A thread that aborts a communicator once the members' verdict on the registration is stored. If that is before this
+/// member's outcome, the group is dead. Dropping this value ends the thread.
 pub(super) struct Watch {
     /// The thread holds no communicator of its own, so that dropping the owner frees the resources of the
     /// communicator.
@@ -47,8 +48,14 @@ impl Watch {
             loop {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
-                        let Ok(Verdict::Poison { poison }) = Verdict::decode(&stands) else { return };
-                        if let (Poison::MembersLost { .. }, Some(health)) = (&poison, &health) {
+                        let is_lost = match read_verdict::<CommitProtocol>(&stands) {
+                            Some(Err(_)) => true,
+                            Some(Ok(Decision::Refused { refusal: Rejection::Poisoned { poison } })) => {
+                                matches!(poison, Poison::MembersLost { .. })
+                            }
+                            _ => return,
+                        };
+                        if let (true, Some(health)) = (is_lost, &health) {
                             health.await_end(deadline);
                         }
                         if let Some(abort) = take(&slot) {

@@ -1,15 +1,13 @@
 //! Agreed allocations: every rank needs another length, and all agree on one.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
+use bootstrap::agreement;
 use caching_alloc::core::symmetric::SymmetricError;
 use process_group::store::StoreError;
 
 use super::{SymmetricBlock, SymmetricPool};
-use crate::{
-    agreement::{Conclusion, Ending, Input, Length, Malformed, Next, PoolId, Refusal},
-    commit::driver::StoreSession,
-};
+use crate::agreement::{Ending, LengthProtocol, Malformed, PoolId, Refusal, Start, length_ending};
 
 /// Error of an agreed allocation.
 #[derive(Debug, thiserror::Error)]
@@ -84,22 +82,11 @@ impl SymmetricPool {
 
     fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, AgreedError> {
         let pool = self.id();
-        let mut machine = self.begin_length(bytes, deadline);
-        let mut line = StoreSession::new(self.domain().store());
-        let mut input = Input::Start;
-        let meeting = loop {
-            match machine.step(input, line.elapsed()) {
-                Next::Ask(ask) => {
-                    let retry_until = machine.is_in_doubt().then_some(deadline);
-                    input = line.ask(&ask, retry_until, || true);
-                }
-                Next::Done(meeting) => break meeting,
-            }
-        };
-        let (result, doomed) = self.leave(meeting);
-        line.remove(&doomed);
-        let failure = line.failure;
-        result.map_err(|ending| match (ending, failure) {
+        let Start { member, record } = self.begin_length(bytes, deadline);
+        let (store, act) =
+            (self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
+        let agreed = agreement::run::<LengthProtocol>(store, member.clone(), record, act, || Ok(()));
+        agreed.map_err(|failed| match (length_ending(failed.ending, &member), failed.store) {
             (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
             (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
             (Ending::Unreadable { source }, _) => AgreedError::Unreadable { pool, source },
@@ -107,26 +94,14 @@ impl SymmetricPool {
         })
     }
 
-    /// Begins the next agreement on a length, and returns its state machine. This rank needs `bytes`.
-    pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Length {
+    /// Begins the next agreement on a length. This rank needs `bytes`.
+    pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = {
             let mut meetings = self.meetings();
             meetings.lengths += 1;
             meetings.lengths - 1
         };
         let domain = self.domain();
-        Length::new(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)
-    }
-
-    /// Leaves a meeting of the whole domain. Also returns the keys that this rank must remove, because no rank reads
-    /// them any more.
-    pub(crate) fn leave<T>(&self, meeting: Conclusion<T>) -> (Result<T, Ending>, Vec<String>) {
-        let mut meetings = self.meetings();
-        let doomed = match meeting.all_arrived {
-            true => std::mem::take(&mut meetings.used_keys),
-            false => Vec::new(),
-        };
-        meetings.used_keys.extend(meeting.keys);
-        (meeting.result, doomed)
+        Start::length(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)
     }
 }

@@ -93,8 +93,6 @@ pub struct SymmetricPool {
 struct Meetings {
     lengths: u64,
     retirements: u64,
-    /// Keys of earlier meetings. This rank removes them once all ranks have joined a later meeting.
-    used_keys: Vec<String>,
 }
 
 impl SymmetricPool {

@@ -1,12 +1,14 @@
 //! Retirement of segments: on all ranks of the domain, or on none.
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
+use bootstrap::agreement;
 use cuda_driver::{Context, graph::is_capturing};
 use process_group::{
     comm::{CommError, Group, Window},
@@ -16,14 +18,11 @@ use process_group::{
 use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
-        Candidate, Committed, Conclusion, Ending, Enqueued, GroupId, GroupLog, Held, Input, Malformed,
-        Poison, PoolId, Readiness, Refusal, Release, Retire, RetireInput, RetireOutput, Retired,
-        RetirementRecord,
+        Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Malformed, Poison, PoolId,
+        Readiness, Refusal, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
+        Start, ending::gone, retirement_ending,
     },
-    commit::{
-        GroupState, RegistrationGuard, SymmetricGroup, driver::StoreSession, end_poisoned, lock,
-        offer::Circumstances,
-    },
+    commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
@@ -148,8 +147,8 @@ impl SymmetricPool {
         let group_states: Vec<Arc<Mutex<GroupState>>> =
             parties.iter().map(|party| party.group_state.clone()).collect();
         let found = Found::of(&parties, trouble, self.context.as_ref());
-        let machine = self.begin_retirement(&ordinals, &group_states, found, deadline);
-        let (meeting, windows, failure) = self.run_retirement(machine, &ordinals, &parties, deadline);
+        let start = self.begin_retirement(&ordinals, &group_states, found, deadline);
+        let (meeting, windows, failure) = self.run_retirement(start, &ordinals, &parties);
         let pool = self.id();
         let cause = failure.as_ref().map(ToString::to_string);
         let (bytes, dead) = self.end_retirement(&ordinals, &group_states, &meeting, cause);
@@ -160,7 +159,7 @@ impl SymmetricPool {
             }
         }
         match (meeting, failure) {
-            (Ok(Retired::Everywhere), _) => {
+            (Ok(Retired::Everywhere {}), _) => {
                 Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() })
             }
             (Ok(Retired::Poisoned { poison, .. }), _) => {
@@ -201,14 +200,14 @@ impl SymmetricPool {
         (parties, trouble)
     }
 
-    /// Begins a retirement of `ordinals`, ascending, with the groups of `group_states`, and returns its state machine.
+    /// Begins a retirement of `ordinals`, ascending, with the groups of `group_states`.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
         group_states: &[Arc<Mutex<GroupState>>],
         found: Found,
         deadline: Duration,
-    ) -> Retire {
+    ) -> Start<RetireProtocol> {
         let groups: Vec<Committed> = group_states
             .iter()
             .map(|group_state| {
@@ -247,59 +246,51 @@ impl SymmetricPool {
             (readiness, None, None) => readiness,
         };
         let domain = self.domain();
-        let record = RetirementRecord {
-            rank: domain.rank(),
-            domain: domain.ranks().into(),
-            deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
-            readiness,
-            enqueued: found.enqueued,
-            log,
-            groups,
-            segments,
-        };
+        let record = RetirementRecord { readiness, enqueued: found.enqueued, log, groups, segments };
         let round = {
             let mut meetings = self.meetings();
             meetings.retirements += 1;
             meetings.retirements - 1
         };
-        Retire::new(self.id(), round, &record, domain.ranks().to_vec())
+        Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
 
-    /// Runs the state machine to its end. Also returns the number of windows that this rank deregistered, and the
-    /// store's error if the store failed. While this rank has posted its record and has not read the outcome, a failed
-    /// request to the store is repeated until `deadline`.
+    /// Runs this rank's part in the retirement. Also returns the number of windows that this rank deregistered, and the
+    /// store's error if the store failed.
     fn run_retirement(
         &self,
-        mut machine: Retire,
+        start: Start<RetireProtocol>,
         ordinals: &[u32],
         parties: &[Party<'_>],
-        deadline: Duration,
     ) -> (Result<Retired, Ending>, usize, Option<StoreError>) {
-        let mut line = StoreSession::new(self.domain().store());
-        let mut windows = 0;
-        let mut input = RetireInput::Answer(Input::Start);
-        let meeting: Conclusion<Retired> = loop {
-            input = match machine.step(input, line.elapsed()) {
-                RetireOutput::Ask(ask) => {
-                    let releasing = machine.is_releasing();
-                    let all_stand = || parties.iter().all(|party| party.group.standing().is_ok());
-                    let retry_until = machine.is_in_doubt().then_some(deadline);
-                    RetireInput::Answer(line.ask(&ask, retry_until, || releasing || all_stand()))
+        let Start { member, record } = start;
+        let (releases, mut windows, mut last) = (Cell::new(false), 0, None);
+        let act = |plan: &RetirePlan, deadline, _: &dyn Fn() -> bool| {
+            last = Some(plan.clone());
+            match plan {
+                RetirePlan::Quiesce {} => {
+                    RetireOutcome::Quiet { release: self.come_to_rest(parties, deadline) }
                 }
-                RetireOutput::Quiesce { until } => {
-                    RetireInput::Quiet(self.come_to_rest(parties, line.deadline(until)))
-                }
-                RetireOutput::Deregister { until } => {
-                    let (release, gone) = self.deregister(ordinals, parties, line.deadline(until));
+                RetirePlan::Deregister {} => {
+                    releases.set(true);
+                    let (release, gone) = self.deregister(ordinals, parties, deadline);
                     windows = gone;
-                    RetireInput::Deregistered(release)
+                    RetireOutcome::Deregistered { release }
                 }
-                RetireOutput::Done(meeting) => break meeting,
             }
         };
-        let (result, doomed) = self.leave(meeting);
-        line.remove(&doomed);
-        (result, windows, line.failure)
+        // Once windows are deregistered, every live rank posts its outcome before the time limit. If the wait ended
+        // early because a group has ended, ranks that still deregister would be blamed.
+        let all_stand = || {
+            let mut standings = parties.iter().map(|party| party.group.standing());
+            standings.try_for_each(|standing| standing.map_err(|ended| gone(member.rank, &ended)))
+        };
+        let goes_on = || if releases.get() { Ok(()) } else { all_stand() };
+        let store = self.domain().store();
+        match agreement::run::<RetireProtocol>(store, member.clone(), record, act, goes_on) {
+            Ok(retired) => (Ok(retired), windows, None),
+            Err(failed) => (retirement_ending(failed.ending, &member, last.as_ref()), windows, failed.store),
+        }
     }
 
     /// Waits until the devices of the pool and of its groups are idle.
@@ -369,7 +360,7 @@ impl SymmetricPool {
         cause: Option<String>,
     ) -> (u64, Vec<GroupId>) {
         match result {
-            Ok(Retired::Everywhere) => (self.take_out(ordinals), Vec::new()),
+            Ok(Retired::Everywhere {}) => (self.take_out(ordinals), Vec::new()),
             Ok(Retired::Poisoned { poison, culprits, over }) => {
                 let is_dead = |log: &GroupLog| {
                     over.contains(&log.group()) || log.members().iter().any(|it| culprits.contains(it))

@@ -138,6 +138,10 @@ impl Told<'_> {
                 assert!(trouble == differs && self.is_parted(), "{at}: {text}");
                 assert!(values.entries.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
             }
+            Refusal::MemberLost { rank, .. } => {
+                assert!(matches!(trouble, Trouble::Killed(_)), "{at}: {text}");
+                self.check_lost(&[*rank], &text);
+            }
             Refusal::SyncTimeout { missing, .. } => {
                 self.check_missing(missing.iter().map(|absentee| absentee.rank).collect(), &text);
             }

@@ -13,12 +13,12 @@ use std::{
 use crate::{
     SymmetricError,
     agreement::{
-        Agreed, Commit, Conclusion, Ending, Enqueued, GroupId, GroupLog, Input, Outcome, Output, Policy,
-        PoolId, Readiness, Segment, Situation,
+        self as commits, Agreed, CommitProtocol, Ending, Enqueued, GroupId, GroupLog, Outcome, Plan, Policy,
+        PoolId, Readiness, Segment, Situation, Start as Beginning, commit_ending,
     },
     rendezvous::protocol,
 };
-use bootstrap::agreement::{self, Answer, Gone, Memory};
+use bootstrap::agreement::{self, Answer, Gone, Input, Memory, Output};
 use caching_alloc::{
     core::symmetric::{Geometry, Placement, SymmetricArena},
     driver::{Sharing, VirtualMemorySource},
@@ -312,21 +312,20 @@ impl Rank {
             segments: self.arena.segments().iter().map(segment).collect(),
         };
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
-        let (machine, segments) = member.log.begin(situation);
+        let (beginning, segments) = member.log.begin(situation);
         let (group, round) = (member.group.clone(), member.commits);
         member.commits += 1;
         let mut refused = false;
-        let conclusion = self.agree(machine, &group, &segments, &mut refused)?;
+        let result = self.agree(beginning, &group, &segments, &mut refused)?;
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
-        let doomed = member.log.conclude(&conclusion, &segments);
+        member.log.conclude(&result, &segments);
         if member.log.poison().is_some() {
             group.abort();
         }
         let committed = member.log.committed().length;
         let ended = sched::now();
-        self.remove(doomed);
-        let right = conclusion.result.is_ok().then(|| self.sum(&group, committed)).flatten();
-        let (members, said, lacking) = (group.members.clone(), Said::Commit(conclusion.result), self.lacking);
+        let right = result.is_ok().then(|| self.sum(&group, committed)).flatten();
+        let (members, said, lacking) = (group.members.clone(), Said::Commit(result), self.lacking);
         let rank = self.rank;
         Ok(Ended { rank, group: uid, members, round, said, begun, ended, deadline, refused, right, lacking })
     }
@@ -340,38 +339,40 @@ impl Rank {
     /// Runs the commit's state machine to its end.
     fn agree(
         &mut self,
-        mut machine: Commit,
+        beginning: Beginning<CommitProtocol>,
         group: &Arc<Group>,
         segments: &[Segment],
         refused: &mut bool,
-    ) -> Result<Conclusion, Killed> {
-        let mut input = Input::Start;
+    ) -> Result<Result<Agreed, Ending>, Killed> {
+        let (member, length) = (beginning.member.clone(), beginning.record.log.length);
+        let mut machine = beginning.machine(u64::from(self.rank)).expect("the rank is a member");
+        let (mut output, mut last) = (machine.begin(sched::now()), None);
         loop {
-            let output = machine.step(input, sched::now());
             self.step()?;
-            input = match output {
-                Output::Done(conclusion) => return Ok(conclusion),
-                Output::Hashes { lengths } => {
-                    Input::Hashes(lengths.iter().map(|length| self.arena.log().hash_at(*length)).collect())
+            let input = match output {
+                Output::Done(end) => {
+                    self.remove(end.read);
+                    return Ok(end.result.map_err(|ending| commit_ending(ending, &member, last.as_ref())));
                 }
-                Output::Recall { sequence } => {
-                    Input::Operation(self.arena.log().operation(sequence).map(operation))
+                Output::Store(request) => Input::Store(self.ask(request, &group.members)),
+                Output::Act { plan, until, verdict } => {
+                    last = Some(plan.clone());
+                    let log = self.arena.log();
+                    Input::Acted(match plan {
+                        Plan::Hashes { range, .. } => commits::Answer::hashes(range, |at| log.hash_at(at)),
+                        Plan::Recall { sequence, .. } => {
+                            commits::Answer::recalled(sequence, length, |it| log.operation(it).map(operation))
+                        }
+                        Plan::Register { agreed } => {
+                            let agreed = &segments[..agreed.segments as usize];
+                            let (outcome, struck) = self.register(group, agreed, until, verdict);
+                            *refused |= struck;
+                            commits::Answer::Registered { outcome }
+                        }
+                    })
                 }
-                Output::Register { segments: count, until, verdict_key, .. } => {
-                    let agreed = &segments[..count as usize];
-                    let (outcome, struck) = self.register(group, agreed, until, verdict_key);
-                    *refused |= struck;
-                    Input::Registered(outcome)
-                }
-                Output::Set { key, value } => match self.store.ask(Request::Set { key: key.into(), value }) {
-                    None => Input::Stored,
-                    other => panic!("{other:?} in answer to set"),
-                },
-                ask => match ask.into_request() {
-                    Some(request) => self.ask(request, &group.members).into(),
-                    None => panic!("it is no request to the store"),
-                },
-            }
+            };
+            output = machine.step(input, sched::now());
         }
     }
 

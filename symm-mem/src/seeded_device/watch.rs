@@ -8,8 +8,6 @@ use std::{
     time::Duration,
 };
 
-use crate::agreement::Verdict;
-
 use super::{
     library::{Group, Job},
     network::{Connection, Network},
@@ -33,7 +31,7 @@ impl Queues {
 
 /// A request to the rank's watch actor.
 pub(super) enum Watch {
-    /// Abort the group if the members' verdict is that it is dead.
+    /// Abort the group if the verdict comes before the registration is over.
     Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
     /// Abort the groups of a rank that is lost.
     Lost(u32),
@@ -45,8 +43,8 @@ pub(super) fn watch(network: Arc<Network>, queues: &Queues) {
     while let Some(watch) = queues.watches.take("something to watch", None) {
         match watch {
             Watch::Verdict { group, key, until, over } => {
-                let verdict = store.get(key, until).map(|bytes| Verdict::decode(&bytes));
-                if matches!(verdict, Some(Ok(Verdict::Poison { .. }))) && !over.load(Relaxed) {
+                // A verdict that comes before this rank's outcome says that the group is dead.
+                if store.get(key, until).is_some() && !over.load(Relaxed) {
                     group.abort();
                 }
             }

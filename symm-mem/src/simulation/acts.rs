@@ -10,7 +10,7 @@ use super::{
     results::{Used, Way},
     scenario::{Action, DEADLINE},
     violation::Violation,
-    work::Work,
+    work::{Machine, Work},
     world::{Event, World, tell},
 };
 use crate::{Standing, agreement::PoolId, commit::several};
@@ -44,9 +44,10 @@ impl World {
             Action::AllocateAgreed { bytes } => {
                 let deadline = self.deadline(rank, DEADLINE);
                 let state = self.rank(rank);
-                let machine = state.pool.begin_length(bytes, deadline);
+                let start = state.pool.begin_length(bytes, deadline);
                 let round = state.lengths;
                 state.lengths += 1;
+                let machine = Box::new(Machine::new(start, self.random.next())?);
                 return self.begin(rank, Work::Length { machine }, round, 0, deadline);
             }
             Action::Retire { nth, count, deadline } => return self.retire(rank, nth, count, deadline),

@@ -1,7 +1,6 @@
 //! The ends of meetings, and the checks at the end of a run.
 
 use std::{
-    collections::BTreeMap,
     mem,
     sync::{Arc, Mutex},
 };
@@ -10,7 +9,7 @@ use cuda_driver::DevicePtr;
 
 use super::{
     library::Life,
-    rank::{Span, Task},
+    rank::{Rank, Span, Task},
     registration::Left,
     results::Ended,
     trouble::Trouble,
@@ -20,7 +19,7 @@ use super::{
 };
 use crate::{
     Standing,
-    agreement::{Conclusion, NoWindows, Segment},
+    agreement::{Agreed, Ending, NoWindows, Segment},
     commit::{GroupState, lock},
 };
 
@@ -39,40 +38,37 @@ impl World {
         let lost = said.store_failed();
         state.lost |= lost;
         let mut left = None;
-        let doomed = match (work, end) {
-            (Work::Commit { group_state, group, mut segments, serials, .. }, End::Commit(conclusion)) => {
-                state.attend(format!("0/{group}.{epoch}"), round, conclusion.all_arrived);
-                let (without, doomed) =
-                    self.end_commit(rank, &group_state, &segments, &serials, conclusion)?;
+        let read = match (work, end) {
+            (Work::Commit { group_state, group, mut segments, serials, .. }, End::Commit(meeting)) => {
+                let without = self.end_commit(rank, &group_state, &segments, &serials, meeting.result)?;
                 segments.truncate(without);
                 left = (without > 0).then_some(Left { group_state, group, segments });
-                doomed
+                meeting.read
             }
-            (Work::Second { group_state, group, .. }, End::Commit(conclusion)) => {
-                state.attend(format!("1/{group}.{epoch}"), round, conclusion.all_arrived);
+            (Work::Second { group_state, .. }, End::Commit(meeting)) => {
                 let (cause, mut group_state) = (Some(LOST.to_owned()), lock(&group_state));
-                state.second.end_commit(&mut group_state, conclusion, cause, &[], &[], Vec::new()).1
+                let ended =
+                    state.second.end_commit(&mut group_state, meeting.result, cause, &[], &[], Vec::new());
+                drop(ended);
+                meeting.read
             }
             (Work::Plain { group_state, group, segments, registered, .. }, End::Plain(meeting)) => {
                 self.end_plain(rank, Left { group_state, group, segments }, registered, meeting.result)?;
                 meeting.read
             }
             (Work::Retire { ordinals, group_states, .. }, End::Retire(meeting)) => {
-                state.attend("0/retire".to_owned(), round, meeting.all_arrived);
-                let (result, doomed) = state.pool.leave(meeting);
                 let only: Vec<_> = group_states.into_iter().map(|(_, group_state)| group_state).collect();
-                let (_, dead) = state.pool.end_retirement(&ordinals, &only, &result, Some(LOST.to_owned()));
+                let (_, dead) =
+                    state.pool.end_retirement(&ordinals, &only, &meeting.result, Some(LOST.to_owned()));
                 let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
                 dead.into_iter().for_each(|life| self.library.leave(life, rank));
-                doomed
+                meeting.read
             }
             (Work::Length { .. }, End::Length(meeting)) => {
-                state.attend("0/length".to_owned(), round, meeting.all_arrived);
-                let (result, doomed) = state.pool.leave(meeting);
-                if let Ok(bytes) = result {
+                if let Ok(bytes) = meeting.result {
                     self.allocate(rank, bytes)?;
                 }
-                doomed
+                meeting.read
             }
             (Work::Meet { group, mapping, number, token, peers, .. }, End::Meet(conclusion)) => {
                 let offered = self.offers.remove(&token);
@@ -112,7 +108,7 @@ impl World {
         let state = self.rank(rank);
         let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
         if !lost {
-            self.store.remove(&doomed);
+            self.store.remove(&read);
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
         let ended = now;
@@ -137,29 +133,27 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Returns the number of segments left for plain registration, and the keys that the rank
-    /// removes.
+    /// Ends a commit on a rank. Returns the number of segments left for plain registration.
     fn end_commit(
         &mut self,
         rank: u32,
         group_state: &Arc<Mutex<GroupState>>,
         segments: &[Segment],
         serials: &[u64],
-        conclusion: Conclusion,
-    ) -> Result<(usize, Vec<String>), Violation> {
+        result: Result<Agreed, Ending>,
+    ) -> Result<usize, Violation> {
         let state = &mut self.ranks[rank as usize];
         let mut group_state = lock(group_state);
         let id = group_state.log.group();
         let cause = Some(LOST.to_owned());
-        let (result, doomed) =
-            state.pool.end_commit(&mut group_state, conclusion, cause, segments, serials, Vec::new());
+        let result = state.pool.end_commit(&mut group_state, result, cause, segments, serials, Vec::new());
         let dead = group_state.log.poison().is_some();
         drop(group_state);
         let life = state.life(id);
         if dead {
             self.library.leave(life, rank);
         }
-        let Ok(report) = result else { return Ok((0, doomed)) };
+        let Ok(report) = result else { return Ok(0) };
         let with = report.without.is_none();
         for (at, segment) in segments.iter().take(report.new_segments).enumerate() {
             let Some(extent) = state.extent(segment.ordinal) else { continue };
@@ -184,7 +178,7 @@ impl World {
             }
         }
         let left = matches!(report.without, Some(NoWindows::Unsupported { .. }));
-        Ok((if left { report.new_segments } else { 0 }, doomed))
+        Ok(if left { report.new_segments } else { 0 })
     }
 
     /// The rank's watchdogs report that another rank is dead. A wait of the rank in a group with the dead rank ends.
@@ -250,36 +244,31 @@ impl World {
         Ok(())
     }
 
-    /// Checks for leftover keys of a meeting, if all its members have attended a later one.
+    /// Checks for leftover keys of agreements, if no rank was late for one.
     fn left_keys(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
-        if trouble.delays() || matches!(trouble, Trouble::OtherDomain { .. }) {
+        if trouble.delays() || matches!(trouble, Trouble::OtherDomain { .. }) || self.scenario.repeats {
+            // A repeated write may come after the key was removed. No rank reads that key.
             return Ok(());
         }
-        let mut last: BTreeMap<&str, u64> = BTreeMap::new();
-        for (what, round) in self.ranks.iter().flat_map(|rank| &rank.attended) {
-            last.entry(what).and_modify(|least| *least = (*least).min(*round)).or_insert(*round);
-        }
-        let keys = self.store.values.0.keys();
-        for key in keys {
+        let is_left = |key: &&String| {
             let parts: Vec<&str> = key.split('/').collect();
-            let old = match parts.as_slice() {
-                // A repeated write may come after the key was removed. No rank reads that key.
-                ["symm", "meeting", ..] => !self.scenario.repeats,
-                ["exchange", _, _, what, ..] => !self.scenario.repeats && *what != "closed",
-                ["symm", _, _, _, _, "plain", ..] if self.scenario.repeats => false,
-                ["symm", _, pool, what, round, ..] => {
-                    let round: Option<u64> = round.parse().ok();
-                    last.get(format!("{pool}/{what}").as_str())
-                        .zip(round)
-                        .is_some_and(|(last, round)| round < *last)
+            match parts.as_slice() {
+                ["symm", _, "generation" | "instance", ..] => false,
+                ["symm", _, "0", kind @ ("retire" | "length"), round, "members" | "records", ..] => {
+                    // The next meeting removes what the last one has left.
+                    let count = |rank: &Rank| if *kind == "retire" { rank.retirements } else { rank.lengths };
+                    let count = self.ranks.iter().map(count).max().unwrap_or(0);
+                    round.parse::<u64>().is_ok_and(|round| round + 1 < count)
                 }
+                ["symm", ..] => true,
+                ["exchange", _, _, what, ..] => *what != "closed",
                 _ => false,
-            };
-            if old {
-                return Err(Violation(format!("the store is left with {key}")));
             }
+        };
+        match self.store.values.0.keys().find(is_left) {
+            Some(key) => Err(Violation(format!("the store is left with {key}"))),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

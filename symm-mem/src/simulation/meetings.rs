@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
-use bootstrap::agreement::{Agreement, Member, Request};
+use bootstrap::agreement::{Agreement, Member, Request, refusal};
 
 use super::{
     rank::{Span, Task},
@@ -11,12 +11,15 @@ use super::{
     versions::{of_other_version, to_other_version},
     violation::Violation,
     work::MappingKey,
-    work::{Answer, StoreRequest, Want, Work},
+    work::{Answer, Machine, StoreRequest, Want, Work},
     world::{Event, World, tell},
 };
 use crate::{
     CommitError, CommitOptions,
-    agreement::{Capabilities, Decision, LogPoint, Outcome, Policy, PoolId, Readiness, Release, hash::chain},
+    agreement::{
+        self, Capabilities, CommitProtocol, LogPoint, Outcome, Plan, Policy, PoolId, Readiness, Release,
+        hash::chain,
+    },
     commit::{
         GroupState, lock,
         offer::{self, Circumstances},
@@ -106,9 +109,8 @@ impl World {
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
-        let (machine, segments) =
-            state.pool.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
-        let machine = Box::new(machine);
+        let (start, segments) = state.pool.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+        let machine = Box::new(Machine::new(start, self.random.next())?);
         let work =
             Work::Commit { machine, group_state, group, segments, places: Vec::new(), serials: Vec::new() };
         self.begin(rank, work, round, id.epoch, deadline)
@@ -121,8 +123,8 @@ impl World {
         group_state: &Mutex<GroupState>,
         error: &CommitError,
     ) -> Result<(), Violation> {
-        let (key, refusal) = lock(group_state).log.decline(error.to_string());
-        let value = Decision::refuse(refusal).encode();
+        let (place, declined) = lock(group_state).log.decline(error.to_string());
+        let (key, value) = (place.decision_key(), refusal::<CommitProtocol>(declined.into()));
         self.soon(Event::Request(rank, u64::MAX, StoreRequest::Agreement(Request::Propose { key, value })));
         self.soon(Event::Resume(rank));
         Ok(())
@@ -151,8 +153,9 @@ impl World {
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().deadline(DEADLINE);
-        let (machine, _) = state.second.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
-        let work = Work::Second { machine: Box::new(machine), group_state, group };
+        let (start, _) = state.second.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+        let machine = Box::new(Machine::new(start, self.random.next())?);
+        let work = Work::Second { machine, group_state, group };
         self.begin(rank, work, round, id.epoch, DEADLINE)
     }
 
@@ -192,9 +195,10 @@ impl World {
         let readiness = circumstances.readiness();
         let found = pool::RetirementFound { readiness, enqueued: state.enqueued() };
         let only: Vec<_> = group_states.iter().map(|(_, group_state)| group_state.clone()).collect();
-        let machine = state.pool.begin_retirement(&ordinals, &only, found, deadline);
+        let start = state.pool.begin_retirement(&ordinals, &only, found, deadline);
         let round = state.retirements;
         state.retirements += 1;
+        let machine = Box::new(Machine::new(start, self.random.next())?);
         self.begin(rank, Work::Retire { machine, ordinals, group_states }, round, 0, deadline)
     }
 
@@ -321,15 +325,19 @@ impl World {
             task.waits = false;
             task.at = want.code();
             match want {
-                Want::Hashes(lengths) => {
+                Want::Search(plan) => {
                     let arena = state.pool.memory().arena();
-                    let hashes = lengths.iter().map(|length| arena.log().hash_at(*length)).collect();
-                    answer = Answer::Hashes(hashes);
-                }
-                Want::Recall(sequence) => {
-                    let arena = state.pool.memory().arena();
-                    let operation = arena.log().operation(sequence).map(offer::operation);
-                    answer = Answer::Operation(operation);
+                    let length = arena.log().state().length;
+                    let operation = |sequence| arena.log().operation(sequence).map(offer::operation);
+                    answer = match plan {
+                        Plan::Hashes { range, .. } => {
+                            Answer::Searched(agreement::Answer::hashes(range, |at| arena.log().hash_at(at)))
+                        }
+                        Plan::Recall { sequence, .. } => {
+                            Answer::Searched(agreement::Answer::recalled(sequence, length, operation))
+                        }
+                        Plan::Register { .. } => return Err(Violation("a registration is no search".into())),
+                    };
                 }
                 want => {
                     task.waits = matches!(&want, Want::Store(request) if request.waits_until().is_some());
@@ -390,7 +398,7 @@ impl World {
                 let outcome = self.open(rank, &agreement);
                 self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
             }
-            Want::Hashes(_) | Want::Recall(_) => {}
+            Want::Search(_) => {}
         }
         Ok(())
     }

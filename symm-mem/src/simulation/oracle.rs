@@ -11,7 +11,7 @@
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
 //! - At the end nothing is left: no device memory, and no keys of meetings that all members have left.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     results::{Ended, Kind, Said},
@@ -21,7 +21,7 @@ use super::{
     world::World,
 };
 use crate::{
-    agreement::{Divergence, Entry, Membership, Plain, Poison, Refusal, ValuesByRank},
+    agreement::{Divergence, Entry, Membership, Plain, Poison, Refusal, ValuesByRank, patience},
     exchange::ExchangeRefusal,
     rendezvous::RendezvousRefusal,
 };
@@ -249,6 +249,7 @@ impl World {
             Refusal::SegmentCountMismatch { .. }
             | Refusal::SegmentShapeMismatch { .. }
             | Refusal::AllocationDiverged { .. } => affected && trouble.parts_pools() || self.keeps_memory(),
+            Refusal::MemberLost { rank, .. } => trouble.silences() && *rank == culprit,
             Refusal::EpochMismatch { .. } => trouble.delays(),
             Refusal::GenerationMismatch { generations, .. } => {
                 let culprits = Entry { value: 2, ranks: vec![culprit] };
@@ -290,7 +291,8 @@ impl World {
                     && collectives.entries.iter().any(|side| side.ranks == [culprit])
             }
             Refusal::QuiesceFailed { rank, .. } => {
-                matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate) && *rank == culprit
+                let rests_not = matches!(trouble, Trouble::NeverAtRest | Trouble::RestsLate);
+                (rests_not || trouble.silences_past_budgets()) && *rank == culprit
             }
             _ => false,
         };
@@ -306,7 +308,13 @@ impl World {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.
         let messages = 8 * self.scenario.slowest;
-        let late = |it: &&&Ended| it.begun + messages >= first + it.deadline / 2;
+        let patience = |it: &Ended| match it.kind {
+            Kind::Meet(_) | Kind::Exchange(_) => it.deadline / 2,
+            Kind::Commit(_) | Kind::Second(_) | Kind::Plain(_) | Kind::Retire | Kind::Length => {
+                patience(Duration::from_micros(it.deadline)).as_micros() as u64
+            }
+        };
+        let late = |it: &&&Ended| it.begun + messages >= first + patience(it);
         told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
     }
 

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     Domain, Geometry, GraphPin, PoolCapture, SymmetricBlock, SymmetricPool,
-    agreement::{Enqueued, LogPoint, MessageCounts, PoolId, hash::chain},
+    agreement::{Enqueued, LogPoint, MessageCounts, PoolId, RetirePlan, hash::chain},
     domain::instance_key,
     pool::{GraphHold, Memory},
 };
@@ -174,8 +174,6 @@ pub(super) struct Rank {
     pub(super) allocations: u64,
     pub(super) lengths: u64,
     pub(super) retirements: u64,
-    /// By the subject of meetings, as in their store keys, the last meeting that all members attended.
-    pub(super) attended: BTreeMap<String, u64>,
     pub(super) registrations: u32,
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
@@ -239,7 +237,6 @@ impl Rank {
             allocations: 0,
             lengths: 0,
             retirements: 0,
-            attended: BTreeMap::new(),
             registrations: 0,
             plain_registrations: 0,
             task: None,
@@ -282,13 +279,6 @@ impl Rank {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
     }
 
-    /// Records that a meeting about `what` has ended here. `all` is true if all members attended it.
-    pub(super) fn attend(&mut self, what: String, round: u64, all: bool) {
-        if all {
-            self.attended.insert(what, round);
-        }
-    }
-
     pub(super) fn is_poisoned(&self, id: GroupId) -> bool {
         self.pool.poison(id).is_some()
     }
@@ -312,7 +302,8 @@ impl Rank {
             | Work::Meet { group, .. } => in_group(group),
             Work::Exchange(work) => in_group(&work.group),
             Work::Retire { machine, group_states, .. } => {
-                !machine.is_releasing() && group_states.iter().any(|(group, _)| in_group(group))
+                machine.last != Some(RetirePlan::Deregister {})
+                    && group_states.iter().any(|(group, _)| in_group(group))
             }
             Work::Length { .. } => false,
         }

@@ -117,7 +117,8 @@ impl Said {
 
     /// The most time in µs that the phases after a decision may take in addition to the deadline.
     pub(super) fn budgets(&self) -> u64 {
-        let is_timeout = matches!(self.refusal(), Some(Refusal::SyncTimeout { .. }));
+        let is_timeout =
+            matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
             // A failed store is asked once more at the deadline.

@@ -18,13 +18,10 @@ impl World {
     }
 }
 
-/// Adds `by` to the version of a message. Messages in the version-independent format are not changed.
+/// Adds `by` to the version of a message of this crate. The messages that all agreements share are not changed.
 fn shift(message: &mut [u8], by: i16) {
     if let [b'S', b'Y', low, high, ..] = message {
-        let version = u16::from_le_bytes([*low, *high]);
-        if version != u16::MAX {
-            [*low, *high] = version.wrapping_add_signed(by).to_le_bytes();
-        }
+        [*low, *high] = u16::from_le_bytes([*low, *high]).wrapping_add_signed(by).to_le_bytes();
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     violation::Violation,
     world::World,
 };
-use crate::agreement::{Absentee, Refusal, Waiting};
+use crate::agreement::{Absentee, MeetingId, Refusal, Waiting};
 
 impl World {
     /// Checks that ranks get the circle as an error if they waited for each other in different meetings.
@@ -48,10 +48,11 @@ impl World {
     /// Returns false if ranks wait in different generations of the domain. Such ranks must get an error about the
     /// generations, and not about missing ranks.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
-        let generations = circle.iter().map(|it| it.place.pool.generation);
+        let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
-        // No other rank has created the culprit's last generation.
-        let missed = self.scenario.trouble == Trouble::ExtraDomain && alone;
+        // No other rank has created the culprit's last generation. If ranks wait for it in a rendezvous or an exchange,
+        // they are told the circle.
+        let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && circle.is_empty();
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed
     }
 

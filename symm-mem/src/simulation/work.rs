@@ -5,17 +5,18 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::{self, Agreement, Protocol, Request};
+use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
 
 use super::{
     exchanges::Exchanging,
     results::{Kind, Said},
+    violation::Violation,
 };
 use crate::{
     agreement::{
-        AgreementError, Commit, Conclusion, Ending, GroupId, Input, Length, Next, Operation, Outcome, Output,
-        Plain, RegistrationProtocol, Release, Retire, RetireInput, RetireOutput, Retired, Segment,
-        plain_ending,
+        self as commits, Agreed, AgreementError, CommitProtocol, Ending, GroupId, LengthProtocol, Outcome,
+        Plain, Plan, RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired,
+        Segment, commit_ending, length_ending, plain_ending, retirement_ending,
     },
     commit::{GroupState, lock},
     exchange::protocol::{self as exchange, ExchangeRefusal},
@@ -29,10 +30,37 @@ pub(super) enum MappingKey {
     Persistent(u64),
 }
 
+/// The state machine of an agreement about a pool, with the plan of its last action.
+pub(super) struct Machine<P: Protocol> {
+    pub(super) agreement: Agreement<P>,
+    pub(super) member: Member,
+    pub(super) last: Option<P::Plan>,
+}
+
+impl<P: Protocol> Machine<P> {
+    pub(super) fn new(start: commits::Start<P>, nonce: u64) -> Result<Self, Violation> {
+        let member = start.member.clone();
+        Ok(Self { agreement: start.machine(nonce).map_err(Violation)?, member, last: None })
+    }
+
+    fn step(
+        &mut self,
+        answer: Answer,
+        now: Duration,
+        outcome: impl FnOnce(Answer) -> Option<P::Outcome>,
+    ) -> agreement::Output<P> {
+        let output = agree(&mut self.agreement, answer, now, outcome);
+        if let agreement::Output::Act { plan, .. } = &output {
+            self.last = Some(plan.clone());
+        }
+        output
+    }
+}
+
 /// A state machine with its context.
 pub(super) enum Work {
     Commit {
-        machine: Box<Commit>,
+        machine: Box<Machine<CommitProtocol>>,
         group_state: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
@@ -42,7 +70,7 @@ pub(super) enum Work {
     },
     /// A commit of the second pool.
     Second {
-        machine: Box<Commit>,
+        machine: Box<Machine<CommitProtocol>>,
         group_state: Arc<Mutex<GroupState>>,
         group: u64,
     },
@@ -55,12 +83,12 @@ pub(super) enum Work {
         registered: bool,
     },
     Retire {
-        machine: Retire,
+        machine: Box<Machine<RetireProtocol>>,
         ordinals: Vec<u32>,
         group_states: Vec<(u64, Arc<Mutex<GroupState>>)>,
     },
     Length {
-        machine: Length,
+        machine: Box<Machine<LengthProtocol>>,
     },
     Exchange(Box<Exchanging>),
     Meet {
@@ -78,8 +106,8 @@ pub(super) enum Work {
 pub(super) enum Answer {
     Start,
     Store(agreement::Answer),
-    Hashes(Vec<Option<u64>>),
-    Operation(Option<Operation>),
+    /// The answer to a step of a search.
+    Searched(commits::Answer),
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
@@ -111,9 +139,14 @@ impl StoreRequest {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    Hashes(Vec<u64>),
-    Recall(u64),
-    Register { segments: usize, joined: Vec<u32>, until: Duration, verdict_key: String },
+    /// A step of a search.
+    Search(Plan),
+    Register {
+        segments: usize,
+        joined: Vec<u32>,
+        until: Duration,
+        verdict_key: String,
+    },
     Quiesce(Duration),
     Deregister(Duration),
     Share(Vec<Record>),
@@ -124,10 +157,10 @@ pub(super) enum Want {
 /// The conclusion of a meeting.
 #[derive(Debug)]
 pub(super) enum End {
-    Commit(Conclusion),
+    Commit(Ended<Agreed, Ending>),
     Plain(Ended<Plain, Ending>),
-    Retire(Conclusion<Retired>),
-    Length(Conclusion<u64>),
+    Retire(Ended<Retired, Ending>),
+    Length(Ended<u64, Ending>),
     Meet(Ended<u64, protocol::Ending>),
     Exchange(Ended<exchange::Agreement, exchange::Ending>),
 }
@@ -153,8 +186,7 @@ impl Want {
                 Request::Await { .. } => 5,
                 Request::Enter { .. } | Request::Leave { .. } => 6,
             },
-            Want::Hashes(_) => 7,
-            Want::Recall(_) => 8,
+            Want::Search(_) => 7,
             Want::Register { .. } => 9,
             Want::Quiesce(_) => 10,
             Want::Deregister(_) => 11,
@@ -194,10 +226,10 @@ impl Work {
     /// Returns true if the others may act on the rank's posts.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
-            Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.is_in_doubt(),
+            Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.agreement.is_in_doubt(),
             Work::Plain { .. } => true,
-            Work::Retire { machine, .. } => machine.is_in_doubt(),
-            Work::Length { machine } => machine.is_in_doubt(),
+            Work::Retire { machine, .. } => machine.agreement.is_in_doubt(),
+            Work::Length { machine } => machine.agreement.is_in_doubt(),
             Work::Exchange(work) => work.machine.is_in_doubt(),
             Work::Meet { machine, .. } => machine.is_in_doubt(),
         }
@@ -239,9 +271,9 @@ impl Work {
                 if let Answer::Registered(_, made) = &answer {
                     *serials = places.iter().filter_map(|at| made.get(*at).copied()).collect();
                 }
-                commit(machine.step(input(answer), now))
+                commit(machine, answer, now)
             }
-            Work::Second { machine, .. } => commit(machine.step(input(answer), now)),
+            Work::Second { machine, .. } => commit(machine, answer, now),
             Work::Plain { machine, .. } => match agree(machine, answer, now, |_| None) {
                 agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
                 agreement::Output::Act { plan, .. } => match plan {},
@@ -250,21 +282,33 @@ impl Work {
                 }
             },
             Work::Retire { machine, .. } => {
-                let input = match answer {
-                    Answer::Quiet(release) => RetireInput::Quiet(release),
-                    Answer::Deregistered(release) => RetireInput::Deregistered(release),
-                    other => RetireInput::Answer(input(other)),
+                let outcome = |answer| match answer {
+                    Answer::Quiet(release) => Some(RetireOutcome::Quiet { release }),
+                    Answer::Deregistered(release) => Some(RetireOutcome::Deregistered { release }),
+                    _ => None,
                 };
-                match machine.step(input, now) {
-                    RetireOutput::Ask(ask) => store(ask),
-                    RetireOutput::Quiesce { until } => Want::Quiesce(until),
-                    RetireOutput::Deregister { until } => Want::Deregister(until),
-                    RetireOutput::Done(meeting) => Want::Done(End::Retire(meeting)),
+                match machine.step(answer, now, outcome) {
+                    agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+                    agreement::Output::Act { plan: RetirePlan::Quiesce {}, until, .. } => {
+                        Want::Quiesce(until)
+                    }
+                    agreement::Output::Act { plan: RetirePlan::Deregister {}, until, .. } => {
+                        Want::Deregister(until)
+                    }
+                    agreement::Output::Done(end) => {
+                        let ending =
+                            |ending| retirement_ending(ending, &machine.member, machine.last.as_ref());
+                        Want::Done(End::Retire(Ended { result: end.result.or_else(ending), read: end.read }))
+                    }
                 }
             }
-            Work::Length { machine } => match machine.step(input(answer), now) {
-                Next::Ask(ask) => store(ask),
-                Next::Done(meeting) => Want::Done(End::Length(meeting)),
+            Work::Length { machine } => match machine.step(answer, now, |_| None) {
+                agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+                agreement::Output::Act { plan, .. } => match plan {},
+                agreement::Output::Done(end) => {
+                    let ending = |ending| length_ending(ending, &machine.member);
+                    Want::Done(End::Length(Ended { result: end.result.map_err(ending), read: end.read }))
+                }
             },
             Work::Exchange(work) => match agree(&mut work.machine, answer, now, opened) {
                 agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
@@ -299,30 +343,6 @@ impl Work {
     }
 }
 
-/// Converts an answer to the input of a commit's state machine.
-fn input(answer: Answer) -> Input {
-    match answer {
-        Answer::Start => Input::Start,
-        Answer::Store(answer) => answer.into(),
-        Answer::Hashes(hashes) => Input::Hashes(hashes),
-        Answer::Operation(operation) => Input::Operation(operation),
-        Answer::Registered(outcome, _) => Input::Registered(outcome),
-        // An unexpected answer, which the machine reports as out of step.
-        _ => Input::Stored,
-    }
-}
-
-/// Returns the request to the store.
-fn store(output: Output) -> Want {
-    Want::Store(match output {
-        Output::Set { key, value } => StoreRequest::Set { key, value },
-        other => {
-            let none = Request::Fetch { keys: Vec::new() };
-            StoreRequest::Agreement(other.into_request().unwrap_or(none))
-        }
-    })
-}
-
 /// Returns the outcome of opening the peers' memory.
 fn opened(answer: Answer) -> Option<protocol::Outcome> {
     match answer {
@@ -351,15 +371,25 @@ fn agree<P: Protocol>(
     }
 }
 
-/// Converts the output of a commit's state machine.
-fn commit(output: Output) -> Want {
-    match output {
-        Output::Done(conclusion) => Want::Done(End::Commit(conclusion)),
-        Output::Hashes { lengths } => Want::Hashes(lengths),
-        Output::Recall { sequence } => Want::Recall(sequence),
-        Output::Register { segments, joined, until, verdict_key } => {
-            Want::Register { segments: segments as usize, joined, until, verdict_key }
+/// Passes an answer to the state machine of a commit, and returns its next request.
+fn commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) -> Want {
+    let outcome = |answer| match answer {
+        Answer::Searched(answer) => Some(answer),
+        Answer::Registered(outcome, _) => Some(commits::Answer::Registered { outcome }),
+        _ => None,
+    };
+    match machine.step(answer, now, outcome) {
+        agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
+        agreement::Output::Act { plan: Plan::Register { agreed }, until, verdict } => Want::Register {
+            segments: agreed.segments as usize,
+            joined: agreed.joined,
+            until,
+            verdict_key: verdict,
+        },
+        agreement::Output::Act { plan, .. } => Want::Search(plan),
+        agreement::Output::Done(end) => {
+            let ending = |ending| commit_ending(ending, &machine.member, machine.last.as_ref());
+            Want::Done(End::Commit(Ended { result: end.result.map_err(ending), read: end.read }))
         }
-        ask => store(ask),
     }
 }

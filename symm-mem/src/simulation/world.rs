@@ -26,7 +26,7 @@ use super::{
     work::{self, StoreRequest},
 };
 use crate::{
-    agreement::{Outcome, Verdict, meeting_id::generation_key},
+    agreement::{Outcome, meeting_id::generation_key},
     exchange::protocol::AllocationId,
     rendezvous::protocol::Record,
 };
@@ -316,8 +316,8 @@ impl World {
             self.store.values.leave_decided(key);
         }
         let answer = self.store.values.execute(request)?;
-        if let (Request::Propose { key, .. }, Answer::Result(stands)) = (request, &answer) {
-            self.free_the_blocked(key, stands);
+        if let Request::Propose { key, .. } = request {
+            self.free_the_blocked(key);
             let waiting = std::mem::take(&mut self.store.waiting);
             let (woken, waiting) = waiting.into_iter().partition(|(at, ..)| at == key);
             self.store.waiting = waiting;
@@ -355,16 +355,13 @@ impl World {
         in_doubt.is_some_and(|task| now < task.span.begun + task.span.deadline)
     }
 
-    /// After a verdict of poison, unblocks the members in the registration, except for some that are drawn, because
-    /// unblocking is not guaranteed.
-    fn free_the_blocked(&mut self, key: &str, stands: &[u8]) {
+    /// After a verdict, unblocks the members that are still in the registration, except for some that are drawn, because
+    /// unblocking is not guaranteed. Their group is dead.
+    fn free_the_blocked(&mut self, key: &str) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =
             watching.into_iter().partition(|(watched, ..)| watched == key);
         self.watched = watching;
-        if !matches!(Verdict::decode(stands), Ok(Verdict::Poison { .. })) {
-            return;
-        }
         for (_, rank, token) in freed {
             let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
             if !self.random.one_in(4) {

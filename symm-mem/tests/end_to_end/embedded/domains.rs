@@ -4,13 +4,13 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use process_group::{ProcessGroup, store::Store};
 use symm_mem::{
-    AgreedError, CommitError, CommunicatorGroup, Domain, Geometry, GroupId, Refusal, RetireError,
+    AgreedError, CommitError, CommunicatorGroup, Domain, Geometry, GroupId, PoolId, Refusal, RetireError,
     SymmetricPool,
-    agreement::{MeetingKind, Membership, PROTOCOL_VERSION, RankList},
+    agreement::{MeetingId, MeetingKind, Membership, PROTOCOL_VERSION, RankList, Waiting},
 };
 
 use super::{
-    job::{Rank, options, soon},
+    job::{Rank, commit_key, options, pool_key, soon},
     on_ranks, windows,
 };
 use crate::common::intercept::{Intercept, Intercepted};
@@ -41,6 +41,13 @@ const CALLS: [Call; 3] = [Call::Commit, Call::Retire, Call::Length];
 
 impl Call {
     fn make(self, pool: &SymmetricPool, group: &ProcessGroup, deadline: Duration) -> Result<(), Refusal> {
+        let result = self.call(pool, group, deadline);
+        let done = through(&self.arrival(pool, group, group.global_rank()));
+        group.job_store().set(&done, b"1").expect("the store is there");
+        result
+    }
+
+    fn call(self, pool: &SymmetricPool, group: &ProcessGroup, deadline: Duration) -> Result<(), Refusal> {
         let refusal = match self {
             Self::Commit => match pool.commit(group, options().deadline(deadline)) {
                 Err(CommitError::Refused { refusal, .. }) => refusal,
@@ -68,13 +75,27 @@ impl Call {
 
     /// Store key of the arrival at the first call of a pool: the record of rank `of`, or the `count`.
     fn arrival(self, pool: &SymmetricPool, group: &ProcessGroup, of: impl fmt::Display) -> String {
-        let (pool, GroupId { uid, epoch }) = (pool.id(), group.id());
         let what = match self {
-            Self::Commit => format!("{uid}.{epoch}"),
-            Self::Retire => "retire".to_owned(),
-            Self::Length => "length".to_owned(),
+            Self::Commit => return commit_key(pool, group.id(), &format!("records/{of}")),
+            Self::Retire => "retire",
+            Self::Length => "length",
         };
-        format!("symm/{:x}.{}/{}/{what}/0/records/{of}", pool.domain, pool.generation, pool.pool)
+        format!("{}/{what}/0/records/{of}", pool_key(pool))
+    }
+}
+
+/// A key that a rank sets after the call whose record has the key `record`.
+fn through(record: &str) -> String {
+    format!("through {record}")
+}
+
+/// Waits until a rank has posted its record, or is through with the call: the keys of an agreement are removed after it.
+fn await_record(rank: &Rank, record: &str) {
+    let (store, deadline) = (rank.world.job_store(), soon());
+    let has = |key: &str| store.check(&[key]).expect("the store is there");
+    while !has(record) && !has(&through(record)) {
+        assert!(!deadline.expired(), "nobody comes to {record}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -90,7 +111,8 @@ fn commits_of_two_pools_that_cross_are_told_as_a_circle() {
             let groups = [&rank.world, if one_domain { &rank.world } else { &rank.tp }];
             let commit = |at: usize, deadline| Call::Commit.make(&pools[at], groups[at], deadline);
             let refusals = if rank.rank == 0 {
-                rank.world.job_store().wait(&["symm/at/1"], soon()).expect("rank 1 is at its first pool");
+                let arrival = Call::Commit.arrival(&pools[1], groups[1], 1);
+                rank.world.job_store().wait(&[&arrival], soon()).expect("rank 1 is at its first pool");
                 [0, 1].map(|at| commit(at, SHORT))
             } else {
                 let [second, first] = [1, 0].map(|at| commit(at, LONG));
@@ -101,8 +123,14 @@ fn commits_of_two_pools_that_cross_are_told_as_a_circle() {
                 let Refusal::SyncTimeout { missing, circle, .. } = &refusal else { panic!("{refusal}") };
                 let absent: Vec<u32> = missing.iter().map(|it| it.rank).collect();
                 assert_eq!(absent, [1 - at as u32], "{refusal}");
-                let told: Vec<_> = circle.iter().map(|it| (it.rank, it.place.pool)).collect();
-                assert_eq!(told, [(0, pools[0].id()), (1, pools[1].id())], "{refusal}");
+                let pool = |it: MeetingId| (it.domain, it.generation, it.pool);
+                let told: Vec<_> =
+                    circle.iter().map(|it| (it.rank, MeetingId::at(&it.place).map(pool))).collect();
+                let of = |at: usize| {
+                    let PoolId { domain, generation, pool, .. } = pools[at].id();
+                    Some((domain, generation, pool))
+                };
+                assert_eq!(told, [(0, of(0)), (1, of(1))], "{refusal}");
                 let text = refusal.to_string();
                 assert!(pools.iter().all(|pool| text.contains(&pool.id().to_string())), "{text}");
             }
@@ -139,8 +167,9 @@ fn calls_of_two_kinds_that_cross_are_told_as_a_circle() {
                 };
                 let absent: Vec<u32> = missing.iter().map(|it| it.rank).collect();
                 assert_eq!(absent, [1 - at as u32], "{calls:?}: {refusal}");
-                let told: Vec<_> = circle.iter().map(|it| (it.rank, it.place.kind)).collect();
-                let [one, other] = calls.map(|call| call.kind(&rank.world));
+                let kind = |it: &Waiting| MeetingId::at(&it.place).map(|it| it.kind);
+                let told: Vec<_> = circle.iter().map(|it| (it.rank, kind(it))).collect();
+                let [one, other] = calls.map(|call| Some(call.kind(&rank.world)));
                 assert_eq!(told, [(0, one), (1, other)], "{calls:?}: {refusal}");
             }
             drop(pool);
@@ -167,7 +196,7 @@ fn a_domain_too_many_is_told_with_both_generations() {
                         &format!(".{}/", pool.id().generation),
                         &format!(".{}/", pool.id().generation - 1),
                     );
-                    rank.world.job_store().wait(&[&theirs], soon()).expect("rank 1 waits");
+                    await_record(&rank, &theirs);
                     deadline = SHORT;
                 }
                 let refusal = call.make(&pool, &rank.world, deadline).expect_err("nobody is there");
@@ -204,7 +233,7 @@ fn come(rank: &Rank, call: Call, order: [u32; 3], uid: u64, lists: [&[u32]; 3]) 
     let place = order.iter().position(|it| *it == rank.rank).expect("one of them");
     if let Some(before) = place.checked_sub(1) {
         let record = call.arrival(&pool, &rank.world, order[before]);
-        rank.world.job_store().wait(&[&record], soon()).expect("it comes before");
+        await_record(rank, &record);
     }
     call.make(&pool, &rank.world, LONG)
 }
@@ -366,13 +395,10 @@ fn a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone() {
 struct NextVersion;
 
 impl NextVersion {
-    /// Changes the version of a message; the part that every version can read stays as it is.
+    /// Changes the version of a message of the crate; the messages that all agreements share stay as they are.
     fn shift(mut bytes: Vec<u8>, by: i16) -> Vec<u8> {
         if let [b'S', b'Y', low, high, ..] = bytes.as_mut_slice() {
-            let version = u16::from_le_bytes([*low, *high]);
-            if version != u16::MAX {
-                [*low, *high] = version.wrapping_add_signed(by).to_le_bytes();
-            }
+            [*low, *high] = u16::from_le_bytes([*low, *high]).wrapping_add_signed(by).to_le_bytes();
         }
         bytes
     }

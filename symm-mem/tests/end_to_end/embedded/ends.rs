@@ -9,17 +9,15 @@ use process_group::{
     group::{GroupError, GroupErrorKind},
     store::{Deadline, Store},
 };
-use symm_mem::{
-    CommitError, GroupId, Poison, Policy, PoolId, RetireError, Standing, SymmetricGroup, SymmetricPool,
-};
+use symm_mem::{CommitError, GroupId, Poison, Policy, RetireError, Standing, SymmetricGroup};
 
 use super::{
     NCCL_2_28_9,
-    job::{Rank, options, run, soon},
+    job::{Rank, commit_key, options, pool_key, run, soon},
     on_ranks, windows,
 };
 
-/// A group that ends on this rank as soon as a decision round of its first commit has a value.
+/// A group that ends on this rank as soon as a vote of its first commit has a result.
 struct OverAfter<'a> {
     group: &'a ProcessGroup,
     decided: String,
@@ -46,16 +44,6 @@ impl SymmetricGroup for OverAfter<'_> {
     }
 }
 
-fn pool_key(pool: &SymmetricPool) -> String {
-    let PoolId { domain, generation, pool, .. } = pool.id();
-    format!("symm/{domain:x}.{generation}/{pool}")
-}
-
-/// Store key of the decision of a round in the pool's first commit for a group.
-fn decision_key(pool: &SymmetricPool, group: GroupId, vote: &str) -> String {
-    format!("{}/{}.{}/0/{vote}/stands", pool_key(pool), group.uid, group.epoch)
-}
-
 /// Ends a job of which some groups may be aborted already.
 fn give_up(rank: Rank) {
     let Rank { world, tp, dp, .. } = rank;
@@ -66,7 +54,7 @@ fn give_up(rank: Rank) {
 
 #[test]
 fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
-    for (vote, fails) in [("records", false), ("outcomes", true)] {
+    for (vote, fails) in [("records", false), ("outcomes0", true)] {
         let fail = Injection::new("ncclCommWindowRegister", Action::Fail(1));
         let errors = run(
             2,
@@ -79,7 +67,7 @@ fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
             |rank| {
                 let (pool, bucket) = rank.pool_with_bucket();
                 let policy = if !fails && rank.rank == 1 { Policy::Prefix } else { Policy::Strict };
-                let decided = decision_key(&pool, rank.world.id(), vote);
+                let decided = commit_key(&pool, rank.world.id(), &format!("{vote}/result"));
                 let group = OverAfter { group: &rank.world, decided };
                 let group: &dyn SymmetricGroup = if rank.rank == 0 { &group } else { &rank.world };
                 let error = pool.commit(group, options().policy(policy)).expect_err("the ranks differ");
@@ -99,7 +87,7 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
     on_ranks(2, |rank| {
         let (pool, bucket) = rank.pool_with_bucket();
         let id = rank.world.id();
-        rank.world.job_store().set(&decision_key(&pool, id, "outcomes"), b"?").expect("it answers");
+        rank.world.job_store().set(&commit_key(&pool, id, "outcomes0/result"), b"?").expect("it answers");
         let error = pool.commit(&rank.world, options()).expect_err("the verdict is none");
         let poison = pool.poison(id);
         let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
@@ -130,7 +118,8 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
         }
         let at = block.ptr();
         drop(block);
-        let key = format!("{}/retire/0/outcomes/stands", pool_key(&pool));
+        // The first vote is on the quiet devices.
+        let key = format!("{}/retire/0/outcomes1/result", pool_key(&pool));
         rank.world.job_store().set(&key, b"?").expect("it answers");
         let error = pool.retire(&[0], &groups, Duration::from_secs(60)).expect_err("the verdict is none");
         assert!(matches!(error, RetireError::Unreadable { .. }), "{error}");
@@ -152,7 +141,9 @@ fn who_asks_whether_a_group_is_dead_does_not_wait_for_its_commit() {
         if rank.rank == 0 {
             thread::scope(|scope| {
                 let commit = scope.spawn(|| pool.commit(&rank.world, options()));
-                store.wait(&["symm/at/0"], soon()).expect("the commit begins");
+                store
+                    .wait(&[&commit_key(&pool, rank.world.id(), "records/0")], soon())
+                    .expect("the commit begins");
                 assert_eq!(pool.poison(rank.world.id()), None);
                 store.set("asked", b"1").expect("it answers");
                 assert_eq!(windows(&commit.join().expect("no panic")), (1, 1));

@@ -12,7 +12,7 @@ use process_group::{
     group::{Buffer, Builder, Request},
     store::{Deadline, HashStore, Store},
 };
-use symm_mem::{CommitOptions, Domain, Geometry, SymmetricBlock, SymmetricPool};
+use symm_mem::{CommitOptions, Domain, Geometry, GroupId, PoolId, SymmetricBlock, SymmetricPool};
 
 use crate::common::turn;
 
@@ -21,6 +21,17 @@ const MIB: u64 = 1 << 20;
 /// Limit for anything that should succeed.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
+}
+
+/// The prefix of the store keys of a pool's meetings.
+pub(crate) fn pool_key(pool: &SymmetricPool) -> String {
+    let PoolId { domain, generation, pool, .. } = pool.id();
+    format!("symm/{domain:x}.{generation}/{pool}")
+}
+
+/// A store key of the pool's first commit for a group.
+pub(crate) fn commit_key(pool: &SymmetricPool, group: GroupId, key: &str) -> String {
+    format!("{}/{}.{}/0/{key}", pool_key(pool), group.uid, group.epoch)
 }
 
 pub(crate) fn options() -> CommitOptions {

@@ -21,7 +21,7 @@ mod typed;
 
 use cuda_driver::{graph::CaptureMode, sys::CUresult};
 use gpu_sim::{Action, Injection, World};
-use job::{options, run, run_on_one_thread, soon};
+use job::{commit_key, options, run, run_on_one_thread, soon};
 use process_group::{comm, store::Store};
 use symm_mem::{
     CommitError, CommitReport, CommunicatorGroup, Geometry, GroupId, LookupError, NoWindows, Poison, Policy,
@@ -453,7 +453,8 @@ fn two_pools_are_committed_for_a_group_one_after_the_other() {
         if rank.rank == 0 {
             std::thread::scope(|scope| {
                 let first = scope.spawn(|| commit(0));
-                rank.world.job_store().wait(&["symm/at/0"], soon()).expect("the first commit begins");
+                let begun = commit_key(&pools[0], rank.world.id(), "records/0");
+                rank.world.job_store().wait(&[&begun], soon()).expect("the first commit begins");
                 refused(commit(1));
                 assert_eq!(windows(&first.join().expect("no panic")), (1, 1));
             });

@@ -208,6 +208,10 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
         Err(CommitError::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
             assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
         }
+        // Another rank noticed the loss first.
+        Err(CommitError::Refused { refusal: Refusal::MemberLost { rank, .. }, .. }) => {
+            assert_eq!(*rank, VICTIM as u32, "{what} {nth}");
+        }
         // A watchdog was faster, on a rank that had not arrived yet: it names the lost rank.
         Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { cause, .. }, .. }) => {
             assert!(cause.contains(&format!("rank {VICTIM}")), "{what} {nth}: {cause}");
@@ -245,6 +249,9 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
         Err(RetireError::Refused { refusal, .. }) => {
             let is_named = match refusal {
                 Refusal::SyncTimeout { missing, .. } => missing.iter().any(|it| it.rank == VICTIM as u32),
+                Refusal::MemberLost { rank, .. } | Refusal::QuiesceFailed { rank, .. } => {
+                    *rank == VICTIM as u32
+                }
                 // A rank that begins after the group has ended reports that.
                 Refusal::PeerPrepareFailed { cause, .. } => cause.contains(&format!("rank {VICTIM}")),
                 _ => false,

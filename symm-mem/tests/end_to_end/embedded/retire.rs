@@ -195,7 +195,7 @@ fn a_rank_that_does_not_come_is_named_and_nothing_goes() {
     );
     let Some(Refusal::SyncTimeout { missing, .. }) = &results[0] else { panic!("{results:?}") };
     assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [1]);
-    assert!(missing[0].last_seen.is_some(), "{missing:?}");
+    assert!(missing[0].elsewhere.is_empty(), "{missing:?}");
     assert_eq!(results[0], results[2]);
 }
 

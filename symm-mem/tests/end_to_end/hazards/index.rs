@@ -102,6 +102,7 @@ const HAZARDS: &[Entry] = &[
 /// The errors, each with the rank, the ordinal and both values on every member.
 const ERRORS: &[Entry] = &[
     ("SyncTimeout", HERE, &["a_rank_that_does_not_come"]),
+    ("MemberLost", AGREEMENT, &["only_a_search_after_a_refusal_leaves_no_doubt"]),
     ("SegmentCountMismatch", HERE, &["an_extra_segment", "nothing_new_where_others_have_something"]),
     ("SegmentShapeMismatch", HERE, &["another_size"]),
     ("AllocationDiverged", HERE, &["the_same_sizes_by_another_way"]),

@@ -8,17 +8,18 @@ mod index;
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
+use bootstrap::agreement::{Answer as StoreAnswer, Input};
 use process_group::store::Store as _;
 use symm_mem::agreement::{
-    Capabilities, Capability, Commit, Divergence, Ending, GroupId, GroupLog, Input, LogPoint, Operation,
-    OperationKind, Outcome, Output, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
+    Answer, Capabilities, Capability, Divergence, Ending, GroupId, GroupLog, LogPoint, Operation,
+    OperationKind, Outcome, Plan, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
     WindowSupport,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
 use super::{
-    embedded::job::{self, options, soon},
-    orders::{At, Store},
+    embedded::job::{self, commit_key, options, soon},
+    orders::{At, Commit, Next, Store, ready},
 };
 
 const NCCL: i32 = 22809;
@@ -94,7 +95,7 @@ impl Side {
                 .filter(|it| !self.retired.contains(&it.ordinal))
                 .collect(),
         };
-        log.begin(situation).0
+        Commit::new(log.begin(situation).0)
     }
 
     fn operation(&self, sequence: u64) -> Option<Operation> {
@@ -111,12 +112,11 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
     let mut ends: BTreeMap<usize, Ending> = BTreeMap::new();
     let begin = |(rank, side): (usize, &Option<Side>)| {
         let machine = side.as_ref()?.begin(rank as u32, sides.len() as u32);
-        Some((rank, machine, At::Ready(Input::Start)))
+        Some((rank, machine, At::Ready(None)))
     };
     let mut running: Vec<(usize, Commit, At)> = sides.iter().enumerate().filter_map(begin).collect();
     while !running.is_empty() {
-        let ready = |(_, _, at): &(usize, Commit, At)| store.lets_go_on(at);
-        let next = running.iter().position(ready);
+        let next = running.iter().position(|(_, _, at)| store.lets_go_on(at));
         let chosen = next.unwrap_or_else(|| {
             let until = |(_, _, at): &(usize, Commit, At)| match at {
                 At::Key(_, until) => *until,
@@ -124,27 +124,33 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
             };
             let first = (0..running.len()).min_by_key(|at| until(&running[*at])).expect("one is left");
             now = now.max(until(&running[first]));
-            running[first].2 = At::Ready(Input::Expired);
+            running[first].2 = ready(StoreAnswer::Expired);
             first
         });
         now += Duration::from_micros(1);
         let (rank, machine, at) = &mut running[chosen];
         let side = sides[*rank].as_ref().expect("who is absent does not run");
-        let output = machine.step(store.input(at), now);
-        *at = match output {
-            Output::Done(conclusion) => {
-                let error = conclusion.result.expect_err("something is wrong");
-                ends.insert(*rank, error);
+        let input = store.input(at);
+        let answer = match machine.step(input, &mut store, now) {
+            Next::Ended(result) => {
+                ends.insert(*rank, result.expect_err("something is wrong"));
                 running.remove(chosen);
                 continue;
             }
-            Output::Hashes { lengths } => {
-                At::Ready(Input::Hashes(lengths.iter().map(|length| Some(side.hash_at(*length))).collect()))
+            Next::Store(request) => {
+                *at = store.answer(request);
+                continue;
             }
-            Output::Recall { sequence } => At::Ready(Input::Operation(side.operation(sequence))),
-            Output::Register { .. } => At::Ready(Input::Registered(side.outcome.clone())),
-            request => store.answer(request),
+            Next::Act(Plan::Hashes { range, .. }) => {
+                Answer::hashes(range, |length| Some(side.hash_at(length)))
+            }
+            Next::Act(Plan::Recall { sequence, .. }) => {
+                let length = side.allocations().len() as u64;
+                Answer::recalled(sequence, length, |sequence| side.operation(sequence))
+            }
+            Next::Act(Plan::Register { .. }) => Answer::Registered { outcome: side.outcome.clone() },
         };
+        *at = At::Ready(Some(Input::Acted(answer)));
     }
     ends.into_values().collect()
 }
@@ -386,10 +392,11 @@ fn a_rank_that_does_not_come() {
             assert_eq!(ends.len() as u32, members - 1);
             for end in &ends {
                 assert_eq!(end, &ends[0]);
-                let Refusal::SyncTimeout { missing, waited_ms: 15_000, circle } = refusal(end) else {
+                let Refusal::SyncTimeout { missing, waited_ms: 11_250, circle } = refusal(end) else {
                     panic!("{end:?}")
                 };
-                assert_eq!((missing.len(), missing[0].rank, &missing[0].last_seen), (1, culprit, &None));
+                let [absentee] = &missing[..] else { panic!("{missing:?}") };
+                assert_eq!((absentee.rank, absentee.elsewhere.len()), (culprit, 0));
                 assert!(circle.is_empty());
             }
         }
@@ -430,7 +437,9 @@ fn a_commit_that_waits_holds_no_lock() {
             if rank.rank == 0 {
                 thread::scope(|scope| {
                     let waiting = scope.spawn(commit);
-                    store.wait(&["symm/at/0"], soon()).expect("the commit begins");
+                    store
+                        .wait(&[&commit_key(&pool, rank.world.id(), "records/0")], soon())
+                        .expect("the commit begins");
                     // Looked up, allocated and freed while the commit waits for rank 1.
                     assert!(pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").is_some());
                     drop(pool.allocate(4096).expect("there is room"));

@@ -13,11 +13,14 @@ use std::{
     time::Duration,
 };
 
-use crate::common::test_effort;
+use bootstrap::agreement::{self, Agreement, Answer as StoreAnswer, Member, Memory, Output, Request};
 use symm_mem::agreement::{
-    Agreed, Capabilities, Commit, Ending, GroupId, GroupLog, Input, LogPoint, MeetingKind, Outcome, Output,
-    Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
+    Agreed, Answer, Capabilities, CommitProtocol, Ending, GroupId, GroupLog, LogPoint, MeetingId,
+    MeetingKind, Outcome, Plan, Policy, PoolId, Readiness, Refusal, Segment, Situation, Start, WindowSupport,
+    commit_ending,
 };
+
+use crate::common::test_effort;
 
 const RANKS: usize = 4;
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -30,11 +33,54 @@ fn members(group: u64) -> &'static [u32] {
 }
 
 type Result = std::result::Result<Agreed, Ending>;
+type Input = agreement::Input<CommitProtocol>;
+
+/// The state machine of a commit, with the plan of its last action.
+pub(crate) struct Commit {
+    machine: Agreement<CommitProtocol>,
+    member: Member,
+    last: Option<Plan>,
+}
+
+/// The next step of a commit.
+pub(crate) enum Next {
+    Store(Request),
+    Act(Plan),
+    Ended(Result),
+}
+
+impl Commit {
+    pub(crate) fn new(start: Start<CommitProtocol>) -> Self {
+        let member = start.member.clone();
+        let machine = start.machine(member.rank.into()).expect("the rank is a member");
+        Self { machine, member, last: None }
+    }
+
+    /// Gives the state machine an input; `None` at the beginning. If the commit has ended, removes its keys.
+    pub(crate) fn step(&mut self, input: Option<Input>, store: &mut Store, now: Duration) -> Next {
+        let output = match input {
+            None => self.machine.begin(now),
+            Some(input) => self.machine.step(input, now),
+        };
+        match output {
+            Output::Store(request) => Next::Store(request),
+            Output::Act { plan, .. } => {
+                self.last = Some(plan.clone());
+                Next::Act(plan)
+            }
+            Output::Done(end) => {
+                store.0.remove(&end.read);
+                let ending = |ending| commit_ending(ending, &self.member, self.last.as_ref());
+                Next::Ended(end.result.map_err(ending))
+            }
+        }
+    }
+}
 
 /// State of a rank.
 pub(crate) enum At {
-    /// Its next answer is available.
-    Ready(Input),
+    /// Its next input is available; `None` at the beginning of a commit.
+    Ready(Option<Input>),
     /// It waits for a key.
     Key(String, Duration),
     /// It is in a library call.
@@ -57,9 +103,9 @@ impl Rank {
     fn look(&mut self, store: &Store) -> bool {
         let (keys, values) = &mut self.looks;
         let Some(key) = keys.get(values.len()) else { return false };
-        values.push(store.values.get(key).cloned());
+        values.push(store.0.0.get(key).cloned());
         if values.len() == keys.len() {
-            self.at = At::Ready(Input::Values(std::mem::take(values)));
+            self.at = ready(StoreAnswer::Values(std::mem::take(values)));
             keys.clear();
         }
         true
@@ -68,9 +114,15 @@ impl Rank {
 
 /// The store, without threads.
 #[derive(Default)]
-pub(crate) struct Store {
-    values: BTreeMap<String, Vec<u8>>,
-    counts: BTreeMap<String, u64>,
+pub(crate) struct Store(Memory);
+
+/// The state of a rank with this answer of the store.
+pub(crate) fn ready(answer: StoreAnswer) -> At {
+    At::Ready(Some(Input::Store(answer)))
+}
+
+fn registered() -> At {
+    At::Ready(Some(Input::Acted(Answer::Registered { outcome: Outcome::Registered })))
 }
 
 /// The pool that is committed for a group.
@@ -92,7 +144,7 @@ fn run(
     let mut ranks: Vec<Rank> = orders
         .iter()
         .map(|order| {
-            let at = At::Ready(Input::Start);
+            let at = At::Ready(None);
             let looks = (Vec::new(), Vec::new());
             Rank { order: order.clone(), next: 0, machine: None, at, looks, results: BTreeMap::new() }
         })
@@ -108,7 +160,7 @@ fn run(
             for rank in &mut ranks {
                 if let Some(until) = until(rank).filter(|until| *until <= first + drift) {
                     now = now.max(until);
-                    rank.at = At::Ready(Input::Expired);
+                    rank.at = ready(StoreAnswer::Expired);
                 }
             }
             continue;
@@ -119,26 +171,27 @@ fn run(
         }
         now += Duration::from_micros(1);
         let group = ranks[chosen].order[ranks[chosen].next];
-        let output = go_on(chosen, &mut ranks[chosen], pool_of, &store, now);
+        let output = go_on(chosen, &mut ranks[chosen], pool_of, &mut store, now);
         ranks[chosen].at = match output {
-            None => At::Ready(Input::Start),
-            Some(Output::Register { .. }) => {
+            None => At::Ready(None),
+            Some(Next::Act(Plan::Register { .. })) => {
                 let entered = inside.entry(group).or_default();
                 entered.insert(chosen);
                 if entered.len() == members(group).len() {
                     for rank in entered.iter().copied().filter(|rank| *rank != chosen) {
-                        ranks[rank].at = At::Ready(Input::Registered(Outcome::Registered));
+                        ranks[rank].at = registered();
                     }
-                    At::Ready(Input::Registered(Outcome::Registered))
+                    registered()
                 } else {
                     At::Library
                 }
             }
-            Some(Output::Fetch { keys }) => {
+            Some(Next::Store(Request::Fetch { keys })) => {
                 ranks[chosen].looks = (keys, Vec::new());
-                At::Ready(Input::Start)
+                At::Ready(None)
             }
-            Some(output) => store.answer(output),
+            Some(Next::Store(request)) => store.answer(request),
+            Some(_) => panic!("the logs of the ranks are equal"),
         };
         if ranks[chosen].next == ranks[chosen].order.len() {
             ranks[chosen].at = At::Finished;
@@ -149,18 +202,18 @@ fn run(
 }
 
 /// Gives a rank's state machine the input that it waits for; `None` when a commit has ended.
-fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &Store, now: Duration) -> Option<Output> {
+fn go_on(number: usize, rank: &mut Rank, pool_of: PoolOf, store: &mut Store, now: Duration) -> Option<Next> {
     let input = store.input(&mut rank.at);
     let group = rank.order[rank.next];
     let (machine, ..) = rank.machine.get_or_insert_with(|| begin(number as u32, group, pool_of(group), now));
-    let conclusion = match machine.step(input, now) {
-        Output::Done(conclusion) => conclusion,
-        output => return Some(output),
+    let result = match machine.step(input, store, now) {
+        Next::Ended(result) => result,
+        next => return Some(next),
     };
     let (_, mut group_log, segments, begun) = rank.machine.take()?;
     assert!(now - begun <= DEADLINE, "rank {number} waited past the deadline in group {group}");
-    group_log.conclude(&conclusion, &segments);
-    rank.results.insert(group, conclusion.result);
+    group_log.conclude(&result, &segments);
+    rank.results.insert(group, result);
     rank.next += 1;
     None
 }
@@ -169,7 +222,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
     let mut group_log = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
-    let (machine, segments) = group_log.begin(Situation {
+    let (start, segments) = group_log.begin(Situation {
         policy: Policy::Strict,
         deadline: DEADLINE,
         readiness: Readiness::Ready,
@@ -181,7 +234,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
         log_since: 0,
         segments: vec![Segment { ordinal: 0, bytes: 2 << 20, flags: 0, log }],
     });
-    (machine, group_log, segments, now)
+    (Commit::new(start), group_log, segments, now)
 }
 
 impl Store {
@@ -189,42 +242,33 @@ impl Store {
     pub(crate) fn lets_go_on(&self, at: &At) -> bool {
         match at {
             At::Ready(_) => true,
-            At::Key(key, _) => self.values.contains_key(key),
+            At::Key(key, _) => self.0.0.contains_key(key),
             At::Library | At::Finished => false,
         }
     }
 
     /// The next input of a rank.
-    pub(crate) fn input(&self, at: &mut At) -> Input {
+    pub(crate) fn input(&self, at: &mut At) -> Option<Input> {
         match at {
-            At::Ready(input) => std::mem::replace(input, Input::Start),
-            At::Key(key, _) => Input::Stands(self.values[key].clone()),
+            At::Ready(input) => input.take(),
+            At::Key(key, _) => Some(Input::Store(StoreAnswer::Result(self.0.0[key].clone()))),
             At::Library | At::Finished => unreachable!("it cannot go on"),
         }
     }
 
-    pub(crate) fn answer(&mut self, request: Output) -> At {
-        At::Ready(match request {
-            Output::Set { key, value } => {
-                self.values.insert(key, value);
-                Input::Stored
+    pub(crate) fn answer(&mut self, request: Request) -> At {
+        if let Request::Enter { key, .. } = &request {
+            // A rank is in one commit at a time.
+            self.0.leave_decided(key);
+        }
+        match (self.0.execute(&request), request) {
+            (Some(answer), _) => {
+                assert_ne!(answer, StoreAnswer::Taken, "a member posts once");
+                ready(answer)
             }
-            Output::Post { key, value } => {
-                assert_eq!(self.values.insert(key, value), None, "a member posts once");
-                Input::Stored
-            }
-            Output::Add { key } => {
-                let count = self.counts.entry(key).or_default();
-                *count += 1;
-                Input::Count(*count)
-            }
-            Output::Fetch { keys } => {
-                Input::Values(keys.iter().map(|key| self.values.get(key).cloned()).collect())
-            }
-            Output::Propose { key, value } => Input::Stands(self.values.entry(key).or_insert(value).clone()),
-            Output::Await { key, until } => return At::Key(key, until),
-            other => unreachable!("{other:?} is no request to the store"),
-        })
+            (None, Request::Await { key, until }) => At::Key(key, until),
+            (None, request) => unreachable!("{request:?} does not wait"),
+        }
     }
 }
 
@@ -302,8 +346,8 @@ fn check(
         // where they wait instead.
         let told: BTreeMap<u32, u64> = circle
             .iter()
-            .map(|waiting| match waiting.place.kind {
-                MeetingKind::Commit { group } => (waiting.rank, group.uid),
+            .map(|waiting| match MeetingId::at(&waiting.place).map(|meeting| meeting.kind) {
+                Some(MeetingKind::Commit { group }) => (waiting.rank, group.uid),
                 other => panic!("{at}: {other:?}"),
             })
             .collect();

@@ -1,0 +1,116 @@
+//! The agreement of one commit.
+//!
+//! | phase | action |
+//! |---|---|
+//! | records | the members post their records; [`decide`] |
+//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]), each an action |
+//! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
+//!
+//! The deadline of a rank bounds only its wait for the other members: a short one leads to a refusal. Once the members
+//! have decided, all of them have the same budgets, which follow the longest deadline among them and have lower bounds,
+//! because all members lose the group if a registration is cut short.
+//!
+//! A member is in doubt from posting its record until it has read the result. If it loses the store meanwhile, it does
+//! not know which windows the others hold, and treats the group as failed. After a refusal, the search only adds details
+//! to the error, so a member that loses the store in it has not to treat the group as failed.
+
+use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
+
+use super::{
+    PROTOCOL,
+    decide::{decide, judge_registrations},
+    ending::Ending,
+    history::Divergence,
+    plan::{Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection},
+    poison::Poison,
+    record::Record,
+    search::{Finding, name, narrow},
+    start::{evidence, explain, refusal},
+    wire,
+};
+
+impl Protocol for CommitProtocol {
+    const PROTOCOL: wire::Protocol = PROTOCOL;
+
+    type Record = Record;
+    type Plan = Plan;
+    type Outcome = Answer;
+    type Agreed = Agreed;
+    type Refusal = Rejection;
+
+    fn decide(records: &[(u32, Record)]) -> Decision {
+        decide(records)
+    }
+
+    fn is_final(answer: &Answer) -> bool {
+        matches!(answer, Answer::Registered { outcome: Outcome::Failed { .. } | Outcome::Ended { .. } })
+    }
+
+    fn judge(plan: &Plan, reports: &[(u32, Report<Answer>)]) -> Decision {
+        let found = match plan {
+            Plan::Hashes { range, .. } => all(reports, |answer| match answer {
+                Answer::Hashes { hashes } => Some(hashes.clone()),
+                _ => None,
+            })
+            .map(|answers| narrow(*range, answers.into_iter().map(|(_, hashes)| hashes))),
+            Plan::Recall { sequence, .. } => all(reports, |answer| match answer {
+                Answer::Recalled { recalled } => Some(recalled.clone()),
+                _ => None,
+            })
+            .map(|answers| name(*sequence, answers)),
+            Plan::Register { agreed } => {
+                let outcomes: Vec<_> =
+                    reports.iter().map(|(rank, report)| (*rank, registered(report))).collect();
+                return judge_registrations(agreed, &outcomes);
+            }
+        };
+        let (Plan::Hashes { after, .. } | Plan::Recall { after, .. }) = plan.clone() else {
+            unreachable!("a registration is judged above")
+        };
+        match found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} }) {
+            Finding::Narrower { range } => Decision::Act { plan: Plan::Hashes { range, after } },
+            Finding::Operation { sequence } => Decision::Act { plan: Plan::Recall { sequence, after } },
+            Finding::End { divergence } => after.with(divergence),
+        }
+    }
+
+    fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
+        evidence(name, missing)
+    }
+
+    fn explain(absence: &Absence<'_>) -> Option<Rejection> {
+        explain(absence).map(Rejection::from)
+    }
+}
+
+/// Returns the answers of all members, or `None` if one has given none.
+fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(&Answer) -> Option<T>) -> Option<Vec<(u32, T)>> {
+    let one = |(rank, report): &(u32, Report<Answer>)| match report {
+        Report::Outcome(answer) => Some((*rank, read(answer)?)),
+        Report::Pending | Report::Late => None,
+    };
+    reports.iter().map(one).collect()
+}
+
+fn registered(report: &Report<Answer>) -> Option<Outcome> {
+    match report {
+        Report::Outcome(Answer::Registered { outcome }) => Some(outcome.clone()),
+        _ => None,
+    }
+}
+
+/// Converts the ending of a commit on `member`. `last` is the plan of its last action, if there was one.
+#[must_use]
+pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
+    let only_explains = last.is_some_and(Plan::only_explains);
+    if only_explains && ending == agreement::Ending::InDoubt {
+        return Ending::StoreFailed { in_doubt: false };
+    }
+    let failed = |failure: Failure| match last {
+        Some(_) if !only_explains => {
+            Ending::Poisoned(Poison::MembersLost { missing: failure.culprits(), blocked: Vec::new() })
+        }
+        _ => Ending::Refused(refusal(member, failure)),
+    };
+    Ending::of(ending, failed)
+}

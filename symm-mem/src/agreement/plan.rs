@@ -1,0 +1,215 @@
+//! The messages of a commit, beside the [record](super::record): agreement, rejection, plans of actions and their
+//! outcomes.
+
+use bootstrap::agreement;
+
+use super::{
+    ending::Ending,
+    history::{Divergence, Operation},
+    poison::{NoWindows, Poison},
+    refusal::Refusal,
+    search::{Hashes, Range, Recalled},
+    wire::{wire_enum, wire_struct},
+};
+
+/// The agreement of one commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommitProtocol;
+
+/// The decision on the records of a commit, or the verdict on an action.
+pub type Decision = agreement::Decision<CommitProtocol>;
+
+/// The agreement of the members of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agreed {
+    /// The number of the record's segments that the group has committed.
+    pub segments: u32,
+    /// The ordinals of the segments that share a window with the segment before them, ascending.
+    pub joined: Vec<u32>,
+    /// The reason why the segments have no windows, or `None` if they have windows.
+    pub without: Option<NoWindows>,
+    /// The difference because of which segments were left out.
+    pub pending: Option<Refusal>,
+}
+wire_struct!(Agreed { segments, joined, without, pending });
+
+impl Agreed {
+    /// Returns the decision that the members register the segments, or have agreed if there is nothing to register.
+    pub(super) fn proceed(self) -> Decision {
+        match self.segments == 0 || self.without.is_some() {
+            true => Decision::Agreed { agreed: self },
+            false => Decision::Act { plan: Plan::Register { agreed: self } },
+        }
+    }
+}
+
+/// The reason why nothing is committed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rejection {
+    /// Nothing was registered on any member. The group is unchanged.
+    Refused {
+        /// The reason.
+        refusal: Refusal,
+    },
+    /// The group is dead on all members.
+    Poisoned {
+        /// The reason.
+        poison: Poison,
+    },
+}
+wire_enum!(Rejection { 0 => Refused { refusal }, 1 => Poisoned { poison } });
+
+impl From<Refusal> for Rejection {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused { refusal }
+    }
+}
+
+impl From<Rejection> for Ending {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::Refused { refusal } => Self::Refused(refusal),
+            Rejection::Poisoned { poison } => Self::Poisoned(poison),
+        }
+    }
+}
+
+/// The continuation after a search.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum After {
+    /// Nothing is registered.
+    Refuse {
+        /// The reason, to which the search adds the difference.
+        refusal: Refusal,
+    },
+    /// The segments before the difference are committed.
+    Commit {
+        /// The agreement, to whose pending difference the search adds details.
+        agreed: Agreed,
+    },
+}
+wire_enum!(After { 0 => Refuse { refusal }, 1 => Commit { agreed } });
+
+impl After {
+    pub(super) fn with(self, divergence: Divergence) -> Decision {
+        match self {
+            Self::Refuse { refusal } => {
+                let refusal = Rejection::from(refusal.with_divergence(divergence));
+                Decision::Refused { refusal }
+            }
+            Self::Commit { mut agreed } => {
+                agreed.pending = agreed.pending.map(|pending| pending.with_divergence(divergence));
+                agreed.proceed()
+            }
+        }
+    }
+}
+
+/// The plan of an action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Plan {
+    /// Post the allocation log's hashes at the points of a range.
+    Hashes {
+        /// The range.
+        range: Range,
+        /// The continuation after the search.
+        after: After,
+    },
+    /// Post the operation with this number in the allocation log.
+    Recall {
+        /// The number, from 0.
+        sequence: u64,
+        /// The continuation after the search.
+        after: After,
+    },
+    /// Register the agreed segments, in their order, in one NCCL group.
+    Register {
+        /// The agreement.
+        agreed: Agreed,
+    },
+}
+wire_enum!(Plan {
+    0 => Hashes { range, after },
+    1 => Recall { sequence, after },
+    2 => Register { agreed },
+});
+
+impl Plan {
+    /// Returns true if the plan is a step of a search after a refusal.
+    pub(super) fn only_explains(&self) -> bool {
+        matches!(
+            self,
+            Self::Hashes { after: After::Refuse { .. }, .. }
+                | Self::Recall { after: After::Refuse { .. }, .. }
+        )
+    }
+}
+
+/// The outcome of an action.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// The answer to [`Plan::Hashes`].
+    Hashes {
+        /// The hashes.
+        hashes: Hashes,
+    },
+    /// The answer to [`Plan::Recall`].
+    Recalled {
+        /// The operation.
+        recalled: Recalled,
+    },
+    /// The answer to [`Plan::Register`].
+    Registered {
+        /// The outcome of the registration.
+        outcome: Outcome,
+    },
+}
+wire_enum!(Answer { 0 => Hashes { hashes }, 1 => Recalled { recalled }, 2 => Registered { outcome } });
+
+impl Answer {
+    /// The answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if the log no
+    /// longer has it.
+    pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
+        Self::Hashes { hashes: Hashes { at: range.points().into_iter().map(hash_at).collect() } }
+    }
+
+    /// The answer to [`Plan::Recall`] of a rank whose allocation log has this `length`. `operation` returns an operation
+    /// of the log.
+    pub fn recalled(sequence: u64, length: u64, operation: impl Fn(u64) -> Option<Operation>) -> Self {
+        let is_last = length <= sequence + 1;
+        Self::Recalled { recalled: Recalled { operation: operation(sequence), is_last } }
+    }
+}
+
+/// The outcome of the registration on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// All windows are registered.
+    Registered,
+    /// The library reported that it has no windows for this group. No window was registered.
+    Unsupported {
+        /// The reason; the same text on every rank in the same situation.
+        reason: String,
+    },
+    /// A call failed.
+    Failed {
+        /// The segment, if known.
+        ordinal: Option<u32>,
+        /// The error of the library.
+        cause: String,
+    },
+    /// The call did not return in time.
+    Blocked,
+    /// The call failed because another member had ended the group.
+    Ended {
+        /// That member.
+        rank: u32,
+    },
+}
+wire_enum!(Outcome {
+    0 => Registered {},
+    1 => Unsupported { reason },
+    2 => Failed { ordinal, cause },
+    3 => Blocked {},
+    4 => Ended { rank },
+});

@@ -1,0 +1,147 @@
+//! The beginning of a meeting about a pool on one member, and the failures that all kinds of these meetings share.
+
+use std::time::Duration;
+
+use bootstrap::agreement::{Absence, Absentee, Agreement, Failure, Member, Protocol, Waiting};
+
+use super::{
+    ValuesByRank,
+    meeting_id::{MeetingId, MeetingKind, generation_key},
+    ranks::RankList,
+    refusal::{Membership, Refusal},
+};
+
+/// This rank's part in a meeting that is about to begin.
+#[derive(Debug, Clone)]
+pub struct Start<P: Protocol> {
+    /// This rank as a member of the agreement.
+    pub member: Member,
+    /// Its record.
+    pub record: P::Record,
+}
+
+impl<P: Protocol> Start<P> {
+    pub(super) fn new(
+        meeting: MeetingId,
+        rank: u32,
+        members: Vec<u32>,
+        patience: Duration,
+        record: P::Record,
+    ) -> Self {
+        // The name contains the domain's generation, so all members have the same.
+        Self { member: Member { name: meeting.name(), rank, members, generation: 0, patience }, record }
+    }
+
+    /// Creates the state machine. `nonce` is a random number.
+    ///
+    /// # Errors
+    /// A description of the problem, if the list of members is invalid.
+    pub fn machine(self, nonce: u64) -> Result<Agreement<P>, String> {
+        Agreement::new(self.member, self.record, nonce)
+    }
+}
+
+/// The time that a member waits for the others in a meeting with two actions. The actions and the waits for their
+/// outcomes take up to three quarters of this time each, so that the meeting ends before the deadline.
+pub(crate) fn patience(deadline: Duration) -> Duration {
+    deadline / 8 * 3
+}
+
+/// Returns the name of the meeting before this one, of the same pool and kind. See [`Protocol::previous`].
+pub(super) fn previous(name: &str) -> Option<String> {
+    let meeting = MeetingId::named(name)?;
+    Some(MeetingId { round: meeting.round.checked_sub(1)?, ..meeting }.name())
+}
+
+/// Returns the keys that count how often the missing ranks have created the domain. See [`Protocol::evidence`].
+pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
+    let domain = MeetingId::named(name).map(|meeting| meeting.domain);
+    domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
+}
+
+/// Returns the refusal if missing ranks have not created this generation of the domain, so that they cannot come to its
+/// meetings. See [`Protocol::explain`].
+pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
+    let Absence { name, members, missing, waited_ms, values } = *absence;
+    let meeting = MeetingId::named(name)?;
+    if let Some(epochs) = other_epoch(meeting, members, missing, &[]) {
+        return Some(Refusal::EpochMismatch { epochs });
+    }
+    let MeetingId { domain, generation, .. } = meeting;
+    let count = |bytes: &Option<Vec<u8>>| std::str::from_utf8(bytes.as_deref()?).ok()?.trim().parse().ok();
+    let behind = missing.iter().zip(values).filter_map(|(it, bytes)| Some((it.rank, count(bytes)?)));
+    let behind: Vec<(u32, u64)> = behind.filter(|(_, count)| *count < generation).collect();
+    if behind.is_empty() {
+        return None;
+    }
+    let is_here = |rank: &u32| missing.iter().all(|it| it.rank != *rank);
+    let here = members.iter().copied().filter(is_here).map(|rank| (rank, generation));
+    let generations = ValuesByRank::of(here.chain(behind));
+    Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
+}
+
+/// Converts a failure of the agreement of `member` to the refusal that all members get.
+pub(super) fn refusal(member: &Member, failure: Failure) -> Refusal {
+    let meeting = MeetingId::named(&member.name);
+    match failure {
+        Failure::Absent { missing, waited_ms, circle, .. } => {
+            let epochs = meeting.and_then(|it| other_epoch(it, &member.members, &missing, &circle));
+            if let Some(epochs) = epochs {
+                return Refusal::EpochMismatch { epochs };
+            }
+            match meeting.and_then(|it| Some((it.domain, generations(it.domain, &circle)?))) {
+                Some((domain, generations)) => {
+                    Refusal::GenerationMismatch { domain, generations, waited_ms, circle }
+                }
+                None => Refusal::SyncTimeout { missing, waited_ms, circle },
+            }
+        }
+        Failure::Protocols { protocols } => {
+            Refusal::VersionMismatch { versions: protocols.map(|spoken| spoken.version) }
+        }
+        Failure::Members { lists } => {
+            let what = match meeting.map(|meeting| meeting.kind) {
+                Some(MeetingKind::Commit { .. }) => Membership::Group,
+                _ => Membership::Domain,
+            };
+            Refusal::MembersMismatch { what, lists: lists.map(RankList) }
+        }
+        Failure::Unreadable { rank, cause } => Refusal::RecordUnreadable { rank, cause },
+        Failure::Left { rank, cause } => Refusal::MemberLost { rank, cause },
+        failure => {
+            let rank = failure.culprits().first().copied().unwrap_or_default();
+            Refusal::PeerPrepareFailed { rank, ordinal: None, cause: failure.to_string() }
+        }
+    }
+}
+
+/// Returns the epochs of the members if a missing rank waits in another epoch of the group that commits.
+fn other_epoch(
+    meeting: MeetingId,
+    members: &[u32],
+    missing: &[Absentee],
+    circle: &[Waiting],
+) -> Option<ValuesByRank<u64>> {
+    let MeetingKind::Commit { group: own } = meeting.kind else { return None };
+    let pool = |it: &MeetingId| (it.domain, it.generation, it.pool);
+    let epoch_of = |rank: u32| {
+        let Some(absentee) = missing.iter().find(|it| it.rank == rank) else { return Some(own.epoch) };
+        let waits = circle.iter().filter(|it| it.rank == rank).map(|it| &it.place);
+        let meetings = absentee.elsewhere.iter().chain(waits).filter_map(MeetingId::at);
+        meetings.filter(|it| pool(it) == pool(&meeting)).find_map(|it| match it.kind {
+            MeetingKind::Commit { group } if group.uid == own.uid => Some(group.epoch),
+            _ => None,
+        })
+    };
+    let epochs = ValuesByRank::of(members.iter().filter_map(|rank| Some((*rank, epoch_of(*rank)?))));
+    (!epochs.is_unanimous()).then_some(epochs)
+}
+
+/// Returns the generations of `domain` in the places of a circle, if they differ. Each time a rank creates a domain
+/// again, it increments the domain's generation.
+fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
+    let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
+    let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));
+    let generations = ValuesByRank::of(generations);
+    (!generations.is_unanimous()).then_some(generations)
+}
