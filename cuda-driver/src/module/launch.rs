@@ -61,7 +61,7 @@ pub struct LaunchConfig {
     pub shared_bytes: u32,
     /// True if all blocks run at once; see [`cooperative`](Self::cooperative).
     pub cooperative: bool,
-    /// The number of blocks in a cluster; see [`cluster`](Self::cluster).
+    /// The number of blocks in a cluster; `None` if the launch sets no cluster size. See [`cluster`](Self::cluster).
     pub cluster: Option<Dim>,
     /// True if the kernel may start before the previous one has ended; see
     /// [`programmatic_serialization`](Self::programmatic_serialization).
@@ -134,9 +134,10 @@ impl LaunchConfig {
     }
 
     /// Returns an error in these cases:
-    /// - A size of the grid or the block is 0 or exceeds its limit.
-    /// - The number of threads in a block, or the dynamic shared memory of a block, exceeds its limit.
-    /// - The grid does not consist of whole clusters.
+    /// - A size of the grid or the block is 0 or exceeds the device's limit.
+    /// - The number of threads in a block, or the dynamic shared memory of a block, exceeds the kernel's limit.
+    /// - The grid does not consist of whole clusters, or a size of the cluster is 0.
+    /// - The query of the kernel's limit of dynamic shared memory fails.
     ///
     /// [`Stream::launch_checked`] checks that the driver supports clusters and programmatic serialisation, and that the
     /// device supports clusters. The driver checks the rest, such as the size of a cluster.

@@ -15,7 +15,9 @@ pub struct LaunchArgs<'a> {
     function: &'a Function,
     config: LaunchConfig,
     arguments: Vec<Slot<'a>>,
+    /// The memory of the slices and views among the arguments.
     memory: Vec<BoundMemory>,
+    /// The error of the first slice or view of another context than the stream's. [`launch`](Self::launch) returns it.
     refused: Option<Error>,
 }
 
@@ -34,8 +36,10 @@ impl Slot<'_> {
     }
 }
 
-/// An argument of a launch. A reference to a [`Parameter`] passes its value; a slice or view passes the address of its
-/// first element. A kernel may write to a slice or view only if the argument borrows it exclusively.
+/// An argument of a launch: a reference to a [`Parameter`], a [`DeviceSlice`] by `&` or `&mut`, a [`DeviceView`] by
+/// value, or a [`DeviceViewMut`] by `&mut`. A reference to a [`Parameter`] passes its value. A slice or view passes the
+/// address of its first element ([`DeviceSlice::device_ptr`]). A kernel may write to a slice or view only if the
+/// argument borrows it exclusively.
 pub trait KernelArgument<'a>: sealed::Push<'a> {}
 
 impl<'a, A: sealed::Push<'a>> KernelArgument<'a> for A {}
@@ -163,8 +167,7 @@ impl<'a> LaunchArgs<'a> {
     ///
     /// # Errors
     /// The errors of [`Stream::launch_kernel`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice
-    /// of another context than the stream's; [`Error::WhileCapturing`] and [`Error::CaptureRace`] if the uses cannot be
-    /// ordered; [`Error::Driver`] from calls on streams and events.
+    /// of another context than the stream's; the errors of ordering, as for [`Stream::memset_zeros`].
     ///
     /// After [`Error::CaptureRace`], or an error of a call on a stream or an event, the kernel may have been launched.
     pub unsafe fn launch(self) -> Result<()> {

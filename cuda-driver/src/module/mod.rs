@@ -231,8 +231,8 @@ impl Module {
         &self.inner.context
     }
 
-    /// The compiler's messages about the code. There are more with [`JitOptions::verbose`], and none if the driver had
-    /// the result in its cache.
+    /// The compiler's messages about the code. There are more with [`JitOptions::verbose`]. There are none if the
+    /// driver compiled nothing, because it loaded a cubin or had the result in its cache.
     #[must_use]
     pub fn log(&self) -> &str {
         &self.inner.log
@@ -246,8 +246,8 @@ impl Module {
     /// This launch waits for the device, so it hangs if a running kernel waits for the launched one.
     ///
     /// # Errors
-    /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetFunction`,
-    /// `cuFuncLoad`, `cuFuncGetAttribute` or `cuFuncGetParamInfo`.
+    /// [`ModuleError::NoSuchFunction`]; [`ModuleError::Nul`] if `name` contains a NUL byte; [`Error::Driver`] from
+    /// `cuModuleGetFunction`, `cuFuncLoad`, `cuFuncGetAttribute` or `cuFuncGetParamInfo`.
     #[doc(alias = "cuModuleGetFunction")]
     #[doc(alias = "cuFuncLoad")]
     pub fn function(&self, name: &str) -> Result<Function> {
@@ -309,7 +309,8 @@ impl Module {
     /// The memory of a variable that the module defines (`.global` or `.const` in PTX). It lives as long as the module.
     ///
     /// # Errors
-    /// [`ModuleError::NoSuchGlobal`]; [`ModuleError::Nul`]; [`Error::Driver`] from `cuModuleGetGlobal_v2`.
+    /// [`ModuleError::NoSuchGlobal`], also if `name` is a kernel; [`ModuleError::Nul`] if `name` contains a NUL byte;
+    /// [`Error::Driver`] from `cuModuleGetGlobal_v2`.
     #[doc(alias = "cuModuleGetGlobal")]
     pub fn global(&self, name: &str) -> Result<AddressRange> {
         let c_name = symbol("variable's name", name)?;

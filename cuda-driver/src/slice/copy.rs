@@ -12,9 +12,10 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Driver`] from `cuMemAllocAsync`: `CUDA_ERROR_OUT_OF_MEMORY`, or `CUDA_ERROR_NOT_SUPPORTED` for a device
-    /// without [memory pools](crate::Capabilities::MEMORY_POOLS). [`Error::WhileCapturing`] if the stream captures;
-    /// [`Error::CaptureRace`] if another thread may have begun a capture during the call; [`Error::PerThreadStream`]
-    /// for the per-thread default stream.
+    /// without [memory pools](crate::Capabilities::MEMORY_POOLS). [`Error::Driver`] from `cuStreamIsCapturing`;
+    /// [`Error::WhileCapturing`] if this stream captures; [`Error::CaptureRace`] if another thread may have made this
+    /// stream part of a capture during the call; [`Error::PerThreadStream`] for the per-thread default stream. If `len`
+    /// is 0, only the last of these errors is possible, because nothing is allocated.
     #[doc(alias = "cuMemAllocAsync")]
     pub fn alloc<T: Element>(&self, len: usize) -> Result<DeviceSlice<T>> {
         DeviceSlice::new(self, len)
@@ -53,8 +54,14 @@ impl Stream {
     /// [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] for a slice of another context than the stream's;
     /// [`Error::Driver`] from `cuMemsetD8Async`.
     ///
-    /// Errors while the fill is [ordered](crate::slice#order) with other uses of the slice: [`Error::WhileCapturing`];
-    /// [`Error::CaptureRace`]; [`Error::Driver`] from calls on streams and events.
+    /// Errors while the fill is [ordered](crate::slice#order) with other uses of the slice:
+    /// - [`Error::WhileCapturing`] if this stream is in a capture that another library began, or in an invalidated one.
+    ///   It is also returned if the slice's stream is in a capture that this stream is not in.
+    /// - [`Error::CaptureRace`] if another thread may have made one of these streams part of a capture during the call,
+    ///   or may have ended this stream's capture.
+    /// - [`Error::Driver`] from calls on streams and events.
+    ///
+    /// After [`Error::CaptureRace`] or [`Error::Driver`], the fill may have been enqueued.
     #[doc(alias = "cuMemsetD8Async")]
     pub fn memset_zeros<'a, T: Element>(&self, to: impl Into<DeviceViewMut<'a, T>>) -> Result<()> {
         let to = to.into();
@@ -146,8 +153,9 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] if the stream is of neither slice's context;
-    /// [`Error::DifferentDrivers`]; [`Error::Driver`] from `cuMemcpyDtoDAsync_v2` or `cuMemcpyPeerAsync`; the errors of
-    /// ordering, as for [`memset_zeros`](Self::memset_zeros).
+    /// [`Error::DifferentDrivers`] if a slice is of another driver than the stream; [`Error::Driver`] from
+    /// `cuMemcpyDtoDAsync_v2` or `cuMemcpyPeerAsync`; the errors of ordering, as for
+    /// [`memset_zeros`](Self::memset_zeros).
     #[doc(alias = "cuMemcpyDtoDAsync")]
     #[doc(alias = "cuMemcpyPeerAsync")]
     pub fn memcpy_dtod<'a, 'b, T: Element>(
@@ -200,9 +208,11 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::DifferentLengths`]; [`Error::DifferentDevices`] or [`Error::DifferentDrivers`] if the device slice is
-    /// of another context than the stream (the pinned slice may be of any context of the driver); [`Error::UnknownEnd`]
-    /// if an earlier copy may still use the pinned slice and cannot be waited for; [`Error::Driver`] from
-    /// `cuMemcpyHtoDAsync_v2`; the errors of ordering, as for [`memset_zeros`](Self::memset_zeros).
+    /// of another context than the stream; [`Error::DifferentDrivers`] if the pinned slice is of another driver (it may
+    /// be of any context of the stream's driver); [`Error::UnknownEnd`] if an earlier copy may still use the pinned
+    /// slice and cannot be waited for; [`Error::WhileCapturing`] if this stream or the device slice's stream captures;
+    /// [`Error::Driver`] from `cuMemcpyHtoDAsync_v2`; the other errors of ordering, as for
+    /// [`memset_zeros`](Self::memset_zeros).
     ///
     /// After an error, the copy may have been enqueued.
     #[doc(alias = "cuMemcpyHtoDAsync")]
@@ -282,7 +292,7 @@ impl Stream {
     }
 
     /// Blocks until this stream and the slice's stream have done all their work. Returns an error if one of them
-    /// captures.
+    /// captures, or if the slice is of another context than this stream.
     fn finish_uses<T: Element>(&self, slice: DeviceView<'_, T>) -> Result<()> {
         require_context(slice.memory(), self)?;
         for stream in [self, slice.stream()] {

@@ -11,7 +11,8 @@ use crate::{DevicePtr, Element, Error, Result, Stream};
 /// Elements in device memory, freed in the order of the stream that allocated them.
 ///
 /// [`Stream::alloc_zeros`], [`Stream::alloc`], [`Stream::clone_htod`] and [`Stream::clone_dtod`] allocate a device
-/// slice. The [module](super#order) describes how uses on several streams are ordered.
+/// slice. [`from_owner`](Self::from_owner) makes one from the memory of another allocator, which then also frees that
+/// memory. The [module](super#order) describes how uses on several streams are ordered.
 pub struct DeviceSlice<T: Element> {
     memory: BoundMemory,
     start: DevicePtr,
@@ -53,7 +54,7 @@ impl<T: Element> DeviceSlice<T> {
     length_methods!();
 
     pub(super) fn new(stream: &Stream, len: usize) -> Result<Self> {
-        // Saturates. The driver then refuses the allocation, because no device has as much memory.
+        // A size that overflows saturates. The driver then refuses to allocate it: no device has as much memory.
         let memory = Allocation::new(stream, len.saturating_mul(size_of::<T>()))?;
         let start = memory.ptr();
         Ok(Self { memory, start, len, elements: PhantomData })
@@ -126,7 +127,7 @@ impl<'a, T: Element> DeviceView<'a, T> {
         self.memory.stream()
     }
 
-    /// The address of the first element, for `unsafe` calls.
+    /// The address of the first element, for `unsafe` calls; has no meaning if there are no elements.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.start
@@ -176,7 +177,7 @@ impl<T: Element> DeviceViewMut<'_, T> {
         self.memory.stream()
     }
 
-    /// The address of the first element, for `unsafe` calls.
+    /// The address of the first element, for `unsafe` calls; has no meaning if there are no elements.
     #[must_use]
     pub fn device_ptr(&self) -> DevicePtr {
         self.start

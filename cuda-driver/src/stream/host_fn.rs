@@ -17,8 +17,8 @@ type HostFn = Box<dyn FnOnce() + Send>;
 ///
 /// The driver may call [`run`] several times with the same key: if another thread begins a capture just before the
 /// call is enqueued, the call becomes part of a graph, which can be launched more than once. The driver may also
-/// never call [`run`], if that graph is never launched or the stream's context is destroyed first. With a key, the
-/// function is still freed at most once, and never read after it was freed.
+/// never call [`run`], if that graph is never launched, or if the stream's context is destroyed first or has an error.
+/// With a key, the function is still freed at most once, and never read after it was freed.
 static ENQUEUED: LazyLock<Mutex<HashMap<usize, HostFn>>> = LazyLock::new(Mutex::default);
 static NEXT_KEY: AtomicUsize = AtomicUsize::new(1);
 
@@ -38,7 +38,8 @@ impl Stream {
     /// has returned.
     ///
     /// The function must not call the driver or wait for work of a stream. A panic in the function is caught. If the
-    /// context is destroyed before the stream reaches the function, the function never runs and is leaked.
+    /// context is destroyed before the stream reaches the function, or has an error of earlier work then, the function
+    /// never runs and is leaked.
     ///
     /// If another thread begins a capture of the stream during this call, the graph may contain the function. The
     /// function then runs only at the first launch of the graph. If the graph is never launched, the function is
@@ -71,7 +72,7 @@ impl Stream {
 
     /// Enqueues the call `function(data)`, which a thread of the driver makes when the stream reaches it. Later work of
     /// the stream waits until `function` has returned. If the stream captures, the call becomes part of the graph, and
-    /// every launch of the graph makes the call.
+    /// every launch of the graph makes the call. The driver makes no call once the context has an error.
     ///
     /// # Safety
     /// `function` must not unwind, call the driver or wait for work of a stream. Until the stream has completed the

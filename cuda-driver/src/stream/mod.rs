@@ -30,8 +30,8 @@ bitflags! {
 
 /// A stream: work that is enqueued on it runs in order.
 ///
-/// This is a handle, cheap to clone. Dropping the last clone destroys the stream; work that is already enqueued still
-/// runs.
+/// This is a handle, cheap to clone. Dropping the last clone destroys the stream if this crate created it. Work that is
+/// already enqueued still runs.
 ///
 /// # What asynchronous calls ask of the caller
 /// Enqueued work runs later, and types cannot check the lifetime of the memory that it uses. A method that takes

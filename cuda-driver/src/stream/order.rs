@@ -59,8 +59,8 @@ impl Stream {
     /// capture. `other` may be of another device.
     ///
     /// # Errors
-    /// [`Error::WhileCapturing`] if one of the streams captures; [`Error::CaptureRace`] if another thread may have
-    /// begun a capture of one of the streams during the call. Then the wait may be missing, or part of that capture.
+    /// [`Error::WhileCapturing`] if one of the streams captures; [`Error::CaptureRace`] if another thread may have made
+    /// one of them part of a capture during the call. Then the wait may be missing, or part of that capture.
     /// [`Error::DifferentDrivers`]; [`Error::Driver`] from calls on streams and events.
     pub fn wait_stream(&self, other: &Stream) -> Result<()> {
         order_after(self, other)

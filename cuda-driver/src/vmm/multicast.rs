@@ -220,6 +220,7 @@ pub struct Binding {
     object: MulticastObject,
     memory: PhysicalMemory,
     device: Device,
+    /// The offset in the object, in bytes.
     offset: usize,
     bytes: usize,
     /// False after an attempt to unbind the memory, even if it failed.

@@ -109,8 +109,8 @@ impl PageTable {
     /// whole pages without holes. The call does not wait: the caller ensures that no work uses the addresses any more.
     ///
     /// # Errors
-    /// [`Error::NotPages`] if the range does not consist of whole pages without holes; nothing has changed then.
-    /// [`Error::OutOfBounds`] if the range is not inside the reservation.
+    /// [`Error::NotPages`] if the range is empty or does not consist of whole pages without holes;
+    /// [`Error::OutOfBounds`] if the range is not inside the reservation. After these errors, nothing has changed.
     ///
     /// [`Error::Driver`] from `cuMemUnmap`: [`pages`](Self::pages) no longer returns the pages, but the table keeps
     /// them and their addresses, and tries to unmap them again when it is dropped.
@@ -126,7 +126,7 @@ impl PageTable {
         outcome
     }
 
-    /// Returns the offsets of the pages in a range. Returns an error unless these pages fill the range exactly.
+    /// Returns the offsets of the pages in a range. Returns an error unless one or more pages fill the range exactly.
     fn tiling(&self, offset: usize, bytes: usize) -> Result<Vec<usize>> {
         within("reservation", offset, bytes, self.reservation.bytes())?;
         let mut starts = Vec::new();

@@ -103,8 +103,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::Missing`] if the driver has no virtual memory calls; [`Error::Descriptor`] if the descriptor is
-    /// number 0, which the driver does not accept, and cannot be duplicated; [`Error::Driver`] from `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` if the
-    /// descriptor is of something else.
+    /// number 0, which the driver does not accept, and cannot be duplicated; [`Error::Driver`] from
+    /// `cuMemImportFromShareableHandle`, for example `CUDA_ERROR_UNKNOWN` if the descriptor is of something else.
     #[doc(alias = "cuMemImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>, bytes: usize) -> Result<Self> {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -189,7 +189,8 @@ impl PhysicalMemory {
     ///
     /// # Errors
     /// [`Error::NotExportable`] if [`handle_types`](Self::handle_types) lacks [`HandleTypes::FABRIC`];
-    /// [`Error::NoFabric`] or [`Error::Driver`] from `cuMemExportToShareableHandle`.
+    /// [`Error::NoFabric`] if this process has no access to a fabric; [`Error::Driver`] from
+    /// `cuMemExportToShareableHandle` for other errors.
     #[doc(alias = "cuMemExportToShareableHandle")]
     pub fn export_fabric(&self) -> Result<FabricHandle> {
         let Inner { context, raw, handle_types, .. } = &*self.inner;
@@ -229,8 +230,8 @@ impl PhysicalMemory {
         self.inner.bytes
     }
 
-    /// The handle types that the memory can be exported as: those given to [`create`](Self::create), or the type that the
-    /// memory was imported from. For [retained](Self::retain) memory, the types that the driver reports.
+    /// The handle types that the memory can be exported as: those given to [`create`](Self::create), or the type that
+    /// the memory was imported from. For [retained](Self::retain) memory, the types that the driver reports.
     #[must_use]
     pub fn handle_types(&self) -> HandleTypes {
         self.inner.handle_types

@@ -62,7 +62,7 @@ impl Reservation {
     /// # Errors
     /// [`Error::Missing`](crate::Error::Missing) if the driver has no virtual memory calls;
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemAddressReserve`: `CUDA_ERROR_OUT_OF_MEMORY` if no such range
-    /// is left; `CUDA_ERROR_INVALID_VALUE` if the size is not a multiple of the granularity.
+    /// is left; `CUDA_ERROR_INVALID_VALUE` if `bytes` or `alignment` is not as required above.
     #[doc(alias = "cuMemAddressReserve")]
     pub fn new(driver: &Driver, bytes: usize, alignment: usize) -> Result<Self> {
         let mut start = 0;
@@ -91,9 +91,10 @@ impl Reservation {
     /// [`Error::DifferentDrivers`](crate::Error::DifferentDrivers).
     ///
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemMap`: `CUDA_ERROR_INVALID_VALUE` if something is already
-    /// mapped in the range, if a size or offset is not a multiple of the granularity, or if imported memory is smaller
-    /// than the size stated at its import and the range lies past its end; `CUDA_ERROR_NOT_SUPPORTED` if the range is
-    /// only a part of the memory and the driver maps only the whole memory (as driver 580 does).
+    /// mapped in the range, if a size or offset is not a multiple of the granularity, or if the range exceeds the
+    /// actual size of the memory, because the size stated at its import or [retention](PhysicalMemory::retain) was too
+    /// large; `CUDA_ERROR_NOT_SUPPORTED` if the range is only a part of the memory and the driver maps only the whole
+    /// memory (as driver 580 does).
     #[doc(alias = "cuMemMap")]
     pub fn map(
         &self,
