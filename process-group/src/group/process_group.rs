@@ -285,11 +285,9 @@ impl ProcessGroup {
         let members = records.into_iter().filter_map(|(rank, record)| Some((rank as usize, record?)));
         let members: Vec<_> = members.collect();
         let Some(divergence) = Divergence::of_marks(call, &members) else { return Ok(()) };
-        let counts = || members.iter().map(|(_, ((count, _), _))| *count);
-        if counts().min() == counts().max() {
-            // Only the call histories show which of equally many calls was the first to differ.
-            health.await_comparison();
-        }
+        // Only the call histories show which call was the first to differ. If they do not differ, a member has made fewer
+        // of the same calls.
+        health.await_comparison();
         Err(health.diverged(divergence))
     }
 

@@ -189,7 +189,8 @@ impl Divergence {
 
     /// Compares the members' last [`Mark`]s: the number of a member's last collective and the hash after it. Each of
     /// `members` consists of the member's rank in the job, its mark, and the site of its call of the method
-    /// `comparison`, which requested the comparison. Returns `None` if all marks are equal.
+    /// `comparison`, which requested the comparison. Returns `None` if all marks are equal. If the counts are unequal, the
+    /// caller must know that the members' calls are equal up to the fewest: the marks do not show it.
     pub(crate) fn of_marks(comparison: &str, members: &[(usize, (Mark, String))]) -> Option<Self> {
         let mut marks: BTreeMap<Mark, Vec<usize>> = BTreeMap::new();
         for (rank, (mark, _)) in members {
@@ -199,8 +200,8 @@ impl Divergence {
         if marks.len() < 2 {
             return None;
         }
-        // The hashes show only that the calls differ by then, not which call was the first to differ.
-        let (after, by) = (0, if fewest < most { fewest + 1 } else { *most });
+        // If all counts are equal, the hashes do not show which call was the first to differ.
+        let (after, by) = if fewest < most { (*fewest, fewest + 1) } else { (0, *most) };
         let (ranks, other) = minority(marks.values());
         let calls = ranks.iter().chain(&other).filter_map(|rank| {
             let (_, ((count, _), site)) = members.iter().find(|(member, _)| member == rank)?;
@@ -283,7 +284,7 @@ mod tests {
         assert_eq!(of([(10, 7); 3]), None);
         assert_eq!(
             of([(10, 7), (9, 6), (10, 7)]).unwrap().to_string(),
-            "rank(s) 5 differ in a collective from 1 to 10; rank 5 called compare_calls after 9 collectives at a.rs:1; rank 4 \
+            "rank(s) 5 differ in collective 10; rank 5 called compare_calls after 9 collectives at a.rs:1; rank 4 \
              called compare_calls after 10 collectives at a.rs:1"
         );
         assert_eq!(of([(10, 3), (9, 2), (8, 1)]).unwrap().ranks, [4, 5, 6]);

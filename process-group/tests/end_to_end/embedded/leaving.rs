@@ -127,15 +127,15 @@ const WAITS: [(&str, Option<&str>, Wait); 5] = [
     }),
 ];
 
-/// The ranks make calls without waiting for them, and destroy the group. Rank 1's calls differ.
-fn destroyed_after_calls_that_differ(machine: &Machine, calls: [&[ReduceOp]; 2]) {
+/// The ranks make calls without waiting for them, and destroy the group. Collective `first` is the first that differs.
+fn destroyed_after_calls_that_differ(machine: &Machine, calls: [&[ReduceOp]; 2], first: u64) {
     machine.ranks(2, |rank| {
         let world = rank.world();
         let works: Vec<_> =
             calls[rank.rank].iter().map(|op| all_reduce_with(&rank, &world, *op).unwrap()).collect();
         let error = world.destroy(far()).unwrap_err();
         let GroupErrorKind::CollectiveDiverged { divergence, .. } = error.kind() else { panic!("{error}") };
-        assert_eq!(divergence.after, divergence.by - 1, "{error}");
+        assert_eq!((divergence.after, divergence.by), (first - 1, first), "{error}");
         drop(works);
     });
     assert!(wait_for_dropped(far()));
@@ -144,22 +144,28 @@ fn destroyed_after_calls_that_differ(machine: &Machine, calls: [&[ReduceOp]; 2])
 rusty_fork_test! {
     #[test]
     fn calls_that_differ_are_found_when_the_group_is_destroyed() {
-        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum], &[ReduceOp::Max]]);
+        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum], &[ReduceOp::Max]], 1);
     }
 
     #[test]
     fn calls_that_differ_are_found_when_the_group_is_destroyed_on_a_faithful_machine() {
-        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum], &[ReduceOp::Max]]);
+        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum], &[ReduceOp::Max]], 1);
     }
 
     #[test]
     fn a_call_that_one_member_has_skipped_is_found_when_the_group_is_destroyed() {
-        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]]);
+        destroyed_after_calls_that_differ(&machine(2), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]], 3);
     }
 
     #[test]
     fn a_skipped_call_is_found_when_the_group_is_destroyed_on_a_faithful_machine() {
-        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]]);
+        destroyed_after_calls_that_differ(&faithful(2, 22809), [&[ReduceOp::Sum; 3], &[ReduceOp::Sum; 2]], 3);
+    }
+
+    #[test]
+    fn a_call_skipped_between_others_is_named_when_the_group_is_destroyed() {
+        let calls: [&[ReduceOp]; 2] = [&[ReduceOp::Sum, ReduceOp::Max, ReduceOp::Sum], &[ReduceOp::Sum; 2]];
+        destroyed_after_calls_that_differ(&machine(2), calls, 2);
     }
 
     #[test]
