@@ -80,8 +80,9 @@ impl Context {
     ///
     /// The methods of this crate make their context current themselves. Use this method for other calls that need a
     /// current context, such as calls of NCCL, cuBLAS or raw functions of the driver. If the context is current
-    /// already, the only cost is one query of the current context. Calls can be nested. The former context is also
-    /// restored if `body` panics. If restoring it fails, the hook of
+    /// already, the only cost is one query of the current context. Calls can be nested. `body` must leave the current
+    /// context as it finds it: if the context was current already, a change by `body` (such as by `cudaSetDevice`)
+    /// stays. The former context is also restored if `body` panics. If restoring it fails, the hook of
     /// [`set_drop_error_hook`](crate::set_drop_error_hook) receives the error.
     ///
     /// # Errors
@@ -234,12 +235,14 @@ impl Context {
         Ok(value)
     }
 
-    /// Sets a limit of the context. The driver may round the value: [`limit`](Self::limit) returns the actual one.
+    /// Sets a limit of the context. `value` has the unit of the limit. The driver may round the value:
+    /// [`limit`](Self::limit) returns the actual one.
     ///
     /// # Errors
-    /// As [`limit`](Self::limit), from `cuCtxSetLimit`. Also `CUDA_ERROR_OUT_OF_MEMORY`. Also
-    /// `CUDA_ERROR_INVALID_VALUE` for `CU_LIMIT_PRINTF_FIFO_SIZE` after a kernel that calls `printf` was launched, and
-    /// for `CU_LIMIT_MALLOC_HEAP_SIZE` after a kernel that calls `malloc` or `free` was launched.
+    /// As [`limit`](Self::limit), from `cuCtxSetLimit`. Also `CUDA_ERROR_OUT_OF_MEMORY` if the memory that the limit
+    /// needs cannot be allocated. Also `CUDA_ERROR_INVALID_VALUE` for `CU_LIMIT_PRINTF_FIFO_SIZE` after a kernel that
+    /// calls `printf` was launched, and for `CU_LIMIT_MALLOC_HEAP_SIZE` after a kernel that calls `malloc` or `free`
+    /// was launched.
     #[doc(alias = "cuCtxSetLimit")]
     pub fn set_limit(&self, limit: CUlimit, value: usize) -> Result<()> {
         let _current = self.enter()?;

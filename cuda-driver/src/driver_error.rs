@@ -10,8 +10,8 @@ pub struct DriverError {
     pub function: &'static str,
     /// The code that the function returned.
     pub code: CUresult,
-    /// The code's name.
+    /// The code's name; `unknown code` if the driver has none.
     pub name: String,
-    /// The driver's description of the code.
+    /// The driver's description of the code; `no description` if the driver has none.
     pub text: String,
 }

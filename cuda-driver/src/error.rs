@@ -55,7 +55,8 @@ pub enum Error {
         device: u32,
     },
 
-    /// The driver refused to make, export or import memory with a fabric handle.
+    /// The driver refused to make, export or import memory with a fabric handle, by the code `CUDA_ERROR_NOT_SUPPORTED`
+    /// or `CUDA_ERROR_NOT_PERMITTED`. For another code the error is [`Error::Driver`].
     #[error(
         "memory for fabric handles was refused: {function} failed with {name} ({code}). They need GPUs of an NVLink \
          domain, a fabric manager, and an IMEX channel that this process may open \
@@ -180,7 +181,7 @@ pub enum Error {
         cause: &'static str,
     },
 
-    /// A range of elements is not inside its slice.
+    /// A range of elements is not inside its slice, or starts after its end.
     #[error("elements {start}..{end} are not a range of a slice of {len} elements")]
     OutOfRange {
         /// Index of the first element of the range.
@@ -210,8 +211,8 @@ pub enum Error {
         "physical memory made for handle types {made:?} cannot be exported as {wanted:?}: ask for it at creation"
     )]
     NotExportable {
-        /// The handle types that were requested when the memory was made. For imported memory, the type of the handle
-        /// from which it was imported.
+        /// The handle types that were requested when the memory was made. For imported memory, the type of the imported
+        /// handle. For [retained](crate::vmm::PhysicalMemory::retain) memory, the types that the driver reports.
         made: HandleTypes,
         /// The handle type of the export.
         wanted: HandleTypes,
@@ -259,7 +260,7 @@ impl Error {
     }
 
     /// Returns true if the [code](Self::code) is `CUDA_ERROR_OUT_OF_MEMORY`: no device memory, host memory or range of
-    /// addresses of the requested size was left.
+    /// addresses of the requested size was left, or a size limit (of a memory pool or of locked memory) was exceeded.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code() == Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY)

@@ -91,7 +91,9 @@ impl Event {
     /// [`RelaxedCapture`](crate::graph::RelaxedCapture).
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuEventQuery`, also for an error of earlier asynchronous work.
+    /// [`Error::Driver`](crate::Error::Driver) from `cuEventQuery`, also for an error of earlier asynchronous work. In
+    /// every mode, `CUDA_ERROR_CAPTURED_EVENT` if the last record is part of an open capture, which the call then
+    /// invalidates; `CUDA_ERROR_INVALID_VALUE` if that capture has ended.
     #[doc(alias = "cuEventQuery")]
     pub fn query(&self) -> Result<bool> {
         // SAFETY: the event is alive.
@@ -99,12 +101,11 @@ impl Event {
         ready(self.context.api(), "cuEventQuery", code)
     }
 
-    /// Blocks the calling thread until all work before the last record has completed. The driver refuses this call
-    /// during the same captures as [`query`](Self::query), and invalidates them.
+    /// Blocks the calling thread until all work before the last record has completed. The driver refuses this call in
+    /// the same cases as [`query`](Self::query), and invalidates the same captures.
     ///
     /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuEventSynchronize`, also for an error of earlier asynchronous
-    /// work.
+    /// As [`query`](Self::query), from `cuEventSynchronize`.
     #[doc(alias = "cuEventSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is alive.
@@ -147,7 +148,8 @@ impl Event {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuIpcOpenEventHandle`: `CUDA_ERROR_INVALID_CONTEXT` for a handle
-    /// that this process exported itself, `CUDA_ERROR_MAP_FAILED`, `CUDA_ERROR_INVALID_HANDLE`.
+    /// that this process exported itself, `CUDA_ERROR_MAP_FAILED` if the driver cannot map the event,
+    /// `CUDA_ERROR_INVALID_HANDLE` if `handle` is not the handle of an event.
     #[doc(alias = "cuIpcOpenEventHandle")]
     pub fn open_ipc(context: &Context, handle: IpcEventHandle) -> Result<Self> {
         let _current = context.enter()?;

@@ -35,8 +35,9 @@
 //!   mapping keeps its reservation and its physical memory. Contexts, streams, physical memory and reservations are
 //!   handles that are cheap to clone. Dropping the last clone releases the object.
 //! - **The current context of a thread does not change.** A method that needs a current context makes its own context
-//!   current, and restores the former one before it returns. Most calls on a stream or an event need no current
-//!   context, because the driver takes the context from the handle.
+//!   current, and restores the former one before it returns. It can also return [`Error::Driver`] from
+//!   `cuCtxGetCurrent` or `cuCtxPushCurrent_v2`; its documentation may leave this out. Most calls on a stream or an
+//!   event need no current context, because the driver takes the context from the handle.
 //! - **Objects of two drivers do not mix.** Two [`Driver`] values are the same driver if they call the same loaded
 //!   library, as after two calls of [`Driver::load`]. A call on objects of different drivers returns
 //!   [`Error::DifferentDrivers`]. Such objects are never equal.

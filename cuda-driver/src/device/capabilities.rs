@@ -152,7 +152,7 @@ impl Device {
     }
 }
 
-/// Converts a count. The driver reports it as a signed number, but it is never negative.
+/// Converts a count or a set of flags. The driver reports it as a signed number, but it is never negative.
 fn count(value: i32) -> u32 {
     u32::try_from(value).unwrap_or(0)
 }

@@ -23,7 +23,8 @@ pub struct PeerLink {
 }
 
 impl Device {
-    /// Returns true if kernels and copies of this device can access the memory of `peer` directly.
+    /// Returns true if kernels and copies of this device can access the memory of `peer` directly. Returns false if
+    /// `peer` is this device.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuDeviceCanAccessPeer`;

@@ -45,7 +45,8 @@ pub enum CaptureStatus {
     None,
     /// The stream captures: work enqueued on it is recorded.
     Active,
-    /// The stream is in a capture that a refused call invalidated. The capture must still be ended.
+    /// The stream is in a capture that a refused call invalidated. The capture must still be ended. Also stands for a
+    /// status that this crate does not know.
     Invalidated,
 }
 
@@ -76,7 +77,7 @@ pub struct CaptureInfo {
 /// library on a non-blocking stream without such a handle.
 ///
 /// # Errors
-/// As [`Stream::capture_status`].
+/// As [`Stream::capture_status`], except that `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` shows a capture and is not an error.
 pub fn is_capturing(context: &Context) -> Result<bool> {
     for stream in stream::alive(context) {
         if stream.capture_status()? != CaptureStatus::None {
@@ -178,7 +179,9 @@ impl Stream {
 pub struct Capture {
     stream: Stream,
     ended: bool,
+    /// The objects that the graph will hold; `None` if they were taken, or if the capture was invalidated at its begin.
     open: Option<OpenCapture>,
+    /// `None` only if the capture cannot be ended and counts as open for ever.
     counted: Option<CountedCapture>,
     thread: PhantomData<*const ()>,
 }
@@ -189,7 +192,8 @@ impl Capture {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamEndCapture`: `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if a
     /// refused call invalidated the capture, `CUDA_ERROR_STREAM_CAPTURE_UNJOINED` if this stream does not wait for the
-    /// work of another stream that became part of the capture. The capture has ended even then.
+    /// work of another stream that became part of the capture. The capture has ended even then. But if the context of
+    /// the per-thread default stream cannot be made current, the capture stays open for ever.
     #[doc(alias = "cuStreamEndCapture")]
     pub fn end(mut self) -> Result<Graph> {
         let mut graph = self.finish()?;

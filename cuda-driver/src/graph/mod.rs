@@ -62,8 +62,9 @@ bitflags! {
 /// graphs.
 ///
 /// It keeps alive the modules of the kernels that [`Stream::launch_kernel`] recorded in it, the
-/// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses, and the objects passed to [`Stream::keep_in_graph`].
-/// Its executables keep them alive too.
+/// [`DeviceSlice`](crate::DeviceSlice)s that recorded work uses or that were dropped while their stream was in the
+/// capture, the objects passed to [`Stream::keep_in_graph`], and the objects held by executables whose launches were
+/// recorded. Executables made from the graph keep all these alive too.
 pub struct Graph {
     context: Context,
     raw: CUgraph,

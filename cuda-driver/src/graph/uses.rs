@@ -55,7 +55,7 @@ impl Drop for KeepForEver<'_> {
 /// memory. The order may be unknown after a failed call, a panic of `work` or a race with a capture. The memory is then
 /// never freed.
 ///
-/// The work may have been enqueued even if the result is an error.
+/// The work may have been enqueued even if the result is an error. If `memory` is empty, only calls `work`.
 pub(crate) fn enqueue<T, E: From<Error>>(
     stream: &Stream,
     memory: &[BoundMemory],
@@ -174,7 +174,8 @@ fn event_of(stream: &Stream) -> Result<Event> {
     Event::new(stream.context(), EventFlags::DISABLE_TIMING)
 }
 
-/// Blocks until all work of the stream has completed. Allowed while other streams capture.
+/// Blocks until all work of the stream has completed. Allowed while other streams capture, with one exception: for the
+/// legacy default stream, no blocking stream of its context may capture.
 pub(crate) fn synchronize(stream: &Stream) -> Result<()> {
     let _relaxed = RelaxedCapture::enter(stream.context().driver())?;
     stream.synchronize()

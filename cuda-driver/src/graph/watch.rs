@@ -57,7 +57,7 @@ impl Period {
 
 /// Detects whether a call on a stream may be part of a capture.
 pub(crate) struct Uncaptured {
-    /// [`Stream::capture_calls`] before the call; `None` while such a call was running.
+    /// [`Stream::capture_calls`] before the watched call; `None` if a call that it counts was running then.
     calls: Option<u64>,
     period: Period,
     /// True if the stream was in no capture before the call.
@@ -68,8 +68,8 @@ impl Uncaptured {
     /// Called before the call on `stream`.
     #[inline]
     pub(crate) fn before(stream: &Stream) -> Self {
-        // The stream's `capture_calls` is loaded before its status. The status shows a capture that began before the load.
-        // A capture that begins later changes the count, which `holds` compares.
+        // The stream's `capture_calls` is loaded before its status. The status shows a capture that began before the
+        // load. A capture that begins later changes the count, which `holds` compares.
         let calls = stream.capture_calls();
         let period = Period::begin();
         let was_uncaptured =
@@ -102,11 +102,11 @@ impl<'a> Watch<'a> {
     /// Returns true if none of the streams can have become part of a capture since [`Watch::new`]. That is certain in
     /// two cases:
     /// - No capture of [`Stream::begin_capture`] was open or began in this time.
-    /// - No call began a capture on one of the streams, and no call made one of them wait for an event that may be part
-    ///   of a capture.
+    /// - No call began a capture on one of the streams or tried to, no call made one of them wait for an event that may
+    ///   be part of a capture, and no [`Stream::wait`] on one of them failed.
     ///
-    /// Captures that another library began may go undetected. While a [`Stream::wait`] on one of the streams
-    /// runs, the second case does not hold. It never holds if such a wait was running at [`Watch::new`].
+    /// Captures that another library began may go undetected. While a [`Stream::begin_capture`] or [`Stream::wait`] on
+    /// one of the streams runs, the second case does not hold. It never holds if one was running at [`Watch::new`].
     pub(crate) fn is_certain(&self) -> bool {
         self.period.is_without_captures()
             || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)

@@ -59,7 +59,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// [`Error::OutOfBounds`](crate::Error::OutOfBounds) if `from` does not fit; the errors of
-    /// [`Context::copy_from_host`].
+    /// [`Context::copy_from_host`]. After [`Error::Driver`](crate::Error::Driver), the copy may still run later.
     pub fn copy_from_host<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         within("device memory", offset, size_of_val(from), self.bytes)?;
         // SAFETY: the range is inside memory that `self` owns.

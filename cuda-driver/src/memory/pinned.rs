@@ -31,6 +31,7 @@ bitflags! {
 pub struct PinnedMemory {
     context: Context,
     start: NonNull<u8>,
+    /// The size in bytes; 0 after a call of [`free`](Self::free).
     bytes: usize,
 }
 
@@ -47,7 +48,8 @@ impl PinnedMemory {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostAlloc`: `CUDA_ERROR_OUT_OF_MEMORY` if the host has no
-    /// more memory or the limit of locked memory is exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
+    /// more memory, the limit of locked memory is exceeded, or the driver reports success but returns a null pointer;
+    /// `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostAlloc")]
     pub fn new(context: &Context, bytes: usize, flags: PinnedFlags) -> Result<Self> {
         let _current = context.enter()?;

@@ -25,7 +25,7 @@ bitflags! {
     /// reused.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PoolReuse: u32 {
-        /// The allocating stream has waited for an event that the other stream recorded after the free.
+        /// The allocating stream has waited for the free, for example for an event that was recorded after the free.
         const AFTER_EVENTS = 1;
         /// The other stream has already completed the free.
         const OPPORTUNISTIC = 2;
@@ -142,7 +142,7 @@ impl MemoryPool {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolImportFromShareableHandle`;
-    /// [`Error::Descriptor`](crate::Error::Descriptor).
+    /// [`Error::Descriptor`](crate::Error::Descriptor) if the descriptor is number 0 and cannot be duplicated.
     #[doc(alias = "cuMemPoolImportFromShareableHandle")]
     pub fn import_fd(context: &Context, descriptor: BorrowedFd<'_>) -> Result<Self> {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -163,7 +163,8 @@ impl MemoryPool {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemPoolExportToShareableHandle`: `CUDA_ERROR_INVALID_VALUE` if
-    /// the pool was created without this handle type; [`Error::NoDescriptor`](crate::Error::NoDescriptor).
+    /// the pool was created without this handle type; [`Error::NoDescriptor`](crate::Error::NoDescriptor) if the driver
+    /// reports success but returns no descriptor.
     #[doc(alias = "cuMemPoolExportToShareableHandle")]
     pub fn export_fd(&self) -> Result<OwnedFd> {
         let kind = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -64,8 +64,8 @@ pub struct AddressRange {
 
 impl Driver {
     /// Returns the driver's information about an address. Returns `None` if the driver does not know the memory
-    /// (ordinary host memory, an address that was freed, or an unmapped part of a reservation). A call takes about 1 µs, so do not make one for each
-    /// operation.
+    /// (ordinary host memory, an address that was freed, or an unmapped part of a reservation). A call takes about
+    /// 1 µs, so do not make one for each operation.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuPointerGetAttribute`. An unknown address is not an error.

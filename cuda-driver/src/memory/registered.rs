@@ -44,12 +44,13 @@ unsafe impl Sync for RegisteredMemory<'_> {}
 
 impl<'a> RegisteredMemory<'a> {
     /// Registers `memory`. The driver pins whole pages. Some drivers refuse a second registration that shares a page
-    /// with another.
+    /// with another. The driver refuses this call during the same captures as
+    /// [`PinnedMemory::new`](super::PinnedMemory::new), and invalidates them.
     ///
     /// # Safety
     /// The returned value must be dropped before `memory` is freed. In particular, it must not be
-    /// [forgotten](std::mem::forget): that ends the borrow, but the driver keeps the registration. Copies to memory that
-    /// the program later has at the same addresses then go to the old pages.
+    /// [forgotten](std::mem::forget): that ends the borrow, but the driver keeps the registration. Copies to memory
+    /// that the program later has at the same addresses then go to the old pages.
     ///
     /// ```compile_fail,E0133
     /// # use cuda_driver::{Context, Result, memory::{RegisterFlags, RegisteredMemory}};
@@ -61,8 +62,8 @@ impl<'a> RegisteredMemory<'a> {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostRegister_v2`:
-    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`; `CUDA_ERROR_OUT_OF_MEMORY` if the limit of locked memory is
-    /// exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
+    /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED` if a part of `memory` is registered or pinned already;
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the limit of locked memory is exceeded; `CUDA_ERROR_INVALID_VALUE` for zero bytes.
     #[doc(alias = "cuMemHostRegister")]
     pub unsafe fn new(context: &Context, memory: &'a mut [u8], flags: RegisterFlags) -> Result<Self> {
         // SAFETY: the slice is borrowed as long as the value exists, and the caller promises to drop the value.
@@ -73,8 +74,8 @@ impl<'a> RegisteredMemory<'a> {
     ///
     /// # Safety
     /// Until the returned value is dropped, the `bytes` bytes from `start` on must be mapped, readable and initialised.
-    /// They must also be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them, also if
-    /// the value is forgotten.
+    /// They must also be writable, unless [`READ_ONLY`](RegisterFlags::READ_ONLY) is set. Nothing may unmap them, also
+    /// if the value is forgotten.
     ///
     /// # Errors
     /// As [`RegisteredMemory::new`].

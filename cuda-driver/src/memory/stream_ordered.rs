@@ -13,8 +13,9 @@ use crate::{DevicePtr, Result, Stream, device, teardown};
 pub struct PoolPointer(pub [u8; 64]);
 
 /// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream. Do not allocate or
-/// drop while the stream captures: the driver would record the call in the graph. If the stream is the per-thread default
-/// stream, drop the value on the thread that allocated it.
+/// drop while the stream captures: the driver would record the allocation in the graph, and would refuse to free memory
+/// that no graph has allocated, which then leaks. If the stream is the per-thread default stream, drop the value on the
+/// thread that allocated it.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,

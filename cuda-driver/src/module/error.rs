@@ -12,7 +12,7 @@ pub enum ModuleError {
     #[error("the PTX text is empty: it starts with .version, .target and .address_size")]
     Empty,
 
-    /// A text contains a NUL byte. The driver would read the text only up to this byte.
+    /// A text contains a NUL byte. The driver would read the text only up to it. One NUL at the end of PTX is allowed.
     #[error("the {what} has a NUL byte at {at}, where the driver would take it for ended")]
     Nul {
         /// A name for the text, such as `PTX`.
