@@ -85,9 +85,9 @@ impl Pool {
     ///
     /// A stream that is being captured is served only by a pool that keeps its memory for the graph: a
     /// [frozen](Self::freeze) pool, or a graph pool during [`GraphPool::capture`](super::GraphPool::capture). Other
-    /// pools return [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). If
-    /// [`StreamEvents::captures`](super::StreamEvents::captures) does not count a capture, only requests that find no
-    /// free block in the stream's cache are checked.
+    /// pools return [`CaptureOutsideGraphPool`](AllocError::CaptureOutsideGraphPool). While the counter that
+    /// [`StreamEvents::captures`](super::StreamEvents::captures) returned is 0, or if there is none, only requests that
+    /// find no free block in the stream's cache query the capture status. Other requests are not refused then.
     ///
     /// # Errors
     /// [`AllocError`]. Cached memory may have been released before the request failed.
@@ -151,12 +151,12 @@ impl Pool {
         self.handle.core.segments()
     }
 
-    /// Sets every peak of the pool's statistics to the current value.
+    /// Sets each [`Gauge::peak`] in the pool's statistics to the gauge's current value.
     pub fn reset_peaks(&self) {
         self.handle.core.reset(Gauge::reset_peak, Counters::reset_peaks);
     }
 
-    /// Sets every total of the pool's statistics to the current value.
+    /// Sets each [`Gauge::total`] in the pool's statistics to the gauge's current value.
     pub fn reset_totals(&self) {
         self.handle.core.reset(Gauge::reset_total, Counters::reset_totals);
     }
@@ -196,7 +196,9 @@ impl Pool {
 
     /// Like [`use_on_this_thread`](Self::use_on_this_thread), but only for requests for which `selects` returns true.
     /// For other requests, the next older guard applies. `selects` is called on this thread, for each request to the
-    /// allocator to which no newer guard of this thread applies. It must not create or drop such guards.
+    /// allocator and each call of [`pool_for`](super::Allocator::pool_for) to which no newer guard of this thread
+    /// applies. It must not create or drop such guards of any allocator: that panics. Nor may it request memory through
+    /// this allocator.
     ///
     /// ```
     /// # use std::sync::Arc;

@@ -81,16 +81,17 @@ impl DriverEvents {
         id
     }
 
-    /// Returns the number of the stream of this object's context with this handle; `None` if it is not
-    /// [registered](Self::register).
+    /// Returns the number of the [registered](Self::register) stream that has this driver handle in this object's
+    /// context; `None` if there is none.
     #[must_use]
     pub fn number_of(&self, handle: CUstream) -> Option<StreamId> {
         lock(&self.streams).by_handle.get(&handles(&self.context, handle)).copied()
     }
 
-    /// Removes a stream, and drops the handle that kept it alive. Calls of this object with the stream's number fail
-    /// from now on. Memory that the allocator has cached for this number stays cached until a request needs it, or
-    /// until the program calls [`Allocator::trim_to`](crate::core::Allocator::trim_to) or
+    /// Removes a stream, and drops the handle that kept it alive. From now on, `is_registered` returns false for the
+    /// stream's number, and the other calls of this object with it fail. Memory that the allocator has cached for this
+    /// number stays cached until a request needs it, or until the program calls
+    /// [`Allocator::trim_to`](crate::core::Allocator::trim_to) or
     /// [`Allocator::empty_cache`](crate::core::Allocator::empty_cache). To release it at once, call
     /// [`Allocator::forget_stream`](crate::core::Allocator::forget_stream) before this function.
     pub fn forget(&self, stream: StreamId) {

@@ -104,8 +104,8 @@ impl<S: SegmentSource, L: CallSink> LoggingSource<S, L> {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Makes a call, logs it, and returns its result. The record describes the memory by `returned` if the call
-    /// succeeds, otherwise by `passed`.
+    /// Makes a call, logs it, and returns its result. If the call returns `Ok(value)`, the record has the address,
+    /// bytes and token of `returned(&value)`, otherwise those of `passed`.
     fn logged<T>(
         &self,
         method: SourceMethod,

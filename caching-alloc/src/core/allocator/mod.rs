@@ -170,9 +170,9 @@ impl Allocator {
         Ok(Pool::new(&self.engine, self.engine.add_pool(settings)?))
     }
 
-    /// Marks `stream` as one that carries collectives. From now on, the allocator makes it wait on the device for no
-    /// other stream, and makes no other stream wait for it. Other ranks would not have the same waits, so such a wait
-    /// could deadlock a collective. [`forget_stream`](Self::forget_stream) removes the mark.
+    /// Marks `stream` as one that carries collectives. From now on, the allocator adds no device-side waits between
+    /// `stream` and other streams, in either direction. Other ranks would not have the same waits, so such a wait could
+    /// deadlock a collective. [`forget_stream`](Self::forget_stream) removes the mark.
     pub fn mark_collective(&self, stream: StreamId) {
         self.engine.registry.mark_collective(stream);
     }
@@ -194,8 +194,9 @@ impl Allocator {
         Ok(limit)
     }
 
-    /// Sets [`Settings::collect_above`] for later requests: the part of the memory limit above which idle segments
-    /// are released before new memory is requested. `None` turns this off.
+    /// Sets [`Settings::collect_above`] for later requests: a part of the memory limit. While more is reserved, idle
+    /// segments of at least average idle time are released before new memory is requested, and a re-mappable pool moves
+    /// idle pages before it makes new ones. `None` turns this off. Has no effect without a memory limit.
     pub fn set_collect_above(&self, part: Option<Fraction>) {
         self.engine.registry.collect.store(part.map_or(u32::MAX, Fraction::millionths), Ordering::Relaxed);
     }
@@ -216,10 +217,10 @@ impl Allocator {
         self.engine.pools().iter().for_each(|pool| pool.reset(Gauge::reset_total, Counters::reset_totals));
     }
 
-    /// Returns the usage of the blocks in each stream's memory, summed over all pools. A block that another stream
-    /// has borrowed counts for the stream whose memory it is in. Peaks are summed too, so a peak is an upper bound.
-    /// Counts of dropped pools are not included, nor those from before the allocator dropped its state of a stream in
-    /// a pool (see [`Entry`](super::Entry)).
+    /// Returns the usage of the blocks in each stream's memory, summed over all pools. A block counts for the
+    /// stream whose memory it is in, even if the request was for another stream. Peaks are summed too, so a peak is an
+    /// upper bound. Counts of dropped pools are not included. Nor are earlier counts of a stream in a pool, if the
+    /// allocator has removed the state of that stream in that pool since then (see [`Entry`](super::Entry)).
     #[must_use]
     pub fn usage_by_stream(&self) -> Vec<(StreamId, Usages)> {
         let mut all: Vec<(StreamId, Usages)> = Vec::new();
@@ -233,9 +234,9 @@ impl Allocator {
         all
     }
 
-    /// Returns how much of the device's memory is free, is reserved by this allocator, and belongs to others. The
-    /// part of the others is computed as the remainder. It is inexact if this allocator reserves or releases memory
-    /// between the query of the device and the reading of its own statistics.
+    /// Returns the device's memory by owner. [`MemoryReport::foreign`] is the memory that is neither free nor reserved
+    /// by this allocator. The result may be inexact if this allocator reserves or releases memory between the query of
+    /// the device and the reading of its own statistics.
     ///
     /// # Errors
     /// The source's error if it cannot report the device's memory.
@@ -265,8 +266,8 @@ impl Allocator {
     ///
     /// Blocks the host until the work of the streams that used this memory has ended. Does not release memory of
     /// frozen pools, memory that graphs use, memory of streams that are being captured, or memory that is held
-    /// ([`Hold`](super::Hold)). An idle segment that is held serves no more requests. It is released later; see
-    /// [`reap`](Self::reap).
+    /// ([`Hold`](super::Hold)). This call quarantines idle segments that are held: from then on they serve no requests.
+    /// When they are no longer held, [`reap`](Self::reap) or a later trim releases them.
     ///
     /// # Errors
     /// [`TrackError::Reentrant`] inside a tracker.
@@ -274,8 +275,9 @@ impl Allocator {
         self.trim_to(0)
     }
 
-    /// Releases idle segments until all segments together have at most `bytes`, or no other segment can be released.
-    /// Returns the number of bytes released. Blocks like [`empty_cache`](Self::empty_cache).
+    /// Does the same as [`reap`](Self::reap). Then releases idle segments until all segments together have at most
+    /// `bytes`, or no other segment can be released. Returns the number of bytes released by both steps. Blocks like
+    /// [`empty_cache`](Self::empty_cache).
     ///
     /// # Errors
     /// As [`empty_cache`](Self::empty_cache).
@@ -336,10 +338,12 @@ impl Allocator {
         self.engine.registry.faults()
     }
 
-    /// Returns the segment and the block that contain an address, or `None` if no segment of the allocator's pools
-    /// contains it. Also returns `None` while another thread adds, moves or removes that segment. Finds the segment
-    /// in logarithmic time. In a pool that is not re-mappable, this method then walks over the blocks of that segment,
-    /// with the stream's cache locked.
+    /// Returns the segment and the block that contain an address. Returns `None` if no segment of the allocator's pools
+    /// contains it, or if the segment awaits its release after the cache that owned it was dropped. Also returns `None`
+    /// while another thread adds, moves or removes the segment. Finds the segment in logarithmic time.
+    ///
+    /// In a pool that is not re-mappable, this method then walks over the blocks of that segment, under the lock of the
+    /// cache that owns it. It searches all caches of the pool if the cache of the segment's stream does not own it.
     #[must_use]
     pub fn find(&self, address: u64) -> Option<AddressInfo> {
         self.engine.find(address)
@@ -347,11 +351,11 @@ impl Allocator {
 
     /// Attaches an observer until the returned guard is dropped. The observer is called when a request has found no
     /// memory, and gets the memory use at that time. It runs on the thread of the request, without any lock of the
-    /// allocator. It may free blocks, allocate and trim. If it returns [`OomAction::Retry`], the request is tried
-    /// once more.
+    /// allocator. It may free blocks, allocate and trim. All observers are called. If any of them returns
+    /// [`OomAction::Retry`], the request is tried once more.
     ///
     /// Requests that the observer itself makes are not reported to observers. A panic of the observer is recorded as a
-    /// [`Fault`], and the request continues.
+    /// [`Fault`], and counts as [`OomAction::GiveUp`].
     ///
     /// ```
     /// use std::sync::{Arc, Mutex};

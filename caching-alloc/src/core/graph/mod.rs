@@ -109,11 +109,14 @@ impl GraphPool {
     }
 
     /// Routes calls of [`Allocator::allocate`] for these streams, on every thread, to this pool, until the returned
-    /// guard is ended or dropped. Call it before the driver's capture begins, and end the guard after the driver's
-    /// capture has ended.
+    /// guard is ended or dropped. A newer guard of a thread ([`Pool::use_on_this_thread`]) takes precedence. Call this
+    /// method before the driver's capture begins, and end the guard after the driver's capture has ended.
     ///
     /// Blocks while a pool of the allocator grows or is trimmed. After it returns and until the guard is gone, the
     /// allocator does not make the host wait for the streams, because that would invalidate the driver's capture.
+    ///
+    /// Inside a tracker, that is, in a call from a method of a [`Tracker`](super::Tracker), it does not block. A growth
+    /// or trim that has begun before may then still make the host wait for the streams.
     pub fn capture(&self, streams: &[StreamId]) -> Capture {
         let route = self.0.begin_capture(streams);
         Capture { pool: self.clone(), route, keep: self.0.keep() }
@@ -128,13 +131,14 @@ impl GraphPool {
 }
 
 impl Capture {
-    /// Adds a stream that will join the capture. Blocks like [`GraphPool::capture`].
+    /// Adds a stream that will join the capture. Blocks like [`GraphPool::capture`], with the same exception.
     pub fn add_stream(&self, stream: StreamId) {
         self.pool.0.add_to_capture(self.route, stream);
     }
 
-    /// Ends the routing. The returned value keeps the graph's memory, so keep it as long as the graph. Blocks like
-    /// [`GraphPool::capture`].
+    /// Ends the routing. The returned value keeps the graph's memory, so keep it as long as the graph. Blocks until no
+    /// pool of the allocator grows or is trimmed. Inside a tracker, it does not block, and
+    /// [`GraphMemory::segments`] may lack a segment that is being added or moved.
     pub fn end(self) -> GraphMemory {
         let segments = self.pool.0.segments();
         let name = format!("graph of pool {}", self.pool.name());
@@ -157,7 +161,7 @@ impl GraphMemory {
         &self.pool
     }
 
-    /// Returns the segments that the pool had at the end of the capture.
+    /// Returns the segments that the pool had at the end of the capture; see [`Capture::end`] for an exception.
     pub fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.holds.iter().map(Hold::segment)
     }

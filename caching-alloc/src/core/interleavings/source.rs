@@ -1,5 +1,5 @@
-//! A source for the models, with addresses but no memory. Each call about memory checks that the calling thread holds
-//! no lock that is needed for serving a request from a stream's cache.
+//! A source for the models and flows, with addresses but no memory. Every method except `device` and `as_pages` asserts
+//! that the caller holds no lock that a hit takes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Deferred release of the memory that a dropped stream cache or pool leaves.
+//! Deferred release of the memory that a dropped stream cache or re-mappable pool leaves.
 
 use std::sync::Arc;
 
@@ -61,8 +61,8 @@ pub(in crate::core) struct DeferredEntries {
 }
 
 impl Registry {
-    /// Takes over the memory and the entries of a dropped stream cache or pool. Calls [`reap`](Self::reap) at once if
-    /// the structure lock is free and this thread is not inside a tracker.
+    /// Takes over the memory and the entries of a dropped stream cache or re-mappable pool. Calls [`reap`](Self::reap)
+    /// at once if the structure lock is free and this thread is not inside a tracker.
     pub(in crate::core) fn defer_release(&self, left: DeferredRelease) {
         if left.segments.is_empty() && left.entries.is_empty() && left.ranges.is_empty() {
             return;

@@ -15,20 +15,27 @@
 //!   another stream.
 //! - A page moves only to addresses where nothing is mapped. Before it moves, the stream that needs it is ordered after
 //!   all streams that used it.
-//! - The old addresses of a moved page stay mapped at least until the host has seen the end of the uses there. They are
-//!   unmapped when pages are to be mapped there, when a page is to return to the source, or when there are more bytes
-//!   of old addresses than reserved memory. One call unmaps all neighbouring old addresses.
+//! - A page can be mapped at its old and its new addresses at once. The old addresses stay mapped at least until the
+//!   host has seen the end of the uses there. They are unmapped when pages are to be mapped there, when a page is to
+//!   return to the source, or when there are more bytes of old addresses than reserved memory. One call unmaps all
+//!   neighbouring old addresses.
 //! - While the source is called to create, map, unmap or release pages, the structure lock of the
 //!   [registry](super::registry) is held, and no other lock.
-//! - A pool's reserved memory has an upper bound while all its pages may move, that is, while no page is held, no
-//!   stream is being captured, and the streams may wait for each other. A block is in use if it is handed out, or if it
-//!   was freed but another stream may still use it. The peak is the largest number of bytes, and `n` the largest number
-//!   of blocks, that were in use at one time. The slack is the memory that the pool may reserve beyond the peak before
-//!   it moves idle pages. It is at most 8 MiB, the length of the smallest page or 1/64 of the peak, whichever is the
-//!   most. The bound is the peak, plus the slack, plus `2 * n` times the length of the longest page. The reason is that
-//!   the pool grows beyond the peak plus the slack only when every page has a block in it. A block fills all its pages
-//!   except perhaps the first and the last, so at most `2 * n` pages are partly empty. The pool usually reserves far
-//!   less than the bound (see `plan`).
+//!
+//! # Bound of the reserved memory
+//!
+//! A block is *in use* if it is handed out, or if it was freed but another stream may still use it. For a pool, let:
+//! - `P` be the peak: the largest number of bytes that were in use at one time,
+//! - `n` be the largest number of blocks that were in use at one time,
+//! - `L` be the length of its longest page in bytes,
+//! - `S` be the slack: the memory that the pool may reserve beyond the peak before it moves idle pages. It is at most
+//!   the maximum of 8 MiB, the length of the pool's smallest page, and `P / 64`.
+//!
+//! While all pages of the pool may move, its reserved memory is at most `P + S + 2 * n * L`. All pages may move while
+//! no page is held, no stream is being captured, and the streams may wait for each other. The reason for the bound is
+//! that the pool grows beyond `P + S` only when every page has a block in it. A block fills all its pages except
+//! perhaps the first and the last, so at most `2 * n` pages are partly empty. The pool usually reserves far less (see
+//! `plan`).
 
 mod arena;
 mod plan;

@@ -13,9 +13,10 @@ use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, not_of_thi
 
 /// A source of segments of pinned (page-locked) host memory, from `cuMemHostAlloc`.
 ///
-/// Addresses of segments and blocks are host addresses. With [`PinnedFlags::DEVICE_MAPPED`] the device can access the
-/// memory too, at [`device_ptr`](Self::device_ptr). Segments are zeroed when they are made. Reused blocks are not.
-/// Pinning is slow, and releasing a segment waits for the device. The memory cannot be exported to other processes.
+/// Addresses of segments and blocks are host addresses. Copies between host and device need no flag. With
+/// [`PinnedFlags::DEVICE_MAPPED`], [`device_ptr`](Self::device_ptr) returns the address that kernels use. Segments are
+/// zeroed when they are made. Reused blocks are not. Pinning is slow, and releasing a segment waits for the device. The
+/// memory cannot be exported to other processes.
 ///
 /// Like device memory, a block is reused in stream order: work enqueued on its stream before the block was handed out
 /// may still use it. A copy enqueued on that stream needs no wait, but the host must wait before it accesses the bytes.
