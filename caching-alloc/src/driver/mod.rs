@@ -28,6 +28,7 @@ mod plain;
 mod virtual_memory;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Mutex, PoisonError};
 
 use cuda_driver::{Context, Error};
@@ -43,9 +44,10 @@ use crate::core::{MemoryInfo, SegmentMemory, SourceError};
 /// the page size of the devices, and all releases of the communication libraries accept it.
 const SEGMENT_GRANULARITY: u64 = 2 << 20;
 
-/// The live segments of a source, keyed by address.
+/// The live segments of a source, keyed by address, each with its [`SegmentMemory::token`]. The driver may return the
+/// address of a released segment again. A source with unique tokens does not mistake the new segment for the old one.
 #[derive(Debug)]
-struct Segments<T>(Mutex<HashMap<u64, T>>);
+struct Segments<T>(Mutex<HashMap<u64, (u64, T)>>);
 
 impl<T> Default for Segments<T> {
     fn default() -> Self {
@@ -54,20 +56,25 @@ impl<T> Default for Segments<T> {
 }
 
 impl<T> Segments<T> {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, T>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, (u64, T)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, address: u64, segment: T) {
-        self.lock().insert(address, segment);
+    fn insert(&self, memory: &SegmentMemory, segment: T) {
+        self.lock().insert(memory.address, (memory.token, segment));
     }
 
+    /// Removes the segment with the address and the token of `memory`.
     fn remove(&self, memory: &SegmentMemory) -> Result<T, SourceError> {
-        self.lock().remove(&memory.address).ok_or_else(|| not_of_this_source(memory))
+        match self.lock().entry(memory.address) {
+            Entry::Occupied(found) if found.get().0 == memory.token => Ok(found.remove().1),
+            _ => Err(not_of_this_source(memory)),
+        }
     }
 
-    fn with<R>(&self, address: u64, look: impl FnOnce(&T) -> R) -> Option<R> {
-        self.lock().get(&address).map(look)
+    /// Calls `look` with the token of the segment at `address`, and the segment.
+    fn with<R>(&self, address: u64, look: impl FnOnce(u64, &T) -> R) -> Option<R> {
+        self.lock().get(&address).map(|(token, segment)| look(*token, segment))
     }
 }
 
@@ -101,4 +108,22 @@ fn host_size(bytes: u64) -> Result<usize, SourceError> {
 fn memory_info(context: &Context) -> Result<MemoryInfo, SourceError> {
     let (free, total) = context.memory_info().map_err(failed("cuMemGetInfo"))?;
     Ok(MemoryInfo { free: free as u64, total: total as u64 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_segment_is_not_taken_for_a_new_one_at_its_address() {
+        let segments = Segments::default();
+        let old = SegmentMemory { address: 512, bytes: 512, token: 0 };
+        let new = SegmentMemory { token: 1, ..old };
+        segments.insert(&old, "old");
+        assert_eq!(segments.remove(&old).unwrap(), "old");
+        segments.insert(&new, "new");
+        assert_eq!(segments.with(512, |token, segment| (token, *segment)), Some((1, "new")));
+        segments.remove(&old).expect_err("it was released already");
+        assert_eq!(segments.remove(&new).unwrap(), "new");
+    }
 }

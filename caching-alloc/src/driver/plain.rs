@@ -39,9 +39,9 @@ impl SegmentSource for DriverSource {
             .map_err(failed("cuThreadExchangeStreamCaptureMode"))?;
         let memory = DeviceMemory::new(&self.context, size)
             .map_err(|error| source_error("cuMemAlloc", bytes, error))?;
-        let address = memory.ptr().0;
-        self.segments.insert(address, memory);
-        Ok(SegmentMemory { address, bytes, token: 0 })
+        let made = SegmentMemory { address: memory.ptr().0, bytes, token: 0 };
+        self.segments.insert(&made, memory);
+        Ok(made)
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {

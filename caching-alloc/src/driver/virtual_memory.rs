@@ -143,7 +143,7 @@ impl VirtualMemorySource {
     #[must_use]
     pub fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.segments
-            .with(address, |mapping| mapping.memory().clone())
+            .with(address, |_, mapping| mapping.memory().clone())
             .or_else(|| self.pages.physical(address))
     }
 
@@ -194,10 +194,9 @@ impl SegmentSource for VirtualMemorySource {
 
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
         let mapping = self.map(bytes)?;
-        let address = mapping.ptr().0;
-        let token = mapping.memory().raw();
-        self.segments.insert(address, mapping);
-        Ok(SegmentMemory { address, bytes, token })
+        let made = SegmentMemory { address: mapping.ptr().0, bytes, token: mapping.memory().raw() };
+        self.segments.insert(&made, mapping);
+        Ok(made)
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {

@@ -9,7 +9,7 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::host_memory;
 use crate::core::{Block, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
-use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, not_of_this_source, source_error};
+use crate::driver::{SEGMENT_GRANULARITY, Segments, failed, host_size, source_error};
 
 /// A source of segments of pinned (page-locked) host memory, from `cuMemHostAlloc`.
 ///
@@ -31,15 +31,13 @@ pub struct PinnedHostSource {
     flags: PinnedFlags,
     /// Shared with the live [`PinnedBlock`](super::PinnedBlock)s, so the memory lives at least as long as they do.
     segments: Segments<Arc<PinnedSegment>>,
-    /// Number of segments made so far.
+    /// Number of segments made so far. It is the [`SegmentMemory::token`] of the next one.
     made: AtomicU64,
 }
 
 /// The memory of a segment.
 #[derive(Debug)]
 pub(super) struct PinnedSegment {
-    /// The segment's [`SegmentMemory::token`]. It is never reused, unlike addresses.
-    token: u64,
     pub(super) memory: PinnedMemory,
     /// The address at which the device accesses the first byte, if the memory is mapped.
     pub(super) device: Option<DevicePtr>,
@@ -79,8 +77,8 @@ impl PinnedHostSource {
     }
 
     fn segment(&self, memory: &SegmentMemory) -> Option<Arc<PinnedSegment>> {
-        let segment = self.segments.with(memory.address, Arc::clone);
-        segment.filter(|segment| segment.token == memory.token)
+        let of_token = |token, segment: &Arc<_>| (token == memory.token).then(|| Arc::clone(segment));
+        self.segments.with(memory.address, of_token)?
     }
 }
 
@@ -104,14 +102,12 @@ impl SegmentSource for PinnedHostSource {
         let device = device.map_err(failed("cuMemHostGetDevicePointer_v2"))?;
         let token = self.made.fetch_add(1, Ordering::Relaxed);
         let (address, bytes) = (memory.as_ptr().addr() as u64, memory.bytes() as u64);
-        self.segments.insert(address, Arc::new(PinnedSegment { token, memory, device }));
-        Ok(SegmentMemory { address, bytes, token })
+        let made = SegmentMemory { address, bytes, token };
+        self.segments.insert(&made, Arc::new(PinnedSegment { memory, device }));
+        Ok(made)
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
-        if self.segment(memory).is_none() {
-            return Err(not_of_this_source(memory));
-        }
         let segment = self.segments.remove(memory)?;
         // If something other than the allocator releases the segment, a `PinnedBlock` may still share it. That block
         // then frees the memory when it is dropped.
