@@ -197,8 +197,8 @@ impl Pool {
     /// Like [`use_on_this_thread`](Self::use_on_this_thread), but only for requests for which `selects` returns true.
     /// For other requests, the next older guard applies. `selects` is called on this thread, for each request to the
     /// allocator and each call of [`pool_for`](super::Allocator::pool_for) to which no newer guard of this thread
-    /// applies. It must not create or drop such guards of any allocator: that panics. Nor may it request memory through
-    /// this allocator.
+    /// applies. It may request memory, and create and drop guards. While it runs, guards with a predicate, of any
+    /// allocator, do not apply to requests of this thread.
     ///
     /// ```
     /// # use std::sync::Arc;

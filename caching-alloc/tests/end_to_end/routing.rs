@@ -1,6 +1,9 @@
 //! Selection of the pool for a request: by thread, by capture, and, before a request fails for lack of memory, by
 //! lending.
 
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -59,6 +62,39 @@ fn a_guard_with_a_predicate_routes_what_it_selects() {
     let elsewhere = allocator.clone();
     let other = thread::spawn(move || elsewhere.allocate(2 * MIB, s(2)).unwrap().pool());
     assert_eq!(other.join().unwrap(), PoolId::default());
+}
+
+#[test]
+fn a_predicate_may_request_memory_and_change_guards() {
+    let Bench { allocator, .. } = bench(u64::MAX, tight());
+    let (plain, inner, outer) = (pool(&allocator), pool(&allocator), pool(&allocator));
+    let asked = || allocator.allocate(1000, s(1)).unwrap().pool();
+    let plain_guard = plain.use_on_this_thread();
+    let inner_guard = inner.use_on_this_thread_if(|_| true);
+    let nested = Rc::new(Cell::new(None));
+    let guards = Rc::new(RefCell::new(vec![inner_guard]));
+    let guard = outer.use_on_this_thread_if({
+        let (allocator, inner) = (allocator.clone(), inner.clone());
+        let (nested, guards) = (nested.clone(), guards.clone());
+        move |_| {
+            nested.set(Some(allocator.allocate(1000, s(1)).unwrap().pool()));
+            guards.borrow_mut().pop();
+            let _brief = inner.use_on_this_thread();
+            assert_eq!(allocator.pool_for(1, s(1)).id(), inner.id(), "a guard without a predicate applies");
+            false
+        }
+    });
+    assert_eq!(asked(), plain.id(), "the predicate has dropped the guard of `inner`");
+    assert_eq!(nested.get(), Some(plain.id()), "guards with predicates did not apply");
+    drop(guard);
+    assert_eq!((inner.use_count(), outer.use_count()), (1, 1));
+
+    // After the panic of a predicate, predicates are called again.
+    let guard = inner.use_on_this_thread_if(|request| request.bytes == 1000 || panic!("no such request"));
+    catch_unwind(AssertUnwindSafe(|| allocator.allocate(1, s(1)))).unwrap_err();
+    assert_eq!(asked(), inner.id());
+    drop((guard, plain_guard));
+    assert_eq!(asked(), PoolId::default());
 }
 
 #[test]
