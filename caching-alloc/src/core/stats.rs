@@ -376,7 +376,8 @@ impl Stats {
     }
 }
 
-/// The memory of a device, by owner. All values are in bytes.
+/// The memory of a device, by owner, from [`Allocator::memory_report`](super::Allocator::memory_report). All values are
+/// in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct MemoryReport {
@@ -384,11 +385,12 @@ pub struct MemoryReport {
     pub total: u64,
     /// Free memory.
     pub free: u64,
-    /// Memory in this allocator's segments, of all pools.
+    /// Memory in this allocator's segments, of all pools. It includes the pinned host memory of pools whose source
+    /// allocates such memory.
     pub reserved: u64,
     /// The part of `reserved` that is [active](Usages::active).
     pub active: u64,
     /// Memory that is neither free nor this allocator's: that of other allocators and processes, of the driver, and of
-    /// communicators.
+    /// communicators. It is `total` less `free` and `reserved`, but at least 0.
     pub foreign: u64,
 }

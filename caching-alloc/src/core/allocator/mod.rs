@@ -183,7 +183,9 @@ impl Allocator {
         self.engine.registry.limit.store(limit.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Sets the memory limit to a part of the device's total memory. Returns the limit in bytes.
+    /// Sets the memory limit to a part of the total memory that the allocator's source reports. Returns the limit in
+    /// bytes. All segments count towards the limit, also those of pools with another source. For example, pinned host
+    /// memory of a pool counts towards a part of the device's memory.
     ///
     /// # Errors
     /// The source's error if it cannot report the device's memory. The limit is not changed then.
@@ -234,9 +236,13 @@ impl Allocator {
         all
     }
 
-    /// Returns the device's memory by owner. [`MemoryReport::foreign`] is the memory that is neither free nor reserved
-    /// by this allocator. The result may be inexact if this allocator reserves or releases memory between the query of
-    /// the device and the reading of its own statistics.
+    /// Returns the device's memory by owner. `total` and `free` are those that the allocator's source reports.
+    /// `reserved` and `active` are sums over all pools, also over pools with another source.
+    /// [`MemoryReport::foreign`] is the remainder. If the allocator's source allocates device memory, and that of a
+    /// pool pinned host memory, the pool's memory counts as reserved. `foreign` is then too low by it, but at least 0.
+    ///
+    /// The result may be inexact if this allocator reserves or releases memory between the query of the source and the
+    /// reading of its own statistics.
     ///
     /// # Errors
     /// The source's error if it cannot report the device's memory.
