@@ -18,6 +18,7 @@ use nccl_sys::ncclComm_t;
 use super::{
     CommError, Result,
     call::call,
+    call_guard::Unfreed,
     open_group, reaper,
     service::{Force, Listener, Service, Ticket},
     shared::Shared,
@@ -74,12 +75,13 @@ impl AbortHandle {
     /// work on the device stops. The communicator's memory is freed once no thread is inside NCCL with the
     /// communicator. A caller that waits for a call on the service thread returns with an error at once, even if that
     /// call stays blocked. A second abort, or an abort during a destruction, only waits until the
-    /// first one, or the destruction, has ended.
+    /// first one, or the destruction, has ended, and fails if that failed.
     ///
     /// Blocked calls return within milliseconds. Freeing takes longer: NCCL's proxy service thread checks the flag only
     /// when its 500 ms poll ends, and then polls once more (`ncclProxyService` in 2.28.9). A communicator without
     /// connections is therefore freed in 0.5 to 1 s. If several ranks of the communicator are in this process, none is
-    /// freed before the last of them is aborted.
+    /// freed before the last of them is aborted: abort such ranks by one call of [`abort_together`](Self::abort_together),
+    /// or on one thread each.
     ///
     /// Every rank must abort. Destroy captured graphs that use the communicator first: freeing waits until they are
     /// destroyed.
@@ -117,6 +119,15 @@ impl AbortHandle {
     pub fn communicator(&self) -> &str {
         self.shared.name()
     }
+}
+
+/// Returns the error of an abort of a communicator that another thread was to free.
+fn still_there(shared: &Shared, unfreed: Unfreed) -> CommError {
+    let why = match unfreed {
+        Unfreed::Held(held) => format!("{held} did not return from NCCL {} in time", shared.nccl.release()),
+        Unfreed::Failed(why) => why,
+    };
+    CommError::Leaked { communicator: shared.name().into(), why }
 }
 
 /// Returns the [`CommError::Leaked`] of a communicator that cannot be freed because the call `held` did not return.
@@ -160,7 +171,7 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     let freeing: Vec<_> = communicators
         .iter()
         .zip(raised)
-        .map(|(shared, raised)| Some(raised?.map(|raised| raised.free(shared, deadline))))
+        .map(|(shared, raised)| Some(raised?.map(|raised| raised.free(shared, force.how(), deadline))))
         .collect();
     // The threads stop waiting at the deadline. After the deadline they can only be inside NCCL's own freeing, which
     // gets 500 ms more.
@@ -168,12 +179,12 @@ pub(crate) fn together(communicators: &[Arc<Shared>], force: Force, deadline: De
     let mut results = Vec::new();
     for (shared, freeing) in communicators.iter().zip(freeing) {
         results.push(match freeing {
-            None => shared.guard.wait_freed(deadline).map_err(|held| leaked(shared, held)),
+            None => shared.guard.wait_freed(grace).map_err(|unfreed| still_there(shared, unfreed)),
             Some(Ok(ticket)) => ticket.wait(grace).unwrap_or_else(|_| Err(leaked(shared, "ncclCommAbort"))),
             Some(Err(refused @ CommError::Adopted { .. })) => Err(refused),
             Some(Err(error)) => {
                 keep(shared);
-                shared.guard.set_freed();
+                shared.guard.set_freed(Err(&error));
                 Err(error)
             }
         });
@@ -221,11 +232,15 @@ impl Raising {
 }
 
 impl Raised {
-    fn free(self, shared: &Arc<Shared>, deadline: Deadline) -> Ticket<Result<()>> {
+    fn free(self, shared: &Arc<Shared>, how: &'static str, deadline: Deadline) -> Ticket<Result<()>> {
         let (shared, flags) = (shared.clone(), self.flags);
         self.thread.submit(move || {
             let freed = free(&shared, flags, deadline);
-            shared.guard.set_freed();
+            if freed.is_ok() {
+                // The caller may have stopped waiting, and recorded a leak.
+                shared.guard.set_ending(how);
+            }
+            shared.guard.set_freed(freed.as_ref().map(|()| ()));
             freed?;
             shared.let_go().iter().for_each(reaper::take);
             Ok(())

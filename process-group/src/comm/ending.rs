@@ -112,10 +112,9 @@ impl Communicator {
                 })?
             };
             // After a failure the state of the communicator is unknown, and no call may use it again.
-            end().inspect_err(|_| {
-                abort::keep(&shared);
-                shared.guard.set_freed();
-            })?;
+            let freed = end().inspect_err(|_| abort::keep(&shared));
+            shared.guard.set_freed(freed.as_ref().map(|()| ()));
+            freed?;
             // The caller may have stopped waiting, and recorded that the call has not returned.
             has_returned.store(true, Ordering::SeqCst);
             shared.guard.set_ending(DESTROYED);

@@ -58,7 +58,7 @@ fn memory<T: Element>(view: DeviceView<'_, T>) -> BoundMemory {
 ///
 /// # Errors
 /// As for the operation of the same name in [`Raw`](super::Raw).
-/// [`GroupErrorKind::Driver`](super::GroupErrorKind::Driver) if the operation cannot be
+/// [`GroupErrorKind::Driver`] if the operation cannot be
 /// [ordered](cuda_driver::slice#order) with the other uses of the slices. [`GroupErrorKind::Argument`] with
 /// [`ArgumentError::RawFactor`] for [`ReduceOp::PreMulSumAt`], because nothing checks the address of its factor.
 ///

@@ -55,7 +55,7 @@ impl Model {
         self.guard.interrupt(Force::Aborted);
         if is_first {
             self.free();
-            self.guard.set_freed();
+            self.guard.set_freed(Ok(()));
         } else {
             self.guard.wait_freed(Deadline::after(Duration::MAX)).unwrap();
             assert!(
@@ -88,7 +88,7 @@ fn an_abort_tells_who_destroys() {
         let closed = model.guard.close_working("destroy", "destroyed", &listener);
         if closed.is_ok() {
             model.free();
-            model.guard.set_freed();
+            model.guard.set_freed(Ok(()));
         }
         aborting.join().unwrap();
         assert_eq!(told.load(Ordering::Relaxed), closed.is_ok());

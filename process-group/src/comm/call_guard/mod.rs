@@ -74,6 +74,26 @@ enum Phase {
     Closed(Arc<str>),
 }
 
+/// Progress of the call that frees the communicator.
+#[derive(Debug)]
+enum Freeing {
+    /// No call frees the communicator, or it has returned without an error.
+    Idle,
+    /// The guard was closed for this call, which has not returned.
+    Running(&'static str),
+    /// The communicator could not be freed, for this reason.
+    Failed(String),
+}
+
+/// The reason why a communicator is not freed.
+#[derive(Debug)]
+pub(crate) enum Unfreed {
+    /// This call has not returned, or this holds the communicator.
+    Held(&'static str),
+    /// The communicator could not be freed, for this reason.
+    Failed(String),
+}
+
 struct State {
     phase: Phase,
     /// True while the communicator is being revoked, and once it is revoked. Further work is refused.
@@ -81,9 +101,8 @@ struct State {
     /// True while the communicator is suspended or about to be suspended. Work and the making of children are refused.
     suspended: bool,
     inside: Option<&'static str>,
-    /// Name of the call that frees the communicator. Set when the guard is closed for this call. Cleared when the call
-    /// has returned, or when its caller stops waiting for it.
-    freeing: Option<&'static str>,
+    /// Progress of the call that frees the communicator.
+    freeing: Freeing,
     group: Option<ThreadId>,
     /// Number of threads that only query the communicator. They may run beside the thread in `inside`.
     observers: usize,
@@ -117,7 +136,7 @@ impl CallGuard {
             revoked: false,
             suspended: false,
             inside: None,
-            freeing: None,
+            freeing: Freeing::Idle,
             group: None,
             observers: 0,
             waiting: 0,
@@ -363,32 +382,30 @@ impl CallGuard {
 
     /// Closes the guard: every call but the end of an open group is refused from now on. Returns `false` and changes
     /// nothing if the guard was closed already. `freeing` names the NCCL call with which the caller will free the
-    /// communicator, if any. After that call the caller must call [`set_freed`](Self::set_freed) or
-    /// [`set_ending`](Self::set_ending).
+    /// communicator, if any. After that call the caller must call [`set_freed`](Self::set_freed).
     pub(crate) fn close(&self, how: &str, freeing: Option<&'static str>) -> bool {
         let mut state = self.lock();
         let first = !matches!(state.phase, Phase::Closed(_));
         if first {
             state.phase = Phase::Closed(how.into());
-            state.freeing = freeing;
+            state.freeing = freeing.map_or(Freeing::Idle, Freeing::Running);
         }
         self.changed(state);
         first
     }
 
-    /// Replaces the text that says how the communicator ended. Used when the call that frees the communicator has
-    /// returned, or when its caller stops waiting for it.
+    /// Replaces the text that says how the communicator ended.
     pub(crate) fn set_ending(&self, how: &str) {
-        let mut state = self.lock();
-        state.phase = Phase::Closed(how.into());
-        state.freeing = None;
-        self.changed(state);
+        self.lock().phase = Phase::Closed(how.into());
     }
 
-    /// Records that the call that frees the communicator has returned.
-    pub(crate) fn set_freed(&self) {
+    /// Records the result of the call that frees the communicator, or the reason why it was not made.
+    pub(crate) fn set_freed(&self, freed: Result<(), &CommError>) {
         let mut state = self.lock();
-        state.freeing = None;
+        state.freeing = match freed {
+            Ok(()) => Freeing::Idle,
+            Err(error) => Freeing::Failed(error.to_string()),
+        };
         self.changed(state);
     }
 
@@ -403,7 +420,7 @@ impl CallGuard {
         let mut state = self.lock();
         self.admitted(&state, call)?;
         state.phase = Phase::Closed(how.into());
-        state.freeing = Some(call);
+        state.freeing = Freeing::Running(call);
         state.listeners.push(Arc::downgrade(listener));
         self.changed(state);
         Ok(())
@@ -439,36 +456,40 @@ impl CallGuard {
     /// Waits until no thread is inside NCCL with the communicator, no thread queries it, and no group holds it. After
     /// the deadline, fails with the name of a call that is still inside.
     pub(crate) fn wait_empty(&self, deadline: Deadline) -> Result<(), &'static str> {
-        self.wait_while(deadline, |_| None)
-    }
-
-    /// Does what [`wait_empty`](Self::wait_empty) does, and also waits for the thread that frees the communicator.
-    pub(crate) fn wait_freed(&self, deadline: Deadline) -> Result<(), &'static str> {
-        self.wait_while(deadline, |state| state.freeing)
-    }
-
-    /// Waits until the guard is empty and `further` returns `None`. After the deadline, fails with the name of the call
-    /// that is still there.
-    fn wait_while(
-        &self,
-        deadline: Deadline,
-        further: impl Fn(&State) -> Option<&'static str>,
-    ) -> Result<(), &'static str> {
         let mut state = self.lock();
-        loop {
-            let held = match (self.inside(&state), state.group, state.observers) {
-                (Some(call), _, _) => call,
-                (None, Some(_), _) => "an open group",
-                (None, None, 1..) => "a query",
-                (None, None, 0) => match further(&state) {
-                    Some(call) => call,
-                    None => return Ok(()),
-                },
-            };
+        while let Some(held) = self.held(&state) {
             if deadline.expired() {
                 return Err(held);
             }
             state = self.wait(state, Some(deadline));
+        }
+        Ok(())
+    }
+
+    /// Waits as [`wait_empty`](Self::wait_empty) does, and until the call that frees the communicator has returned.
+    pub(crate) fn wait_freed(&self, deadline: Deadline) -> Result<(), Unfreed> {
+        let mut state = self.lock();
+        loop {
+            let held = match (self.held(&state), &state.freeing) {
+                (Some(held), _) => held,
+                (None, Freeing::Running(call)) => call,
+                (None, Freeing::Failed(why)) => return Err(Unfreed::Failed(why.clone())),
+                (None, Freeing::Idle) => return Ok(()),
+            };
+            if deadline.expired() {
+                return Err(Unfreed::Held(held));
+            }
+            state = self.wait(state, Some(deadline));
+        }
+    }
+
+    /// Returns the name of a call that is inside NCCL with the communicator, or of what else holds the communicator.
+    fn held(&self, state: &State) -> Option<&'static str> {
+        match (self.inside(state), state.group, state.observers) {
+            (Some(call), _, _) => Some(call),
+            (None, Some(_), _) => Some("an open group"),
+            (None, None, 1..) => Some("a query"),
+            (None, None, 0) => None,
         }
     }
 

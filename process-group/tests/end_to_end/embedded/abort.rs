@@ -243,6 +243,32 @@ rusty_fork_test! {
     }
 
     #[test]
+    fn an_abort_that_stops_waiting_for_another_does_not_end_the_wait_of_the_next() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let communicator = rank.communicator();
+            let handle = communicator.abort_handle();
+            let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_secs(2)));
+            machine.world.faults().inject(late).unwrap();
+            let freed = machine.world.calls("ncclGroupEnd");
+            thread::scope(|scope| {
+                let first = scope.spawn(|| handle.abort(far()));
+                while communicator.check().is_ok() {
+                    thread::yield_now();
+                }
+                let error = handle.abort(Deadline::now()).unwrap_err();
+                assert!(matches!(error, CommError::Leaked { .. }), "{error}");
+                handle.abort(far()).unwrap();
+                assert_eq!(machine.world.calls("ncclGroupEnd"), freed + 1);
+                first.join().unwrap().unwrap();
+            });
+            let error = communicator.check().unwrap_err();
+            assert!(matches!(&error, CommError::Closed { how, .. } if how == "aborted"), "{error}");
+        });
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
     fn nothing_is_freed_while_a_group_is_open() {
         let machine = machine(2);
         machine.ranks(2, |rank| {

@@ -98,8 +98,11 @@ rusty_fork_test! {
             let config = process_group::comm::Config::new();
             let communicator = Communicator::init(&machine.nccl, &context, &id, 0, 1, &config, far()).unwrap();
             machine.world.faults().inject(Injection::new(name, Action::Fail(3))).unwrap();
+            let handle = communicator.abort_handle();
             let error = communicator.abort(far()).unwrap_err();
             assert!(matches!(error, CommError::Nccl { call, .. } if call == name), "{error}");
+            let again = handle.abort(far()).unwrap_err();
+            assert!(matches!(&again, CommError::Leaked { why, .. } if why.contains(name)), "{again}");
         }
     }
 
