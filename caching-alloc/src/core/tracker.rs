@@ -186,13 +186,13 @@ impl Slot {
             &passed
         };
         let entry = entries.first()?.number;
-        let tracker = || self.tracker.name().to_owned();
         match enter(|| self.tracker.observe(entries)) {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
-                Some(Fault::TrackerFailed { tracker: tracker(), entry, message: chain(&*error) })
+                let message = text(|| chain(&*error));
+                Some(Fault::TrackerFailed { tracker: self.name(), entry, message })
             }
-            Err(message) => Some(Fault::TrackerPanicked { tracker: tracker(), entry, message }),
+            Err(message) => Some(Fault::TrackerPanicked { tracker: self.name(), entry, message }),
         }
     }
 
@@ -201,12 +201,15 @@ impl Slot {
         if self.filter.is_none() {
             return Ok(());
         }
-        let tracker = || self.tracker.name().to_owned();
         match enter(|| self.tracker.attached(snapshot)) {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(source)) => Err(TrackError::Refused { tracker: tracker(), source }),
-            Err(message) => Err(TrackError::Panicked { tracker: tracker(), message }),
+            Ok(Err(source)) => Err(TrackError::Refused { tracker: self.name(), source }),
+            Err(message) => Err(TrackError::Panicked { tracker: self.name(), message }),
         }
+    }
+
+    fn name(&self) -> String {
+        text(|| self.tracker.name().to_owned())
     }
 }
 
@@ -225,6 +228,11 @@ fn enter<R>(call: impl FnOnce() -> R) -> Result<R, String> {
     let result = catch_unwind(AssertUnwindSafe(call));
     INSIDE.with(|inside| inside.set(inside.get() - 1));
     result.map_err(|panic| message(&*panic))
+}
+
+/// Returns a text that code of a tracker makes. A panic in that code is caught and named in the text.
+fn text(call: impl FnOnce() -> String) -> String {
+    enter(call).unwrap_or_else(|message| format!("(panicked: {message})"))
 }
 
 /// Returns the message of a panic.

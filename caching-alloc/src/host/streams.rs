@@ -114,8 +114,8 @@ impl HostStreams {
         self.state().failures.failed()
     }
 
-    /// Returns the number of queries that would have invalidated a capture: those of an event that the capture has
-    /// recorded.
+    /// Returns the number of queries and waits that would have invalidated a capture: those of an event that the capture
+    /// has recorded.
     #[must_use]
     pub fn invalidated(&self) -> u64 {
         self.state().invalidated
@@ -212,6 +212,11 @@ impl StreamEvents for HostStreams {
         let mut state = self.state();
         state.call(StreamCall::Synchronize, "synchronize")?;
         let event = state.event("synchronize", event)?;
+        if state.streams.get(&event.stream).is_some_and(|stream| stream.capturing) && event.captured {
+            state.invalidated += 1;
+            let source = "the event is part of a capture".into();
+            return Err(EventError { call: "synchronize", source });
+        }
         let ended = event.after.into_iter().chain([(event.stream, event.position)]).collect();
         state.complete_upto(&ended);
         Ok(())

@@ -315,3 +315,21 @@ fn a_tracker_may_freeze_a_pool() {
         assert!(bench.allocator.faults().is_empty(), "{:?}", bench.allocator.faults());
     }
 }
+
+#[test]
+fn a_trim_does_not_wait_for_an_event_that_a_capture_has_recorded() {
+    let (_, streams, allocator) = paused();
+    drop(allocator.allocate(3 * MIB, s(2)).unwrap());
+    streams.hook.in_record.arm();
+    std::thread::scope(|scope| {
+        let trim = scope.spawn(|| allocator.empty_cache().unwrap());
+        // The trim has seen that the stream does not capture, and is about to record an event there.
+        streams.hook.in_record.wait_until_reached();
+        streams.host.set_capturing(s(2), true);
+        streams.hook.in_record.open();
+        assert_eq!(trim.join().unwrap(), 0);
+    });
+    assert_eq!(streams.host.invalidated(), 0, "the capture is still valid");
+    streams.host.set_capturing(s(2), false);
+    assert!(allocator.empty_cache().unwrap() > 0);
+}

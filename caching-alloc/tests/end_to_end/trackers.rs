@@ -366,6 +366,32 @@ fn a_tracker_that_fails_or_panics_is_reported_and_harms_nobody() {
     bench.allocator.allocate(20 * MIB, s(1)).unwrap();
 }
 
+/// A tracker that fails, and panics when its name is asked for.
+struct Nameless;
+
+impl Tracker for Nameless {
+    fn name(&self) -> &str {
+        panic!("no name")
+    }
+
+    fn observe(&self, _: &[Entry]) -> Result<(), TrackerError> {
+        Err("no".into())
+    }
+}
+
+#[test]
+fn a_failing_tracker_whose_name_panics_is_reported_and_can_be_detached() {
+    let bench = bench(u64::MAX, tight());
+    let attachment = bench.allocator.attach(Arc::new(Nameless), Filter::structural()).unwrap();
+    bench.allocator.allocate(1, s(1)).unwrap();
+    let faults = bench.allocator.faults();
+    assert!(
+        matches!(&faults[0], Fault::TrackerFailed { tracker, .. } if tracker == "(panicked: no name)"),
+        "{faults:?}"
+    );
+    attachment.detach().unwrap();
+}
+
 /// A tracker that returns an error or panics when it gets its snapshot.
 struct Unwilling(bool);
 

@@ -75,17 +75,22 @@ impl Registry {
             Ok(_) => return None,
             Err(error) => return self.unmarked(stream, &error),
         }
-        let event = match self.events.record(stream) {
+        match self.record_uncaptured(stream) {
             Ok(event) => event,
-            Err(error) => return self.unmarked(stream, &error),
-        };
-        // If another thread has begun a capture since the query, the event may be part of it. A query of such an event
-        // would invalidate the capture.
+            Err(error) => self.unmarked(stream, &error),
+        }
+    }
+
+    /// Records an event on the stream. Returns `None` if the stream captures afterwards: another thread may have begun
+    /// the capture before the record, so that the event is part of it. A query of such an event, or a wait for it, would
+    /// invalidate the capture.
+    fn record_uncaptured(&self, stream: StreamId) -> Result<Option<EventId>, EventError> {
+        let event = self.events.record(stream)?;
         if !self.events.is_capturing(stream).unwrap_or(true) {
-            return Some(event);
+            return Ok(Some(event));
         }
         self.events.recycle(event);
-        None
+        Ok(None)
     }
 
     fn unmarked(&self, stream: StreamId, error: &EventError) -> Option<EventId> {
@@ -113,12 +118,20 @@ impl Registry {
 
     /// Blocks the host until a use has ended. If the use has no event, records one first. If that fails, or the wait
     /// for the event fails, blocks the host until all work of the device has ended. Returns true if the use has ended,
-    /// and recycles the event then. Returns false without waiting if the stream [is captured](Self::is_captured).
+    /// and recycles the event then. Returns false without waiting if the stream [is captured](Self::is_captured), or
+    /// begins to capture.
     pub(in crate::core) fn wait_for(&self, wait: &Wait) -> bool {
         if self.is_captured(wait.stream) {
             return false;
         }
-        let event = wait.event.or_else(|| self.events.record(wait.stream).ok());
+        let event = match wait.event {
+            Some(event) => Some(event),
+            None => match self.record_uncaptured(wait.stream) {
+                Ok(None) => return false,
+                Ok(event) => event,
+                Err(_) => None,
+            },
+        };
         let ended = event.is_some_and(|event| self.events.synchronize(event).is_ok())
             || self.events.synchronize_device().is_ok();
         if let Some(event) = event.filter(|_| ended || wait.event.is_none()) {
@@ -157,14 +170,22 @@ impl Registry {
         ordered
     }
 
-    /// Blocks the host until all work that was enqueued on `stream` so far has ended.
+    /// Blocks the host until all work that was enqueued on `stream` so far has ended. Fails without waiting if the
+    /// stream begins to capture.
     pub(in crate::core) fn drain_stream(&self, stream: StreamId) -> Result<(), EventError> {
-        let ended = self.events.record(stream).and_then(|event| {
-            let ended = self.events.synchronize(event);
-            self.events.recycle(event);
-            ended
-        });
-        // No event can be recorded on a destroyed stream, but its work may still run.
+        let ended = match self.record_uncaptured(stream) {
+            Ok(None) => {
+                let source = "the stream began to capture".into();
+                return Err(EventError { call: "recording an event outside of a capture", source });
+            }
+            Ok(Some(event)) => {
+                let ended = self.events.synchronize(event);
+                self.events.recycle(event);
+                ended
+            }
+            // No event can be recorded on a destroyed stream, but its work may still run.
+            Err(error) => Err(error),
+        };
         ended.or_else(|_| self.events.synchronize_device())
     }
 }
