@@ -183,7 +183,7 @@ impl HostSource {
         }
     }
 
-    /// Returns the mapped bytes, without mappings that could not be removed.
+    /// Returns the number of mapped bytes, not counting mappings whose removal failed.
     #[must_use]
     pub fn mapped_bytes(&self) -> u64 {
         let state = self.state();

@@ -31,7 +31,7 @@ impl DevicePtr {
     }
 }
 
-/// Adds `bytes` bytes to the address.
+/// Adds `bytes` bytes to the address. If the sum overflows, panics in debug builds and wraps in release builds.
 impl Add<u64> for DevicePtr {
     type Output = Self;
 
@@ -40,7 +40,7 @@ impl Add<u64> for DevicePtr {
     }
 }
 
-/// Adds `bytes` bytes to the address.
+/// Adds `bytes` bytes to the address. If the sum overflows, panics in debug builds and wraps in release builds.
 impl Add<usize> for DevicePtr {
     type Output = Self;
 

@@ -112,8 +112,8 @@ impl Event {
         unsafe { call!(self.context.api(), cuEventSynchronize(self.raw)) }
     }
 
-    /// Returns the time from `earlier` to this event in µs, with a resolution of about 0.5 µs. Both events must have
-    /// been recorded, and be complete.
+    /// Returns the time from `earlier` to this event in µs, with a resolution of about 0.5 µs. Both events must be of
+    /// one device, recorded outside a capture, and complete.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuEventElapsedTime`: `CUDA_ERROR_INVALID_HANDLE` if an event has

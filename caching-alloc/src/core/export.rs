@@ -35,7 +35,8 @@ pub enum ExportError {
         #[source]
         source: SourceError,
     },
-    /// The segment could not be held.
+    /// The segment could not be held: its memory was released or is about to be, or it is a page that moved or is about
+    /// to move.
     #[error(transparent)]
     Released(#[from] SegmentReleased),
 }

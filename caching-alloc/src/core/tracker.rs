@@ -16,17 +16,16 @@ use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 ///
 /// It gets a [`Snapshot`] when it is attached, and then every later entry that passes its [`Filter`], exactly once. A
 /// structural entry is delivered on the thread that caused it: a segment's `SegmentAlloc` before any block of the
-/// segment is handed out, and its `SegmentFree` before the memory is released. Block entries come in order for each pool
-/// and stream, and in batches: when 64 of a pool and stream are undelivered, before a snapshot is returned
+/// segment is handed out, and its `SegmentFree` before the memory is released. Block entries come in order for each
+/// pool and stream, and in batches: when 64 of a pool and stream are undelivered, before a snapshot is returned
 /// ([`Allocator::snapshot`](super::Allocator::snapshot)), and before the tracker is detached.
 ///
-/// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Two kinds of calls may
-/// have to wait until the tracker returns. The first kind delivers an entry to trackers itself, for example a request
-/// for a new segment. The second kind waits for a change of segments, for example
-/// [`Pool::freeze`](super::Pool::freeze). So a tracker must not wait for other threads that use the allocator. It may
-/// free blocks, and allocate cached blocks. Other requests inside a tracker fail with
-/// [`ReentrantTracker`](super::AllocError::ReentrantTracker). If [`observe`](Self::observe) fails or panics, a
-/// [`Fault`] is recorded, and the operation of the allocator goes on.
+/// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Calls that deliver an
+/// entry themselves, such as a request for a new segment, and calls that wait for a change of segments, such as
+/// [`Pool::freeze`](super::Pool::freeze), may have to wait until the tracker returns. So a tracker must not wait for
+/// other threads that use the allocator. It may free blocks, and allocate cached blocks. Other requests inside a
+/// tracker fail with [`ReentrantTracker`](super::AllocError::ReentrantTracker). If [`observe`](Self::observe) fails or
+/// panics, a [`Fault`] is recorded, and the operation of the allocator goes on.
 pub trait Tracker: Send + Sync {
     /// Returns the tracker's name, for reports.
     fn name(&self) -> &str;
@@ -108,7 +107,7 @@ impl Filter {
     }
 }
 
-/// An attached tracker.
+/// A tracker that was attached. `attached` is false once it is detached.
 pub(super) struct Slot {
     pub(super) tracker: Arc<dyn Tracker>,
     /// `None` if the tracker's filter passes no entry of the allocator's device.

@@ -80,9 +80,11 @@ impl DeviceAllocator {
     ///
     /// # Errors
     /// Those of [`Allocator::allocate`]; [`AllocError::ForeignStream`] for a stream of another context;
-    /// [`AllocError::PerThreadStream`]; [`AllocError::ForeignMemory`] if the block is from a pool with a
-    /// [source](crate::core::PoolSettings::source) of its own. The thread's route can lead to such a pool, or such a
-    /// pool [lends](crate::core::PoolSettings::lends) to the default pool.
+    /// [`AllocError::PerThreadStream`] for a per-thread default stream; [`AllocError::ForeignMemory`] if the block is
+    /// from a pool with a [source](crate::core::PoolSettings::source) of its own. A guard
+    /// ([`Pool::use_on_this_thread`](crate::core::Pool::use_on_this_thread),
+    /// [`GraphPool::capture`](crate::core::GraphPool::capture)) can select such a pool, or such a pool
+    /// [lends](crate::core::PoolSettings::lends) to the default pool.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, AllocError> {
         if *stream.context() != self.context {
@@ -104,7 +106,7 @@ impl DeviceAllocator {
         });
         // SAFETY: the block has that many bytes of the source's memory, which the context's device can access. It
         // begins at a multiple of 512, and is this slice's alone until the last owner of `memory` is dropped. Only the
-        // allocator can release it: nothing else has the source.
+        // allocator can release it: no public function returns the source.
         Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
     }
 }
@@ -117,10 +119,9 @@ struct BlockMemory {
     is_kept: AtomicBool,
 }
 
-// SAFETY: the stream is the one that the block was allocated on, of the context of the block's source. The block stays
-// allocated until this value is dropped. A freed block is reused on that stream at once. It is
-// reused elsewhere only after an event that is recorded on that stream after the free. `Drop` frees no block after
-// `keep_for_ever`.
+// SAFETY: the block was allocated on this stream. The stream's context is that of the block's source. The block stays
+// allocated until this value is dropped. A freed block is reused on that stream at once. It is reused elsewhere only
+// after an event that is recorded on that stream after the free. `Drop` frees no block after `keep_for_ever`.
 unsafe impl StreamBound for BlockMemory {
     fn stream(&self) -> &Stream {
         &self.stream

@@ -113,9 +113,8 @@ impl Device {
     }
 }
 
-/// Returns the error for an object that another object cannot use, because they belong to different devices or
-/// drivers. `what` describes the first object, which belongs to device `found`. `user` describes the second one,
-/// which belongs to device `wanted`.
+/// Returns the error for a call in which `user` (an object of device `wanted`) was to use `what` (an object of device
+/// `found`).
 ///
 /// The error is [`Error::DifferentDrivers`] if the devices belong to different drivers, else
 /// [`Error::DifferentDevices`].

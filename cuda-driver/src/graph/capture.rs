@@ -16,7 +16,7 @@ use crate::{Context, Driver, Result, Stream, stream, teardown};
 ///
 /// The refused calls are those that cannot be part of a graph, such as allocating device memory, querying an event or
 /// unloading a module. Loading a module and virtual memory calls are not among them. A refused call also invalidates
-/// the capture.
+/// the capture. A thread that holds a [`RelaxedCapture`] is exempt in every mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CaptureMode {
     /// The driver refuses these calls on every thread of the process.
@@ -179,7 +179,8 @@ impl Stream {
 pub struct Capture {
     stream: Stream,
     ended: bool,
-    /// The objects that the graph will hold; `None` if they were taken, or if the capture was invalidated at its begin.
+    /// The entry that collects the objects the graph will hold. `None` after `end` took it, after `finish` leaked it,
+    /// or if the capture was already invalidated when `begin_capture` queried its id.
     open: Option<OpenCapture>,
     /// `None` only if the capture cannot be ended and counts as open for ever.
     counted: Option<CountedCapture>,

@@ -2,7 +2,8 @@
 //!
 //! Another thread may begin a capture after a query has shown that a stream does not capture, and before the work is
 //! enqueued. The work is then part of a graph, although its caller expects it to run. So the caller creates a
-//! [`Watch`] before it enqueues the work, and checks with it afterwards.
+//! [`Watch`], then queries the streams, then enqueues the work, and then asks [`Watch::is_certain`]. [`Uncaptured`]
+//! does the same for one call on one stream, and includes the query.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -57,7 +58,8 @@ impl Period {
 
 /// Detects whether a call on a stream may be part of a capture.
 pub(crate) struct Uncaptured {
-    /// [`Stream::capture_calls`] before the watched call; `None` if a call that it counts was running then.
+    /// [`Stream::capture_calls`] before the watched call. `None` if a `begin_capture` or `wait` on the stream was
+    /// running at that time.
     calls: Option<u64>,
     period: Period,
     /// True if the stream was in no capture before the call.
@@ -68,8 +70,9 @@ impl Uncaptured {
     /// Called before the call on `stream`.
     #[inline]
     pub(crate) fn before(stream: &Stream) -> Self {
-        // The stream's `capture_calls` is loaded before its status. The status shows a capture that began before the
-        // load. A capture that begins later changes the count, which `holds` compares.
+        // Load `capture_calls` first, then look for open captures. If none is open, the stream is in none, so its
+        // status need not be queried. A capture that the stream joins after the first load changes `capture_calls`,
+        // which `holds` compares.
         let calls = stream.capture_calls();
         let period = Period::begin();
         let was_uncaptured =
@@ -105,8 +108,9 @@ impl<'a> Watch<'a> {
     /// - No call began a capture on one of the streams or tried to, no call made one of them wait for an event that may
     ///   be part of a capture, and no [`Stream::wait`] on one of them failed.
     ///
-    /// Captures that another library began may go undetected. While a [`Stream::begin_capture`] or [`Stream::wait`] on
-    /// one of the streams runs, the second case does not hold. It never holds if one was running at [`Watch::new`].
+    /// Captures that another library began may go undetected. The second case is also excluded while a
+    /// [`begin_capture`](Stream::begin_capture) or [`wait`](Stream::wait) on one of the streams is running. If one was
+    /// running at [`Watch::new`], the second case is excluded for the whole life of this `Watch`.
     pub(crate) fn is_certain(&self) -> bool {
         self.period.is_without_captures()
             || self.calls.iter().all(|(stream, calls)| calls.is_some() && stream.capture_calls() == *calls)

@@ -14,7 +14,8 @@ use crate::graph::RelaxedCapture;
 use crate::{Context, DevicePtr, Result, teardown};
 
 bitflags! {
-    /// Flags for allocating pinned memory.
+    /// Flags for allocating pinned memory. With [`UNIFIED_ADDRESSING`](crate::Capabilities::UNIFIED_ADDRESSING), all
+    /// pinned memory is mapped and portable, with or without these flags.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PinnedFlags: u32 {
         /// The memory is pinned for every context, not only for the one that allocates it.
@@ -101,7 +102,7 @@ impl PinnedMemory {
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemHostGetDevicePointer_v2` if the memory is not mapped for the
-    /// device.
+    /// device (only without unified addressing).
     #[doc(alias = "cuMemHostGetDevicePointer")]
     pub fn device_ptr(&self) -> Result<DevicePtr> {
         device_ptr(&self.context, self.start)

@@ -67,8 +67,8 @@ impl<'a> Argument<'a> {
 }
 
 /// The arguments of a launch: a tuple of up to 16 [`Parameter`]s, or `()` for none. If the number or the types of the
-/// arguments are not known at compile time, pass a slice of [`Argument`]s. The driver copies the arguments during the
-/// call.
+/// arguments are not known at compile time, pass a slice of [`Argument`]s. The driver copies the arguments before the
+/// launch call returns, so they need not outlive it.
 ///
 /// An address of host memory is not a [`Parameter`], so this does not compile:
 /// ```compile_fail,E0277

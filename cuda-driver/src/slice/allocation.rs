@@ -66,8 +66,9 @@ impl Drop for Allocation {
             return;
         }
         match self.stream.capture_status() {
-            // If another thread begins a capture of the stream before the free, the driver refuses the free: a captured
-            // free takes only memory that a graph has allocated. The memory is leaked then.
+            // Race: another thread may begin a capture of the stream before the free. The free would then be captured,
+            // and the driver only captures frees of memory that the graph allocated. It refuses this one, the memory is
+            // leaked, and the error is reported.
             Ok(CaptureStatus::None) => drop(memory),
             Ok(_) => free_with_graph(&self.stream, memory),
             Err(error) => {

@@ -50,8 +50,8 @@ impl Miss<'_> {
         self.hit_now()
     }
 
-    /// Like [`hit`](Self::hit), but renews the cache's time stamp first. So the block's trace entry is not older than
-    /// the entry that made the allocation possible: that of a mapped page, or of a free on another stream.
+    /// Like [`hit`](Self::hit), but first advances the clock of the cache's trace ring. Otherwise the block's entry
+    /// could have an earlier time than the page mapping, or the free on another stream, that supplied its memory.
     fn hit_now(self) -> Option<Block> {
         let now = self.registry().now();
         self.cache.state.lock().ring.renew(now);
@@ -78,7 +78,8 @@ impl Miss<'_> {
     ///
     /// With `same_tier`, uses only the tier of the request.
     pub(super) fn take_fragments(self, same_tier: bool) -> Option<Block> {
-        // All free memory belongs to this stream. Free neighbours are merged already, so there are none to combine.
+        // If the pool has one stream and the shared list is empty, all free memory is this stream's, and its free
+        // neighbours are merged already. So there are none to combine.
         if self.pool.caches().len() == 1 && self.arena().is_list_empty(Arena::SHARED_LIST) {
             return None;
         }
@@ -239,8 +240,8 @@ impl Miss<'_> {
         }
     }
 
-    /// Counts the plan's pages, notifies trackers of the removed and the new mappings, and only then makes the memory
-    /// available.
+    /// Counts the plan's pages, notifies trackers of the addresses that pages leave and of the new mappings, and only
+    /// then makes the memory available.
     fn publish(self, structure: &mut StructureLock<'_>, mut plan: Plan, mapped: Vec<SegmentMemory>) {
         let made = plan.makes.iter().sum();
         self.arena().move_calls += plan.move_calls();

@@ -1,5 +1,5 @@
-//! Host streams with a lock that a model checker sees. Calls about a stream or an event take it, so the checker can
-//! try different orders of them.
+//! `HostStreams` behind a lock of the model checker. Calls take it, except `captures` and the counters. So the checker
+//! can try different orders of these calls.
 
 use crate::core::lock::assert_may_call_out;
 use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};

@@ -63,7 +63,7 @@ struct Block {
     frames: Vec<Frame>,
 }
 
-/// A stack frame of the viewer: a source location, with the name of the request in place of that of a function.
+/// A stack frame in the viewer's format: the request's source location, and the request's name as the function name.
 #[derive(Serialize)]
 struct Frame {
     filename: &'static str,
@@ -211,7 +211,8 @@ impl Snapshot {
 
     /// Returns an entry in the form of the viewer. Returns `None` for annotations, which are in a separate list, and
     /// for moves of segments to another stream. When a pool is dropped, its pages get `SegmentFree` entries. These are
-    /// written as unmappings, which the viewer expects for pages. `pages` has the ids of the pages in the trace.
+    /// written as unmappings, which the viewer expects for pages. `pages` has the ids of the pages whose `SegmentMap`
+    /// entry is in the snapshot.
     fn trace_entry(&self, entry: &Entry, pages: &HashSet<SegmentId>) -> Option<Trace> {
         let (mut kind, mut stream) = (entry.action.kind(), entry.stream);
         let mut request = None;
@@ -266,7 +267,8 @@ const EVERY_STREAM: StreamId = StreamId(0);
 
 /// Returns the index of the first entry from which on the trace has no gaps. Entries come from several rings, one for
 /// structural entries and one for each stream of a pool. A ring has dropped entries if its first entry in the trace has
-/// a number greater than 1. The trace is then complete only from that entry on.
+/// a number greater than 1. The trace is then complete only from that entry on. One gap is not detected: when the
+/// allocator drops its state of a stream, the stream's ring is dropped too, and its later entries begin at 1 again.
 fn complete_from(trace: &[Entry]) -> usize {
     let mut firsts = HashMap::new();
     for (at, entry) in trace.iter().enumerate() {
@@ -294,8 +296,8 @@ fn frames(request: Option<RequestInfo>) -> Vec<Frame> {
     frame.into_iter().collect()
 }
 
-/// Returns neighbouring segments as one segment of the viewer, with all of their blocks. Returns `None` if there are
-/// none.
+/// Returns neighbouring segments as one segment of the viewer, with all of their blocks. Returns `None` if `segments`
+/// is empty.
 fn segment(
     segments: &[core::Segment],
     blocks: &[BlockState],

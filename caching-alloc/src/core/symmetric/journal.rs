@@ -37,8 +37,8 @@ pub(in crate::core) struct Journal {
     in_use: u64,
     /// True if the last operation is a refused request.
     ends_refused: bool,
-    /// The lengths of the log just after the last two refused requests that were not granted later, older one first. 0
-    /// if there is no such request. After a grant, both are the older one.
+    /// For the last two refusals in the log, the log's length just after each, older first; 0 for none. A grant removes
+    /// the newer one, and the older value then fills both places.
     refusals: [u64; 2],
 }
 
@@ -117,7 +117,8 @@ impl Journal {
         }
     }
 
-    /// Returns true if a request after the first `length` operations was refused and not granted since.
+    /// Returns true if the log has a refused request after its first `length` operations. Repeated refusals are not
+    /// logged.
     pub(super) fn has_refused_since(&self, length: u64) -> bool {
         self.refusals[1] > length
     }
@@ -127,12 +128,12 @@ impl Journal {
         (self.reserved, self.in_use)
     }
 
-    /// Adds a tag of the program to the operation that was logged last.
+    /// Sets the caller's tag of the last operation, replacing an earlier one. The log must not be empty.
     pub(super) fn tag(&mut self, tag: Cow<'static, str>) {
         self.log.tag(tag);
     }
 
-    /// Adds a segment. Called after the request for which it was made was logged.
+    /// Adds a segment. Call this after the request that needs the segment is logged.
     pub(in crate::core) fn add_segment(&mut self, memory: SegmentMemory) {
         let ordinal = u32::try_from(self.segments.len()).unwrap_or(u32::MAX);
         let (bytes, log) = (memory.bytes, self.log.state());
@@ -140,7 +141,7 @@ impl Journal {
         self.segments.push(SymmetricSegment { ordinal, bytes, log, memory, retired: false });
     }
 
-    /// Marks a segment as retired. Called after the operation was logged.
+    /// Marks a segment as retired. Call this after the `Retire` operation is logged.
     pub(super) fn retire(&mut self, ordinal: u32) {
         if let Some(segment) = self.segments.get_mut(ordinal as usize).filter(|segment| !segment.retired) {
             segment.retired = true;

@@ -74,8 +74,8 @@ impl PinnedBlock {
         self.segment.device.map(|base| base + self.offset)
     }
 
-    /// Records that work on `stream` uses the block. The memory is then reused only after all work that is enqueued on
-    /// `stream` before the block is dropped. [`wait_ready`](Self::wait_ready) then waits for `stream` too.
+    /// Records that work on `stream` uses the block. The memory is reused only once all work enqueued on `stream`
+    /// before the block is dropped has ended. [`wait_ready`](Self::wait_ready) then waits for `stream` too.
     ///
     /// # Errors
     /// As [`Block::record_stream`].
