@@ -81,7 +81,7 @@ impl GroupError {
     /// operation that was enqueued. `None` if the error is about the group alone, as in
     /// [`ProcessGroup::check`](super::ProcessGroup::check).
     #[must_use]
-    pub fn operation(&self) -> Option<&str> {
+    pub fn operation(&self) -> Option<&'static str> {
         self.0.context.operation
     }
 

@@ -48,7 +48,7 @@ pub struct SplitPlan {
 pub enum SplitError {
     /// Two members gave different names or different lists, or one gave lists and the other a color.
     #[error(
-        "split: rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
+        "rank {rank} asked for {asked}, but rank {other} for {other_asked}; all members ask for the same"
     )]
     Different {
         /// The rank with the different request.
@@ -61,7 +61,7 @@ pub enum SplitError {
         other_asked: String,
     },
     /// A list names a rank that is not in the group that is split.
-    #[error("split: list {list} names rank {rank}, which is not in the group (its ranks: {})", Ranges(.members))]
+    #[error("list {list} names rank {rank}, which is not in the group (its ranks: {})", Ranges(.members))]
     NotAMember {
         /// The index of the list.
         list: usize,
@@ -71,9 +71,7 @@ pub enum SplitError {
         members: Vec<usize>,
     },
     /// A rank is named twice. The subgroups of one split must not overlap.
-    #[error(
-        "split: rank {rank} is in list {first} and in list {second}; split twice for groups that overlap"
-    )]
+    #[error("rank {rank} is in list {first} and in list {second}; split twice for groups that overlap")]
     Twice {
         /// The rank that is named twice.
         rank: usize,
@@ -83,7 +81,7 @@ pub enum SplitError {
         second: usize,
     },
     /// A list is empty.
-    #[error("split: list {list} is empty")]
+    #[error("list {list} is empty")]
     Empty {
         /// The index of the list.
         list: usize,
