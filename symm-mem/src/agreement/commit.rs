@@ -25,7 +25,7 @@ use super::{
     poison::Poison,
     record::Record,
     search::{Finding, name, narrow},
-    start::{evidence, explain, refusal},
+    start::{self, evidence, explain},
     wire,
 };
 
@@ -110,7 +110,7 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         Some(_) if !only_explains => {
             Ending::Poisoned(Poison::MembersLost { missing: failure.culprits(), blocked: Vec::new() })
         }
-        _ => Ending::Refused(refusal(member, failure)),
+        _ => start::failed(member, failure),
     };
     Ending::of(ending, failed)
 }

@@ -1,9 +1,10 @@
 //! The ends of agreements that run over [`bootstrap::agreement`].
 
-use bootstrap::agreement::{self, Failure, Gone, Protocol};
+use bootstrap::agreement::{self, Failed, Failure, Gone, Member, Protocol};
 use process_group::{
     error_text,
     group::{GroupError, GroupErrorKind},
+    store::StoreError,
 };
 
 use super::{poison::Poison, refusal::Refusal, wire::Malformed};
@@ -109,6 +110,14 @@ impl Ending {
         };
         Some(Poison::StoreLost { rank, cause })
     }
+}
+
+/// Takes the store's error from a failed agreement of `member`. If another process runs as this rank, returns that as an
+/// error.
+pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
+    let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
+    let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };
+    failed.store.take().or_else(|| is_taken.then(taken))
 }
 
 /// Returns the member that ended a group, and the reason. `own` is this rank of the job, which is named if the error

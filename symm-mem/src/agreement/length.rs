@@ -78,5 +78,5 @@ impl Start<LengthProtocol> {
 /// Converts the ending of an agreement on a length on `member`.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
-    Ending::of(ending, |failure| Ending::Refused(start::refusal(member, failure)))
+    Ending::of(ending, |failure| start::failed(member, failure))
 }

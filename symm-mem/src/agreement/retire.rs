@@ -358,8 +358,6 @@ pub fn retirement_ending(
             let poison = Poison::MembersLost { missing: culprits.clone(), blocked: Vec::new() };
             Ok(Retired::Poisoned { poison, culprits, over: Vec::new() })
         }
-        (ending, _) => {
-            Err(Ending::of(ending, |failure: Failure| Ending::Refused(start::refusal(member, failure))))
-        }
+        (ending, _) => Err(Ending::of(ending, |failure: Failure| start::failed(member, failure))),
     }
 }

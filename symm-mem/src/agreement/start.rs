@@ -6,6 +6,7 @@ use bootstrap::agreement::{Absence, Absentee, Agreement, Failure, Member, Protoc
 
 use super::{
     ValuesByRank,
+    ending::Ending,
     meeting_id::{MeetingId, MeetingKind, generation_key},
     ranks::RankList,
     refusal::{Membership, Refusal},
@@ -80,8 +81,17 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 
+/// Converts a failure of the agreement of `member` before its action.
+pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
+    match failure {
+        // Two processes run as this rank. The others may have agreed with the record of the other process.
+        Failure::Taken { rank } if rank == member.rank => Ending::StoreFailed { in_doubt: true },
+        failure => Ending::Refused(refusal(member, failure)),
+    }
+}
+
 /// Converts a failure of the agreement of `member` to the refusal that all members get.
-pub(super) fn refusal(member: &Member, failure: Failure) -> Refusal {
+fn refusal(member: &Member, failure: Failure) -> Refusal {
     let meeting = MeetingId::named(&member.name);
     match failure {
         Failure::Absent { missing, waited_ms, circle, .. } => {

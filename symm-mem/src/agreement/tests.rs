@@ -287,13 +287,7 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
         panic!("the logs differ")
     };
     let Plan::Hashes { range, .. } = refused.clone() else { panic!("{refused:?}") };
-    let member = bootstrap::agreement::Member {
-        name: "symm/1.1/0/3.0/0".to_owned(),
-        rank: 0,
-        members: vec![0, 1],
-        generation: 0,
-        patience: Duration::ZERO,
-    };
+    let member = member();
     let doubt = |plan: Option<&Plan>| commit_ending(bootstrap::agreement::Ending::InDoubt, &member, plan);
     assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
     let commits = Plan::Hashes { range, after: After::Commit { agreed: agreed() } };
@@ -307,6 +301,31 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     assert_eq!(ended(Some(&refused)), Ending::Refused(lost));
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(ended(Some(&commits)), Ending::Poisoned(poison));
+}
+
+fn member() -> bootstrap::agreement::Member {
+    bootstrap::agreement::Member {
+        name: "symm/1.1/0/3.0/0".to_owned(),
+        rank: 0,
+        members: vec![0, 1],
+        generation: 0,
+        patience: Duration::ZERO,
+    }
+}
+
+/// Two processes run as rank 0. The others may have agreed with the other one, so this one is in doubt.
+#[test]
+fn a_rank_that_another_process_has_taken_is_in_doubt() {
+    let taken = |rank| bootstrap::agreement::Failure::Taken { rank };
+    let (member, doubt) = (member(), Ending::StoreFailed { in_doubt: true });
+    assert_eq!(commit_ending(bootstrap::agreement::Ending::Failed(taken(0)), &member, None), doubt);
+    let retired = retirement_ending(bootstrap::agreement::Ending::Failed(taken(0)), &member, None);
+    assert_eq!(retired, Err(doubt.clone()));
+    assert_eq!(length_ending(bootstrap::agreement::Ending::Failed(taken(0)), &member), doubt);
+    assert!(doubt.doubt(0, None).is_some() && !doubt.is_agreed());
+    // All other members get the failure of rank 1, and have registered nothing.
+    let other = commit_ending(bootstrap::agreement::Ending::Failed(taken(1)), &member, None);
+    assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use process_group::store::{Deadline, Store, StoreError};
 
 use crate::agreement::{
     Agreed, Answer, CommitProtocol, Ending, Operation, Outcome, Plan, Start, commit_ending,
+    ending::store_error,
 };
 
 /// The services of this rank that the agreement calls.
@@ -46,6 +47,9 @@ pub(super) fn run(
     };
     match agreement::run::<CommitProtocol>(store, member.clone(), record, act, goes_on) {
         Ok(agreed) => (Ok(agreed), None),
-        Err(failed) => (Err(commit_ending(failed.ending, &member, last.as_ref())), failed.store),
+        Err(mut failed) => {
+            let error = store_error(&mut failed, &member);
+            (Err(commit_ending(failed.ending, &member, last.as_ref())), error)
+        }
     }
 }

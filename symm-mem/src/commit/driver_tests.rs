@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use process_group::store::{Deadline, HashStore, Store};
+use process_group::store::{Deadline, HashStore, Store, StoreError};
 
 use super::driver::{Local, run};
 use crate::agreement::{
@@ -156,4 +156,18 @@ fn who_is_missing_is_named() {
     };
     assert_eq!(missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>(), [2]);
     assert_eq!(results[0], results[1]);
+}
+
+/// A second process runs as rank 0. It posts its record after the first one.
+#[test]
+fn a_second_process_with_the_same_rank_is_in_doubt() {
+    let store = HashStore::new();
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+    let mut log = GroupLog::new(pool, GroupId { uid: 1, epoch: 0 }, 0, vec![0, 1]);
+    let (start, _) = log.begin(situation(&[7], Duration::from_millis(1)));
+    store.set(&format!("{}/records/0", start.member.name), b"the record of the first process").unwrap();
+    let mut rank = Rank { outcome: Outcome::Registered, all: None, hashes: vec![0, 7] };
+    let (result, failure) = run(start, &store, || Ok(()), &mut rank);
+    assert_eq!(result, Err(Ending::StoreFailed { in_doubt: true }));
+    assert!(matches!(failure, Some(StoreError::RankTaken { rank: 0, .. })), "{failure:?}");
 }

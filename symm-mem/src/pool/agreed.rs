@@ -2,12 +2,14 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use bootstrap::agreement;
+use bootstrap::agreement::{self, Failed};
 use caching_alloc::core::symmetric::SymmetricError;
 use process_group::store::StoreError;
 
 use super::{SymmetricBlock, SymmetricPool};
-use crate::agreement::{Ending, LengthProtocol, Malformed, PoolId, Refusal, Start, length_ending};
+use crate::agreement::{
+    Ending, LengthProtocol, Malformed, PoolId, Refusal, Start, ending::store_error, length_ending,
+};
 
 /// Error of an agreed allocation.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +88,11 @@ impl SymmetricPool {
         let (store, act) =
             (self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
         let agreed = agreement::run::<LengthProtocol>(store, member.clone(), record, act, || Ok(()));
-        agreed.map_err(|failed| match (length_ending(failed.ending, &member), failed.store) {
+        let ended = |mut failed: Box<Failed<_>>| {
+            let error = store_error(&mut failed, &member);
+            (length_ending(failed.ending, &member), error)
+        };
+        agreed.map_err(|failed| match ended(failed) {
             (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
             (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
             (Ending::Unreadable { source }, _) => AgreedError::Unreadable { pool, source },

@@ -20,7 +20,9 @@ use crate::{
     agreement::{
         Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Malformed, Poison, PoolId,
         Readiness, Refusal, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
-        Start, ending::gone, retirement_ending,
+        Start,
+        ending::{gone, store_error},
+        retirement_ending,
     },
     commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
 };
@@ -289,7 +291,10 @@ impl SymmetricPool {
         let store = self.domain().store();
         match agreement::run::<RetireProtocol>(store, member.clone(), record, act, goes_on) {
             Ok(retired) => (Ok(retired), windows, None),
-            Err(failed) => (retirement_ending(failed.ending, &member, last.as_ref()), windows, failed.store),
+            Err(mut failed) => {
+                let error = store_error(&mut failed, &member);
+                (retirement_ending(failed.ending, &member, last.as_ref()), windows, error)
+            }
         }
     }
 
