@@ -107,7 +107,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        Some(_) if !only_explains => {
+        // A failure in place of the verdict on a search ends the commit before any registration.
+        Some(Plan::Register { .. }) => {
             Ending::Poisoned(Poison::MembersLost { missing: failure.culprits(), blocked: Vec::new() })
         }
         _ => start::failed(member, failure),

@@ -298,9 +298,11 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let ended = |plan| commit_ending(bootstrap::agreement::Ending::Failed(left.clone()), &member, plan);
     let lost = Refusal::MemberLost { rank: 1, cause: "it is gone".to_owned() };
     assert_eq!(ended(None), Ending::Refused(lost.clone()));
-    assert_eq!(ended(Some(&refused)), Ending::Refused(lost));
+    assert_eq!(ended(Some(&refused)), Ending::Refused(lost.clone()));
+    // The failure takes the place of the verdict that would have asked for the registration.
+    assert_eq!(ended(Some(&commits)), Ending::Refused(lost));
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
-    assert_eq!(ended(Some(&commits)), Ending::Poisoned(poison));
+    assert_eq!(ended(Some(&Plan::Register { agreed: agreed() })), Ending::Poisoned(poison));
 }
 
 fn member() -> bootstrap::agreement::Member {
