@@ -15,7 +15,7 @@
 //! | opening | fails the other agreements of the circular wait, if there is one, and then this one | no wait |
 //! | action | acts | half of the longest patience, at most 10 min, at least [`Protocol::ACTION_FLOOR`] |
 //! | outcomes | posts its outcome and waits for the verdict ([`Protocol::judge`]) | see below |
-//! | telling | if the failure lists a circular wait: fails the other agreements of the circle | no wait |
+//! | telling | if the failure lists a circular wait of this member: fails the other agreements of the circle | no wait |
 //! | leaving | removes the agreement from its rank's list of places | no wait |
 //! | acknowledgement | acknowledges the result | no wait |
 //!
@@ -373,11 +373,7 @@ impl<P: Protocol> Agreement<P> {
     /// Follows the decision or verdict in the store, or the failure that takes its place.
     fn decided(&mut self, value: &[u8], is_decision: bool, now: Duration) -> Output<P> {
         if let Some(failure) = told_failure(value) {
-            let rest = match &failure {
-                Failure::Absent { by, waited_ms, circle, .. } => self.failures_of(circle, *by, *waited_ms),
-                _ => Vec::new(),
-            };
-            return self.tell(rest, failure);
+            return self.follow(failure);
         }
         let (patience, decision) = match read_decided::<P>(value, is_decision) {
             Ok(decided) => decided,

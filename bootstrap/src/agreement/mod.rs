@@ -56,8 +56,8 @@
 //!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
 //! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
 //!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
-//!   each failure lists the whole circle. A member that reads such a failure first fails the other agreements of the
-//!   circle, and then leaves its own. If there is no circle, [`Protocol::explain`] may find another reason. A rank whose threads wait in several agreements has several places. Such a
+//!   each failure lists the whole circle. A member of the circle that reads such a failure first fails the other
+//!   agreements of the circle, and then leaves its own. If there is no circle, [`Protocol::explain`] may find another reason. A rank whose threads wait in several agreements has several places. Such a
 //!   rank is in no circle while one of these agreements can complete: its thread in that agreement can then go on, and
 //!   may post the record that is missing in another agreement.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged

@@ -101,6 +101,21 @@ impl<P: Protocol> Agreement<P> {
         trace::others(circle, &self.place()).into_iter().map(failure).collect()
     }
 
+    /// Follows the stored `failure`. If it lists a circular wait of this member, fails the other agreements of the circle
+    /// first. A member that arrives later is not in the circle, and finds all its agreements decided. Their keys may be
+    /// removed by then, and a proposal would create a key that nobody removes.
+    pub(super) fn follow(&mut self, failure: Failure) -> Output<P> {
+        let Member { name, rank, .. } = &self.member;
+        let is_own = |it: &Waiting| it.rank == *rank && it.place.name == *name;
+        let rest = match &failure {
+            Failure::Absent { by, waited_ms, circle, .. } if circle.iter().any(is_own) => {
+                self.failures_of(circle, *by, *waited_ms)
+            }
+            _ => Vec::new(),
+        };
+        self.tell(rest, failure)
+    }
+
     /// Sends the last request of `rest`, which fails another agreement of the circular wait that `failure` lists. If
     /// `rest` is empty, leaves this agreement. If a member of a circle left before all agreements of the circle have
     /// failed, another member could find no circle any more, and fail its agreement without naming one.

@@ -150,7 +150,26 @@ fn all_agreements_of_ranks_with_several_threads_fail_with_the_circle() {
     }
 }
 
-/// The same waits as above, but one thread of each rank searches. Both searches end before the first failure is stored.
+/// Two ranks take part in `a` and `b` in different orders. Each arrives at its second agreement after that has failed,
+/// and possibly after the keys of the first one were removed.
+#[test]
+fn ranks_that_arrive_after_the_circle_has_failed_leave_no_keys() {
+    for searching in 0..2 {
+        let mut threads = Threads::default();
+        threads.add(0, &[("a", BOTH), ("b", BOTH)]);
+        threads.add(1, &[("b", BOTH), ("a", BOTH)]);
+        threads.expire(searching, |_, _| ());
+        threads.run(None);
+        let waits = [(0, "a"), (1, "b")].map(|(rank, name)| Waiting { rank, place: place(name, BOTH) });
+        for name in ["a", "b"] {
+            assert_eq!(threads.circles(name), [&waits, &waits], "{name}, searched by rank {searching}");
+        }
+        let left: Vec<_> = threads.store.0.keys().filter(|key| !key.starts_with("places/")).collect();
+        assert!(left.is_empty(), "searched by rank {searching}: {left:?}");
+    }
+}
+
+/// Two threads of each rank wait for the other rank, and one thread of each rank searches. Both searches end before the first failure is stored.
 #[test]
 fn two_ranks_that_search_at_a_time_find_the_same_circle() {
     let mut threads = Threads::default();
