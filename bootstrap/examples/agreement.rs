@@ -70,7 +70,14 @@ impl Protocol for Port {
 pub(crate) fn member(address: &str, rank: u32, patience: Duration) -> Result<u16, Box<dyn Error>> {
     // An operation of the store should not wait longer for its answer than the agreement waits for the other members.
     let store = TcpStore::options().patience(patience).connect(address, Deadline::after(patience))?;
-    let seat = Member { name: "port".into(), rank, members: (0..MEMBERS).collect(), generation: 1, patience };
+    let seat = Member {
+        name: "port".into(),
+        rank,
+        members: (0..MEMBERS).collect(),
+        generation: 1,
+        patience,
+        deadline: None,
+    };
     // Only port 40010 is offered by all members.
     let offered = vec![40_000 + rank as u16, 40_010, 40_020 + rank as u16];
     let open = |port: &u16, _: Deadline, _: &dyn Fn() -> bool| {

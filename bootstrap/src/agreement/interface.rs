@@ -26,11 +26,14 @@ pub struct Member {
     pub members: Vec<u32>,
     /// The generation of the object: how many times this rank has created it.
     pub generation: u64,
-    /// The longest time, from the start of the agreement, that this member waits for the records of the others. While
-    /// the member is in doubt, it repeats requests that fail with a temporary error until this time has passed, and for
-    /// at least 5 s after the first error. The longest patience among the members determines the time limits of actions
-    /// and of the waits for outcomes.
+    /// The longest time, from the start of the agreement, that this member waits for the records of the others. The
+    /// longest patience among the members determines the time limits of actions and of the waits for outcomes.
     pub patience: Duration,
+    /// While the member is in doubt, it repeats requests that fail with a temporary error until this time, counted from
+    /// the start of the agreement, has passed, and for at least 5 s after the first error. `None`: until `patience` has
+    /// passed. If a time is given, the wait for the other members after a failure or refusal (see [`run`](super::run))
+    /// ends by then.
+    pub deadline: Option<Duration>,
 }
 
 /// An input to the state machine.

@@ -46,13 +46,12 @@
 //!   member list with the list that was stored first. If any of these differ, the agreement fails, and the failure
 //!   names the ranks. Exception: if a member finds a different member list after the decision, the agreement fails on
 //!   this member alone.
-//! - **Time.** A member's *patience* is the time that it waits for the records of the others. It also limits the
-//!   retries of failed requests. The time limits of actions and of the waits for outcomes follow from the longest
+//! - **Time.** A member's *patience* is the time that it waits for the records of the others. The time limits of actions and of the waits for outcomes follow from the longest
 //!   patience among the members, with a lower and an upper bound, and are equal on all members. So a member with a
 //!   short patience can fail an agreement, but it does not shorten an action.
 //! - **Doubt.** From the start of its post until it has read the result, a member is *in doubt*: the others may act on
 //!   its record. If a request fails with a temporary error in this time, the member repeats the request until its
-//!   patience has ended, and for at least 5 s after the first error. If the error persists, or is not temporary, the
+//!   [deadline](Member::deadline), by default the end of its patience, and for at least 5 s after the first error. If the error persists, or is not temporary, the
 //!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
 //! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
 //!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
@@ -65,7 +64,7 @@
 //!   and the decision stay in the store, until the next agreement has ended if [`Protocol::previous`] names this one.
 //! - **The store's host** should outlive the agreement: if the process that hosts the store exits first, the members in
 //!   doubt end with [`Ending::InDoubt`]. The caller of [`run`] may be in that process. So if an agreement fails or is
-//!   refused before an action, [`run`] waits, for up to 3 s, until the other members that posted a record have read the
+//!   refused before an action, [`run`] waits, for up to 3 s and not past the member's deadline, until the other members that posted a record have read the
 //!   result.
 
 mod budget;

@@ -87,7 +87,7 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 ///   reason.
 /// - If there is an action, it runs `act`, and waits until the verdict is stored.
 /// - If the agreement has failed, or was refused before an action, it waits until the others have read the result, for
-///   at most 3 s.
+///   at most 3 s, and not past [`Member::deadline`].
 ///
 /// It also blocks while it repeats failed requests. If the host of a [`TcpStore`](crate::store::TcpStore) does not
 /// answer, each operation of the store may block for about twice the store's patience
@@ -104,7 +104,7 @@ pub fn run<P: Protocol>(
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
     goes_on: impl Fn() -> Result<(), Gone>,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
-    let patience = member.patience;
+    let (deadline, retry_until) = (member.deadline, member.deadline.unwrap_or(member.patience));
     let _running = Running::of(member.rank, &member.name);
     let mut session = Session { store, begun: Instant::now(), failure: None };
     let nonce = random().map_err(|error| format!("no random number for an agreement: {error}"));
@@ -118,7 +118,7 @@ pub fn run<P: Protocol>(
         let input = match output {
             Output::Done(Conclusion { result, read, awaited, has_acted, others }) => {
                 if read.is_empty() {
-                    session.stay(&awaited, &goes_on);
+                    session.stay(&awaited, deadline, &goes_on);
                 }
                 session.remove(&read);
                 let store = session.failure;
@@ -129,7 +129,7 @@ pub fn run<P: Protocol>(
                 Input::Acted(act(&plan, session.deadline(until), &has_failed))
             }
             Output::Store(request) => {
-                let retry_until = machine.is_in_doubt().then_some(patience);
+                let retry_until = machine.is_in_doubt().then_some(retry_until);
                 Input::Store(session.ask(&request, retry_until, &goes_on))
             }
         };
@@ -250,13 +250,14 @@ impl Session<'_> {
     }
 
     /// Waits until the other members that posted a record have read the result, because this process may host the
-    /// store. Waits for at most [`STAY_LIMIT`], and not at all if the store has failed. Stops if `goes_on` or a request
-    /// fails.
-    fn stay(&self, awaited: &[Awaited], goes_on: &dyn Fn() -> Result<(), Gone>) {
+    /// store. Waits for at most [`STAY_LIMIT`], until the time `deadline` on the clock of the state machine if that is
+    /// given, and not at all if the store has failed. Stops if `goes_on` or a request fails.
+    fn stay(&self, awaited: &[Awaited], deadline: Option<Duration>, goes_on: &dyn Fn() -> Result<(), Gone>) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
         }
-        let deadline = Deadline::after(STAY_LIMIT);
+        let left = |until: Duration| until.saturating_sub(self.begun.elapsed());
+        let deadline = Deadline::after(deadline.map_or(STAY_LIMIT, |until| left(until).min(STAY_LIMIT)));
         let exists = |key: &str| self.store.check(&[key]).unwrap_or(false);
         let came: Vec<&Awaited> = awaited.iter().filter(|member| exists(&member.record)).collect();
         let Some(first) = came.first() else { return };

@@ -5,6 +5,8 @@ mod other;
 mod ports;
 mod python;
 #[cfg(feature = "simulation")]
+mod seeded_deadlines;
+#[cfg(feature = "simulation")]
 mod seeded_ranks;
 #[cfg(feature = "simulation")]
 mod seeded_tcp;

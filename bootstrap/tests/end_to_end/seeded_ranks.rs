@@ -133,7 +133,14 @@ pub(crate) fn agree(
     patience: Duration,
     time: Duration,
 ) -> Outcome {
-    let member = Member { name: name.into(), rank, members: (0..size).collect(), generation: 1, patience };
+    let member = Member {
+        name: name.into(),
+        rank,
+        members: (0..size).collect(),
+        generation: 1,
+        patience,
+        deadline: None,
+    };
     let act = |_: &u64, deadline: Deadline, _: &dyn Fn() -> bool| {
         runtime::sleep(time);
         !deadline.expired()

@@ -87,6 +87,7 @@ impl Meeting<'_> {
             members: self.ranks.iter().copied().map(id).collect(),
             generation: 0,
             patience: deadline.remaining(),
+            deadline: None,
         };
         let run = || match agreement::run::<P>(self.job, member, record, act, goes_on) {
             Ok(agreed) => Ok(Ok(agreed)),

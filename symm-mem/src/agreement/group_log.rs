@@ -179,7 +179,7 @@ impl GroupLog {
         let meeting = self.meeting(self.rounds);
         self.rounds += 1;
         self.offered = situation.log.length;
-        (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), record), segments)
+        (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
 
     /// Counts a commit in which this rank cannot take part. Returns the place of the commit, and the refusal for the
@@ -196,7 +196,14 @@ impl GroupLog {
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.saturating_sub(1)).name());
         let members = self.members.clone();
-        Member { name, rank: self.rank, members, generation: 0, patience: patience + VOTE_FLOOR }
+        Member {
+            name,
+            rank: self.rank,
+            members,
+            generation: 0,
+            patience: patience + VOTE_FLOOR,
+            deadline: None,
+        }
     }
 
     /// Applies the result of a commit of `segments`.

@@ -71,7 +71,14 @@ impl Start<LengthProtocol> {
         // No action follows the decision, so the wait for the others gets all of the deadline except for the share of
         // the store requests.
         let patience = deadline / 16 * 15;
-        Self::new(MeetingId::new(pool, MeetingKind::Length {}, round), rank, members, patience, bytes)
+        Self::new(
+            MeetingId::new(pool, MeetingKind::Length {}, round),
+            rank,
+            members,
+            patience,
+            deadline,
+            bytes,
+        )
     }
 }
 

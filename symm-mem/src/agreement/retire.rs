@@ -338,7 +338,7 @@ impl Start<RetireProtocol> {
         deadline: Duration,
     ) -> Self {
         let meeting = MeetingId::new(pool, MeetingKind::Retire {}, round);
-        Self::new(meeting, rank, members, patience(deadline), record)
+        Self::new(meeting, rank, members, patience(deadline), deadline, record)
     }
 }
 

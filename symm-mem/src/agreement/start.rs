@@ -22,15 +22,19 @@ pub struct Start<P: Protocol> {
 }
 
 impl<P: Protocol> Start<P> {
+    /// Begins `meeting`, in which this member waits for the others for the time `patience`. All of it takes at most
+    /// `deadline`, unless the lower bounds of its phases apply.
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
         members: Vec<u32>,
         patience: Duration,
+        deadline: Duration,
         record: P::Record,
     ) -> Self {
         // The name contains the domain's generation, so all members have the same.
-        Self { member: Member { name: meeting.name(), rank, members, generation: 0, patience }, record }
+        let (name, deadline) = (meeting.name(), Some(deadline));
+        Self { member: Member { name, rank, members, generation: 0, patience, deadline }, record }
     }
 
     /// Creates the state machine. `nonce` is a random number.

@@ -312,6 +312,7 @@ fn member() -> bootstrap::agreement::Member {
         members: vec![0, 1],
         generation: 0,
         patience: Duration::ZERO,
+        deadline: None,
     }
 }
 
@@ -328,6 +329,24 @@ fn a_rank_that_another_process_has_taken_is_in_doubt() {
     // All other members get the failure of rank 1, and have registered nothing.
     let other = commit_ending(bootstrap::agreement::Ending::Failed(taken(1)), &member, None);
     assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
+}
+
+/// A member repeats failed requests until the user's deadline, although it waits for the others for a shorter time.
+#[test]
+fn agreements_of_a_pool_have_the_deadline_of_the_user() {
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+    let deadline = Duration::from_secs(600);
+    let member = Start::length(pool, 0, 0, vec![0, 1], 64, deadline).member;
+    assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
+    let record = RetirementRecord {
+        readiness: Readiness::Ready,
+        enqueued: Vec::new(),
+        log: LogPoint::default(),
+        groups: Vec::new(),
+        segments: Vec::new(),
+    };
+    let member = Start::retirement(pool, 0, 0, vec![0, 1], record, deadline).member;
+    assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
 }
 
 #[test]

@@ -165,6 +165,7 @@ fn a_second_process_with_the_same_rank_is_in_doubt() {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
     let mut log = GroupLog::new(pool, GroupId { uid: 1, epoch: 0 }, 0, vec![0, 1]);
     let (start, _) = log.begin(situation(&[7], Duration::from_millis(1)));
+    assert_eq!(start.member.deadline, Some(Duration::from_millis(1)));
     store.set(&format!("{}/records/0", start.member.name), b"the record of the first process").unwrap();
     let mut rank = Rank { outcome: Outcome::Registered, all: None, hashes: vec![0, 7] };
     let (result, failure) = run(start, &store, || Ok(()), &mut rank);

@@ -212,6 +212,7 @@ pub(super) fn agreed<T>(
         members: ranks_of(group),
         generation: 0,
         patience: deadline.remaining(),
+        deadline: None,
     };
     let (mut make, mut made) = (Some(make), None);
     let act = |addresses: &Vec<PageAddress>, deadline, _: &dyn Fn() -> bool| {

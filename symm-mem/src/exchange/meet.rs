@@ -99,8 +99,14 @@ impl Exchange {
             }
         };
         let patience = options.deadline / 2;
-        let member =
-            Member { name: key.clone(), rank: shared.rank(), members: ranks, generation: 0, patience };
+        let member = Member {
+            name: key.clone(),
+            rank: shared.rank(),
+            members: ranks,
+            generation: 0,
+            patience,
+            deadline: Some(options.deadline),
+        };
         let goes_on = || info.standing().map_err(|ended| gone(shared.rank(), &ended));
         let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, goes_on);
         drop(number);

@@ -315,6 +315,7 @@ impl Rendezvous {
             members: info.global_ranks().to_vec(),
             generation: 0,
             patience: options.deadline / 2,
+            deadline: Some(options.deadline),
         };
         let mut peers = None;
         let own = candidate.as_ref().and_then(|candidate| candidate.buffer.allocation());

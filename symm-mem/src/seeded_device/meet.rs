@@ -57,7 +57,14 @@ impl Rank {
         });
         self.offers.lock().extend(own.map(|memory| (whose, memory)));
         let (name, patience) = (record.prefix(), deadline / 2);
-        let member = Member { name, rank: self.rank, members: members.clone(), generation: 0, patience };
+        let member = Member {
+            name,
+            rank: self.rank,
+            members: members.clone(),
+            generation: 0,
+            patience,
+            deadline: Some(deadline),
+        };
         let machine = Agreement::<RendezvousProtocol>::new(member, record, u64::from(self.rank));
         let mut machine = machine.expect("the rank is a member");
         let mut output = machine.begin(sched::now());

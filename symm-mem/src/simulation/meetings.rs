@@ -280,7 +280,14 @@ impl World {
         }
         let number = record.number;
         let patience = deadline / 2;
-        let member = Member { name: record.prefix(), rank, members, generation: 0, patience };
+        let member = Member {
+            name: record.prefix(),
+            rank,
+            members,
+            generation: 0,
+            patience,
+            deadline: Some(deadline),
+        };
         let machine = Box::new(Agreement::new(member, record, self.random.next()).map_err(Violation)?);
         self.offers.insert(token, (rank, identity));
         let work = Work::Meet { machine, group, mapping, number, token, peers: None };

@@ -161,7 +161,14 @@ impl World {
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
         }
-        let member = Member { name: key.clone(), rank, members, generation: 0, patience: deadline / 2 };
+        let member = Member {
+            name: key.clone(),
+            rank,
+            members,
+            generation: 0,
+            patience: deadline / 2,
+            deadline: Some(deadline),
+        };
         let machine = Agreement::new(member, record, self.random.next()).map_err(Violation)?;
         let opened = Open::new();
         let acted = None;

@@ -23,7 +23,7 @@ fn place(name: &str, members: &[u32]) -> Place {
 }
 
 fn member(rank: u32, name: &str, members: &[u32], patience: Duration) -> Member {
-    Member { name: name.into(), rank, members: members.into(), generation: 1, patience }
+    Member { name: name.into(), rank, members: members.into(), generation: 1, patience, deadline: None }
 }
 
 /// The threads of several ranks. Each thread takes part in agreements, one after the other.

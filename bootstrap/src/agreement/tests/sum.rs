@@ -63,5 +63,5 @@ pub(super) fn why_key(name: &str, rank: u32) -> String {
 
 /// Returns the member `rank` of the agreement `sum`, whose members are the ranks 0 to `size - 1`.
 pub(super) fn member_of(rank: u32, size: u32, patience: Duration) -> Member {
-    Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience }
+    Member { name: "sum".into(), rank, members: (0..size).collect(), generation: 1, patience, deadline: None }
 }

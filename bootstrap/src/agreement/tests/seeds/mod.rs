@@ -141,6 +141,7 @@ impl Run {
                     members: members.clone(),
                     generation: 1,
                     patience,
+                    deadline: None,
                 };
                 let threads = &mut ranks[*rank as usize].threads;
                 let thread = random.below(threads.len());
@@ -390,6 +391,7 @@ fn fail_with_the_circle(ranks: [&[&[&str]]; 2], agreements: &[&str], waits: usiz
             members: vec![0, 1],
             generation: 1,
             patience: Duration::from_secs(if name == impatient { 2 } else { 20 }),
+            deadline: None,
         };
         let thread = |names: &[&str], rank: u32| Thread {
             program: names.iter().map(|name| (member(name, rank), 1)).collect(),
