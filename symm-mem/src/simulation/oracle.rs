@@ -18,7 +18,7 @@ use super::{
     scenario::DEADLINE,
     trouble::Trouble,
     violation::Violation,
-    world::World,
+    world::{RETRY_FLOOR, World},
 };
 use crate::{
     agreement::{Divergence, Entry, Membership, Plain, Poison, Refusal, ValuesByRank, patience},
@@ -114,7 +114,8 @@ impl World {
                 _ => 0,
             };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
-            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets() + cut_off;
+            let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
+            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets() + cut_off + retries;
             if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
             }

@@ -152,6 +152,8 @@ pub(super) struct Task {
     pub(super) waits: bool,
     /// The code of its last request.
     pub(super) at: u64,
+    /// The time of the first failure of the current store request, in µs.
+    pub(super) failing_since: Option<u64>,
 }
 
 pub(super) struct Rank {

@@ -104,6 +104,8 @@ pub(super) use tell;
 
 /// The delay before a failed store request is repeated, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
+/// The shortest time, from the first failure of a request, for which a member in doubt repeats it, in µs.
+pub(super) const RETRY_FLOOR: u64 = 5_000_000;
 /// More steps than any terminating run takes.
 const ENDLESS: u64 = 1_000_000;
 
@@ -286,6 +288,9 @@ impl World {
             }
             Answer::StoreFailed
         } else {
+            if let Some(task) = &mut self.rank(rank).task {
+                task.failing_since = None;
+            }
             match request {
                 StoreRequest::Set { key, value } => {
                     // A rank that lends memory checks this key from time to time.
@@ -346,13 +351,17 @@ impl World {
         }
     }
 
-    /// Returns true if a rank repeats a failed store request. Members in doubt do so until their deadline.
+    /// Returns true if a rank repeats a failed store request. Members in doubt do so until their deadline, and for at
+    /// least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
         let current = state.token == token && !state.is_over();
         let in_doubt = state.task.as_mut().filter(|task| current && task.work.is_in_doubt());
-        in_doubt.is_some_and(|task| now < task.span.begun + task.span.deadline)
+        in_doubt.is_some_and(|task| {
+            let floor = *task.failing_since.get_or_insert(now) + RETRY_FLOOR;
+            now < floor.max(task.span.begun + task.span.deadline)
+        })
     }
 
     /// After a verdict, unblocks the members that are still in the registration, except for some that are drawn, because
