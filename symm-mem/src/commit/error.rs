@@ -9,8 +9,8 @@ use crate::agreement::{Ending, GroupId, Malformed, Poison, Refusal};
 /// The reason why a commit failed.
 ///
 /// All members of the group get the same value of [`Refused`](Self::Refused) or [`Poisoned`](Self::Poisoned). There
-/// are two exceptions. If members are missing, a member whose group has ended gets [`GroupOver`](Self::GroupOver)
-/// instead. If all members have given up on a plain registration, a member that cannot undo it is poisoned alone.
+/// are two exceptions. If members are missing or lost, a member whose group has ended gets
+/// [`GroupOver`](Self::GroupOver) instead. If all members have given up on a plain registration, a member that cannot undo it is poisoned alone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
@@ -36,7 +36,8 @@ pub enum CommitError {
         /// The reason.
         poison: Poison,
     },
-    /// The store failed, so this member does not know the others' decision. They will miss this member.
+    /// The store failed, so this member does not know the others' decision. They will miss this member. Or another
+    /// process runs as this rank ([`StoreError::RankTaken`]), and the others may have agreed with it.
     #[error("commit of group {} could not reach the store{}", named(*group, group_name), if *poisoned {
         " after this rank had posted its record, so the group is poisoned"
     } else {
@@ -54,8 +55,8 @@ pub enum CommitError {
         source: StoreError,
     },
     /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
-    /// and earlier agreements remain valid. This error replaces [`Refusal::SyncTimeout`], [`Poison::MembersLost`],
-    /// and failures on this member alone.
+    /// and earlier agreements remain valid. This error replaces [`Refusal::SyncTimeout`], [`Refusal::MemberLost`],
+    /// [`Poison::MembersLost`], and failures on this member alone.
     #[error(
         "commit of group {}: the group ended: {}",
         named(*group, group_name),

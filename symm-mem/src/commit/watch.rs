@@ -23,8 +23,8 @@ pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// The interval at which the thread polls. It may run that much longer than its watch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that aborts a communicator once the members' verdict on the registration is stored. If that is before this
-/// member's outcome, the group is dead. Dropping this value ends the thread.
+/// A thread that aborts a communicator if the members' verdict on the registration is stored and says that the group is
+/// dead. The registration of this member may then never return. Dropping this value ends the thread.
 pub(super) struct Watch {
     /// The thread holds no communicator of its own, so that dropping the owner frees the resources of the
     /// communicator.

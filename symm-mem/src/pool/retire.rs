@@ -71,6 +71,7 @@ pub enum RetireError {
         groups: Box<[GroupId]>,
     },
     /// The store failed, so this rank does not know the decision of the others. They may report this rank as missing.
+    /// Or another process runs as this rank ([`StoreError::RankTaken`]), and the others may have agreed with it.
     #[error("retirement in {pool} could not reach the store{}", if *poisoned {
         " after this rank had posted its record, so its groups are poisoned"
     } else {

@@ -59,7 +59,8 @@ impl World {
         let state = self.rank(rank);
         state.token = token;
         let history = state.history().len();
-        state.task = Some(Task { work, span, history, registered: false, waits: false, at: 0, failing_since: None });
+        state.task =
+            Some(Task { work, span, history, registered: false, waits: false, at: 0, failing_since: None });
         self.answer(rank, token, Answer::Start)
     }
 
