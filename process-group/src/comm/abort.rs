@@ -240,7 +240,7 @@ impl Raised {
                 // The caller may have stopped waiting, and recorded a leak.
                 shared.guard.set_ending(how);
             }
-            shared.guard.set_freed(freed.as_ref().map(|()| ()));
+            shared.guard.set_freed(freed.as_ref().copied());
             freed?;
             shared.let_go().iter().for_each(reaper::take);
             Ok(())

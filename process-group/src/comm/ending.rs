@@ -113,7 +113,7 @@ impl Communicator {
             };
             // After a failure the state of the communicator is unknown, and no call may use it again.
             let freed = end().inspect_err(|_| abort::keep(&shared));
-            shared.guard.set_freed(freed.as_ref().map(|()| ()));
+            shared.guard.set_freed(freed.as_ref().copied());
             freed?;
             // The caller may have stopped waiting, and recorded that the call has not returned.
             has_returned.store(true, Ordering::SeqCst);
