@@ -20,6 +20,30 @@ use rusty_fork::rusty_fork_test;
 
 use super::common::{faithful, far, machine, soon};
 
+/// Runs `meanwhile` during an abort that takes `time`. A further abort then returns when the communicator is freed.
+fn beside_a_slow_abort(time: Duration, meanwhile: impl Fn(&AbortHandle) + Sync) {
+    let machine = machine(1);
+    machine.ranks(1, |rank| {
+        let communicator = rank.communicator();
+        let handle = communicator.abort_handle();
+        machine.world.faults().inject(Injection::new("ncclGroupStart", Action::Delay(time))).unwrap();
+        let freed = machine.world.calls("ncclGroupEnd");
+        thread::scope(|scope| {
+            let first = scope.spawn(|| handle.abort(far()));
+            while communicator.check().is_ok() {
+                thread::yield_now();
+            }
+            meanwhile(&handle);
+            handle.abort(far()).unwrap();
+            assert_eq!(machine.world.calls("ncclGroupEnd"), freed + 1);
+            first.join().unwrap().unwrap();
+        });
+        let error = communicator.check().unwrap_err();
+        assert!(matches!(&error, CommError::Closed { how, .. } if how == "aborted"), "{error}");
+    });
+    machine.world.finish().unwrap();
+}
+
 rusty_fork_test! {
     #[test]
     fn a_blocked_registration_is_freed() {
@@ -222,50 +246,15 @@ rusty_fork_test! {
     /// Otherwise a program could exit after its abort while NCCL still frees the communicator, which crashes.
     #[test]
     fn a_second_abort_waits_until_the_first_has_freed_the_communicator() {
-        let machine = machine(1);
-        machine.ranks(1, |rank| {
-            let communicator = rank.communicator();
-            let handle = communicator.abort_handle();
-            let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_millis(300)));
-            machine.world.faults().inject(late).unwrap();
-            let freed = machine.world.calls("ncclGroupEnd");
-            thread::scope(|scope| {
-                let first = scope.spawn(|| handle.abort(far()));
-                while communicator.check().is_ok() {
-                    thread::yield_now();
-                }
-                handle.abort(far()).unwrap();
-                assert_eq!(machine.world.calls("ncclGroupEnd"), freed + 1);
-                first.join().unwrap().unwrap();
-            });
-        });
-        machine.world.finish().unwrap();
+        beside_a_slow_abort(Duration::from_millis(300), |_| ());
     }
 
     #[test]
     fn an_abort_that_stops_waiting_for_another_does_not_end_the_wait_of_the_next() {
-        let machine = machine(1);
-        machine.ranks(1, |rank| {
-            let communicator = rank.communicator();
-            let handle = communicator.abort_handle();
-            let late = Injection::new("ncclGroupStart", Action::Delay(Duration::from_secs(2)));
-            machine.world.faults().inject(late).unwrap();
-            let freed = machine.world.calls("ncclGroupEnd");
-            thread::scope(|scope| {
-                let first = scope.spawn(|| handle.abort(far()));
-                while communicator.check().is_ok() {
-                    thread::yield_now();
-                }
-                let error = handle.abort(Deadline::now()).unwrap_err();
-                assert!(matches!(error, CommError::Leaked { .. }), "{error}");
-                handle.abort(far()).unwrap();
-                assert_eq!(machine.world.calls("ncclGroupEnd"), freed + 1);
-                first.join().unwrap().unwrap();
-            });
-            let error = communicator.check().unwrap_err();
-            assert!(matches!(&error, CommError::Closed { how, .. } if how == "aborted"), "{error}");
+        beside_a_slow_abort(Duration::from_secs(2), |handle| {
+            let error = handle.abort(Deadline::now()).unwrap_err();
+            assert!(matches!(error, CommError::Leaked { .. }), "{error}");
         });
-        machine.world.finish().unwrap();
     }
 
     #[test]
