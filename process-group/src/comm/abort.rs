@@ -124,7 +124,7 @@ impl AbortHandle {
 /// Returns the error of an abort of a communicator that another thread was to free.
 fn still_there(shared: &Shared, unfreed: Unfreed) -> CommError {
     let why = match unfreed {
-        Unfreed::Held(held) => format!("{held} did not return from NCCL {} in time", shared.nccl.release()),
+        Unfreed::Held(held) => not_returned(shared, held),
         Unfreed::Failed(why) => why,
     };
     CommError::Leaked { communicator: shared.name().into(), why }
@@ -133,9 +133,13 @@ fn still_there(shared: &Shared, unfreed: Unfreed) -> CommError {
 /// Returns the [`CommError::Leaked`] of a communicator that cannot be freed because the call `held` did not return.
 /// Records the same reason in the communicator's call guard.
 pub(crate) fn leaked(shared: &Shared, held: &str) -> CommError {
-    let why = format!("{held} did not return from NCCL {} in time", shared.nccl.release());
+    let why = not_returned(shared, held);
     shared.guard.set_ending(&format!("leaked: {why}"));
     CommError::Leaked { communicator: shared.name().into(), why }
+}
+
+fn not_returned(shared: &Shared, held: &str) -> String {
+    format!("{held} did not return from NCCL {} in time", shared.nccl.release())
 }
 
 /// Aborts `communicators` and calls their abort listeners with `force`. Returns one result for each communicator, in
