@@ -30,12 +30,19 @@ impl<F: Fn(&LoggedCall) + Send + Sync> CallSink for F {
     }
 }
 
-/// Writes a line of CSV for each call, by one `write_all`. Threads write one after the other.
+/// Writes a line of CSV for each call, by one `write_all`. Threads write one after the other. If the writer fails, a
+/// part of the line may be written; the next call then begins a new line.
 ///
 /// The columns are those of [`LoggedCall::CSV_HEADER`]. The sink does not flush the writer. To get each line at once,
 /// pass a writer that does not hold complete lines in a buffer, such as a `File` or `LineWriter`.
 pub struct CsvSink<W> {
-    writer: Mutex<W>,
+    state: Mutex<SinkState<W>>,
+}
+
+struct SinkState<W> {
+    writer: W,
+    /// True if the writer has failed in the latest line, so that the line may be incomplete.
+    has_failed: bool,
 }
 
 impl<W: Write> CsvSink<W> {
@@ -45,20 +52,22 @@ impl<W: Write> CsvSink<W> {
     /// The writer's error.
     pub fn new(mut writer: W) -> io::Result<Self> {
         writeln!(writer, "{}", LoggedCall::CSV_HEADER)?;
-        Ok(Self { writer: Mutex::new(writer) })
+        Ok(Self { state: Mutex::new(SinkState { writer, has_failed: false }) })
     }
 
     /// Returns the writer.
     pub fn into_inner(self) -> W {
-        self.writer.into_inner().unwrap_or_else(PoisonError::into_inner)
+        self.state.into_inner().unwrap_or_else(PoisonError::into_inner).writer
     }
 }
 
 impl<W: Write + Send> CallSink for CsvSink<W> {
     fn record(&self, call: &LoggedCall) -> Result<(), SinkError> {
-        let line = format!("{call}\n");
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(writer.write_all(line.as_bytes())?)
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = format!("{}{call}\n", if state.has_failed { "\n" } else { "" });
+        let written = state.writer.write_all(line.as_bytes());
+        state.has_failed = written.is_err();
+        Ok(written?)
     }
 }
 

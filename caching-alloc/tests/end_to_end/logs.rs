@@ -309,6 +309,37 @@ fn a_writer_that_fails_loses_lines_and_no_memory() {
 }
 
 #[test]
+fn a_line_after_an_incomplete_one_begins_anew() {
+    /// A writer whose second line fails after 10 bytes.
+    #[derive(Default)]
+    struct Short {
+        text: Vec<u8>,
+        calls: u32,
+    }
+    impl std::io::Write for Short {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.calls += 1;
+            match self.calls {
+                3 => self.text.write(&bytes[..10]),
+                4 => Err(std::io::ErrorKind::StorageFull.into()),
+                _ => self.text.write(bytes),
+            }
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    // `writeln!` writes the header by two calls.
+    let source = LoggingSource::new(HostSource::new(CAPACITY), CsvSink::new(Short::default()).unwrap());
+    let segment = source.allocate(2 * MIB).unwrap();
+    source.release(&segment).unwrap();
+    assert_eq!(source.lost(), 1);
+    let written = String::from_utf8(source.into_parts().1.into_inner().text).unwrap();
+    let columns: Vec<usize> = written.lines().map(|line| line.split(',').count()).collect();
+    assert_eq!((columns.len(), columns[0]), (3, columns[2]), "{written}");
+}
+
+#[test]
 fn threads_log_while_others_log() {
     let source = Arc::new(LoggingSource::new(HostSource::new(1 << 40), Kept::default()));
     std::thread::scope(|scope| {
