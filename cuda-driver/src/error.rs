@@ -55,8 +55,9 @@ pub enum Error {
         device: u32,
     },
 
-    /// The driver refused to make, export or import memory with a fabric handle, by the code `CUDA_ERROR_NOT_SUPPORTED`
-    /// or `CUDA_ERROR_NOT_PERMITTED`. For another code the error is [`Error::Driver`].
+    /// The driver refused to make physical memory for fabric handles, or to export or import a fabric handle, by the
+    /// code `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED`. For another code, and for the creation of a
+    /// memory pool or a multicast object, the error is [`Error::Driver`].
     #[error(
         "memory for fabric handles was refused: {function} failed with {name} ({code}). They need GPUs of an NVLink \
          domain, a fabric manager, and an IMEX channel that this process may open \
@@ -155,9 +156,9 @@ pub enum Error {
         instead: &'static str,
     },
 
-    /// During the call, another thread may have made a stream of the call part of a capture, or may have ended the
-    /// capture that the stream was in. It is then unknown whether the work of the call is part of a graph. If the work
-    /// may have been enqueued, the memory that it uses is never freed.
+    /// During the call, another thread may have made a stream that the call uses part of a capture, or may have ended
+    /// the capture of the stream on which the call enqueues work. It is then unknown whether this work is part of a
+    /// graph. If the work may have been enqueued, the memory that it uses is never freed.
     ///
     /// Calls that enqueue work on slices, allocate a slice, or make a stream wait for another stream can return this
     /// error.

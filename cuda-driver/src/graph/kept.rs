@@ -149,7 +149,8 @@ impl Stream {
     /// Makes the graph of the stream's current capture hold `owner`. Executables made from the graph hold it too.
     ///
     /// `owner` is dropped together with the last graph or executable that holds it, on the thread that drops this
-    /// graph or executable. If the capture gives no graph, `owner` is dropped with the capture.
+    /// graph or executable. If the capture gives no graph, `owner` is dropped with the capture. If the capture cannot
+    /// be ended (see [`Capture::end`](super::Capture::end)), `owner` is never dropped.
     ///
     /// Returns true if the graph will hold `owner`. Returns false, and drops `owner`, if the stream does not capture,
     /// another library began the capture, or the capture is invalidated.

@@ -62,7 +62,8 @@ impl DeviceMemory {
     /// [`Context::copy_from_host`]. After [`Error::Driver`](crate::Error::Driver), the copy may still run later.
     pub fn copy_from_host<T: Element>(&self, offset: usize, from: &[T]) -> Result<()> {
         within("device memory", offset, size_of_val(from), self.bytes)?;
-        // SAFETY: the range is inside memory that `self` owns.
+        // SAFETY: the range is inside memory that `self` owns. Concurrent access by other work can only see or leave a
+        // mix of old and new bytes, and any bits are a value of an element type.
         unsafe { self.context.copy_from_host(self.ptr + offset, from) }
     }
 
@@ -75,7 +76,8 @@ impl DeviceMemory {
     /// [`Context::copy_to_host`].
     pub fn copy_to_host<T: Element>(&self, offset: usize, to: &mut [T]) -> Result<()> {
         within("device memory", offset, size_of_val(to), self.bytes)?;
-        // SAFETY: the range is inside memory that `self` owns. Any bits are a value of `T`.
+        // SAFETY: the range is inside memory that `self` owns. Work that writes it during the copy can only mix old and
+        // new bytes in `to`, and any bits are a value of `T`.
         unsafe { self.context.copy_to_host(to, self.ptr + offset) }
     }
 

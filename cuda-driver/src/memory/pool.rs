@@ -327,8 +327,8 @@ impl Drop for Inner {
     #[doc(alias = "cuMemPoolDestroy")]
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: `self` owns the pool and nothing uses it after this. The driver releases the memory once all
-            // pending frees are done.
+            // SAFETY: `self` owns the pool, and no call uses its handle after this. Memory of the pool may still be
+            // allocated: the driver releases the pool's memory once all of it is freed and all pending frees are done.
             teardown::report(unsafe { call!(self.context.api(), cuMemPoolDestroy(self.raw)) });
         }
     }

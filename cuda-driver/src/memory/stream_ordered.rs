@@ -12,10 +12,12 @@ use crate::{DevicePtr, Result, Stream, device, teardown};
 #[repr(transparent)]
 pub struct PoolPointer(pub [u8; 64]);
 
-/// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream. Do not allocate or
-/// drop while the stream captures: the driver would record the allocation in the graph, and would refuse to free memory
-/// that no graph has allocated, which then leaks. If the stream is the per-thread default stream, drop the value on the
-/// thread that allocated it.
+/// Device memory from a memory pool. Dropping the value frees the memory in the order of its stream. If the stream is
+/// the per-thread default stream, drop the value on the thread that allocated it.
+///
+/// Do not allocate while the stream captures: the driver would record the allocation in the graph. Do not drop the
+/// value while the stream captures: the driver would refuse the free, because the graph did not allocate the memory.
+/// The memory would then be leaked.
 #[derive(Debug)]
 pub struct StreamMemory {
     stream: Stream,

@@ -30,8 +30,10 @@
 //! ```
 //!
 //! # Order
-//! A device slice belongs to the stream that allocated it, and is freed in that stream's order. Any stream of the
-//! same context may use it. Copies between devices and launches of graphs also use slices of other contexts.
+//! A device slice belongs to the stream that allocated it, and is freed in that stream's order. A slice that
+//! [`DeviceSlice::from_owner`] made belongs to the [stream](crate::graph::StreamBound::stream) of its memory. Any
+//! stream of the same context may use a slice. Copies between devices and launches of graphs also use slices of other
+//! contexts.
 //!
 //! A call that enqueues a use of a slice on another stream makes the two streams wait for each other: the using stream
 //! waits for all earlier work of the slice's stream, and the slice's stream waits for the use. Calls on a slice

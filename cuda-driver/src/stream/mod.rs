@@ -38,7 +38,7 @@ bitflags! {
 /// addresses of such memory is therefore `unsafe`, always with this contract: *until the stream has completed the work,
 /// the ranges must be valid and of the stated sizes; and neither other work nor host code may write a range that the
 /// work uses, or read a range that the work writes*. The stream has completed the work when a synchronisation of the
-/// stream that began after the work was enqueued has returned, or when an event that was recorded after the work is
+/// stream that began after the work was enqueued has succeeded, or when an event that was recorded after the work is
 /// complete.
 ///
 /// If the stream captures, the work runs at each launch of a graph made from the capture. The contract must then hold
@@ -268,8 +268,10 @@ impl Stream {
         self.inner.context.enter().map(Some)
     }
 
-    /// Blocks the calling thread until the stream has completed all its work. The driver refuses this call while the
-    /// stream captures, and during the same captures as [`Event::query`](crate::Event::query), and invalidates them.
+    /// Blocks the calling thread until the stream has completed all its work.
+    ///
+    /// The driver refuses this call while the stream captures. It also refuses this call during each capture during
+    /// which it refuses [`Event::query`](crate::Event::query). A refused call invalidates the capture.
     ///
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamSynchronize`, also for errors of earlier asynchronous
