@@ -20,8 +20,8 @@ pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 /// can be used in safe calls.
 ///
 /// # Safety
-/// - [`stream`](Self::stream) always returns the same stream. The device of that stream's context can access the
-///   memory.
+/// - [`stream`](Self::stream) always returns the same stream, and never the per-thread default stream, which is a
+///   different stream on each thread. The device of that stream's context can access the memory.
 /// - The memory stays valid until the value is dropped. After the drop it is freed, or given to another owner, in the
 ///   order of that stream: later uses run after all work that was enqueued on the stream before the drop.
 /// - After [`keep_for_ever`](Self::keep_for_ever), the memory is never freed and never given to another owner.
