@@ -97,8 +97,8 @@ impl ncclConfig_t {
         Self { blocking, ..UNDEFINED }
     }
 
-    /// Returns the structure's size in bytes in the header of `release`; `None` before 2.14, where the structure does
-    /// not exist.
+    /// Returns the structure's size in bytes in the header of `release`, or the newest known size for a release newer
+    /// than this crate. `None` before 2.14, where the structure does not exist.
     pub fn size_in(release: Version) -> Option<usize> {
         Structure::named("ncclConfig_t")?.size_in(release)
     }

@@ -62,7 +62,8 @@ pub enum ConfigError {
     /// Fields are set that the library would silently ignore.
     #[error("the library ignores what the configuration sets: {}", list(.0))]
     Ignored(Vec<Missing>),
-    /// A value that NCCL refuses, or silently replaces.
+    /// A value that NCCL refuses or silently replaces, or that the C field cannot hold. For example, a name with a zero
+    /// byte.
     #[error("`ncclConfig_t.{field}` cannot be {value}: {problem}")]
     Value {
         /// The field's name in C.
@@ -268,8 +269,8 @@ impl ConfigBuilder {
     /// Builds the configuration for this library.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces. [`ConfigError::Ignored`] if
-    /// fields are set that the library would ignore.
+    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces, or that the C field cannot
+    /// hold. [`ConfigError::Ignored`] if fields are set that the library would ignore.
     pub fn build(self, api: &Api) -> Result<Config, ConfigError> {
         let config = self.build_lenient(api)?;
         if config.ignored.is_empty() { Ok(config) } else { Err(ConfigError::Ignored(config.ignored)) }
@@ -279,7 +280,8 @@ impl ConfigBuilder {
     /// ignores.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces.
+    /// [`ConfigError::Value`] for a value that the library refuses or silently replaces, or that the C field cannot
+    /// hold.
     pub fn build_lenient(self, api: &Api) -> Result<Config, ConfigError> {
         let Self { mut raw, strings, fault } = self;
         if let Some(fault) = fault {

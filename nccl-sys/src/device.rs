@@ -13,8 +13,10 @@ const ROOM: usize = 1024;
 /// Storage for the device communicator of any release. `ncclDevCommCreate` fills the storage, and kernels take it as
 /// an argument.
 ///
-/// A kernel must be compiled with the headers of the library's own release. The kernel's parameter takes only the first
-/// bytes of this storage, as many as the structure has in that release:
+/// NCCL fills the storage in the layout of one release. This is the release that the field `version` of
+/// [`ncclDevCommRequirements`](crate::ncclDevCommRequirements) declares, or the library's own release if
+/// `useRuntimeVersion` is true. A kernel must be compiled with the headers of that release. The kernel's parameter
+/// takes only the first bytes of this storage, as many as the structure has in that release:
 /// [`Structure::size_in`](crate::Structure::size_in).
 #[repr(C, align(16))]
 #[derive(Clone, Copy)]

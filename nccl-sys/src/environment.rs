@@ -81,6 +81,7 @@ pub fn overrides(release: Version) -> Vec<Override> {
 }
 
 /// Returns the user's configuration file that `release` reads, for these values of `NCCL_CONF_FILE` and `HOME`.
+/// `None` if `HOME` is needed and not set.
 fn own_file(release: Version, named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let named = named.filter(|file| !file.is_empty() && release >= Version::new(2, 23, 4));
     named.map(PathBuf::from).or_else(|| Some(Path::new(&home?).join(".nccl.conf")))

@@ -6,8 +6,10 @@ use crate::Table;
 
 features! {
     /// Parts of NCCL's interface that depend on the release, one flag for each part. The documentation of a flag gives,
-    /// in parentheses, the first release with the part. Fields of `ncclConfig_t` have no flags:
-    /// [`CONFIG_FIELDS`](crate::CONFIG_FIELDS) gives the first release of each field.
+    /// in parentheses, the first release with the part. The word "wrong" in these parentheses marks releases that have
+    /// the part with a known fault ([`Feature::known_bad`]). A library of such a release counts as lacking the part.
+    /// Fields of `ncclConfig_t` have no flags: [`CONFIG_FIELDS`](crate::CONFIG_FIELDS) gives the first release of each
+    /// field.
     pub struct Feature of Table;
 
     /// Creating a communicator with a configuration, and finalizing a communicator (2.14.3).

@@ -132,15 +132,16 @@ macro_rules! for_release {
     ($($name:ident)*) => {$(
         impl $name {
             /// Returns the default values with the size and the version that the structure has in `release`, so
-            /// that the library accepts them and reads no fields of later releases. `None` before 2.29.2, where the
-            /// structure does not exist or has another layout.
+            /// that the library accepts them and reads no fields of later releases. If `release` is newer than this
+            /// crate, the size and the version are the newest that this crate knows. `None` before 2.29.2, where
+            /// the structure does not exist or has another layout.
             pub fn for_release(release: Version) -> Option<Self> {
                 let structure = Structure::named(stringify!($name))?;
                 let version = structure.fields.iter().find(|field| field.name == "version")?;
                 if release < version.since {
                     return None;
                 }
-                // For a release newer than these headers, declare the newest release that they know.
+                // A release newer than this crate: declare the release of the headers that the crate is generated from.
                 let code = (crate::version_code(release) as u32).min(NCCL_VERSION_CODE);
                 Some(Self { size: structure.size_in(release)?, version: code, ..Self::default() })
             }

@@ -21,8 +21,8 @@ const FILE: &str = "libnccl.so.2";
 /// Python packages.
 const WHEEL: &str = "nvidia/nccl/lib";
 
-/// Time limit for an interpreter to print its search path. It usually takes tens of milliseconds, and more from a
-/// slow disk.
+/// Time limit for an interpreter to print its search path and exit. An interpreter usually takes tens of milliseconds,
+/// and more from a slow disk.
 const INTERPRETER_LIMIT: Duration = Duration::from_secs(5);
 
 /// Interval between checks for the exit of an interpreter that has closed its output.
@@ -89,7 +89,8 @@ fn search_path() -> Vec<PathBuf> {
 }
 
 /// Returns the standard output of a program; `None` if the program cannot be started or fails. Kills a program that
-/// has not ended within `limit`, and returns `None` for it.
+/// has not ended within `limit`, and returns `None` for it. Also returns `None` if the program ended in time, but a
+/// child of the program keeps the output open until `limit` has passed.
 fn output_of(program: &mut Command, limit: Duration) -> Option<Vec<u8>> {
     let deadline = Instant::now() + limit;
     let mut child = program.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
