@@ -21,8 +21,8 @@
 ///
 /// The first sentence of a feature's documentation gives, in parentheses, the first release that has the feature.
 /// The flags' method `summary` returns this documentation, so that a program can print it.
-/// [`Requirement`](crate::Requirement) does not read the release from it. It computes the release from the functions
-/// and `since`.
+/// [`Requirement::needed`](crate::Requirement::needed) does not use the documentation. It computes the first release
+/// from the functions and `since`.
 #[macro_export]
 macro_rules! features {
     (

@@ -11,8 +11,8 @@
 //! | `version`, `library` | a release; the description of a library and of its functions |
 //! | `missing`, `requirement` | a missing function, feature or field; the functions and releases a feature needs |
 //! | `file`, `maps`, `error` | checks of an ELF file; files mapped into this process; errors of loading |
-//! | `open`, `candidates` | finding and opening the library; listing all copies on the host |
-//! | `call` | errors of calls |
+//! | `open`, `candidates` | finding and opening the library; listing the copies in the usual places of the host |
+//! | `call` | result codes, and errors of calls |
 //! | `table`, `loaded` | the traits that a raw crate implements; the loaded library |
 //! | `releases` | the functions and features that each release adds |
 //! | `enumeration`, `features`, `functions`, `api` | macros that define the items of a raw crate |

@@ -96,8 +96,8 @@ pub(crate) fn find(
     Err(LoadError::NotFound { library: library.name, advice: library.advice, tried })
 }
 
-/// Returns a copy of the library that is loaded already; `None` if there is none. Returns an error if a copy is
-/// loaded, but the loader returns no handle for it. The caller holds the lock.
+/// Returns a copy of the library that is loaded already; `None` if there is none. Returns an error if copies are
+/// loaded, but the loader returns a handle for none of them. The caller holds the lock.
 fn adopt(library: &Library, _: &MutexGuard<'_, ()>) -> Result<Option<unix::Library>, LoadError> {
     let by_name = library.names.iter().find_map(|name| dlopen(OsStr::new(name), RTLD_NOLOAD).ok());
     if by_name.is_some() {

@@ -14,7 +14,8 @@ pub struct Release<F> {
     pub version: Version,
     /// The functions that this release is the first to export, in the table's order.
     pub functions: Vec<&'static Function>,
-    /// The features that this release is the first to have completely.
+    /// The features whose requirements of functions and releases this release is the first to meet. Known faults are
+    /// not considered: the release may be in a range of [`Requirement::known_bad`](crate::Requirement::known_bad).
     pub features: F,
 }
 
