@@ -124,7 +124,8 @@ features! {
         "cuGraphAddNode_v2", "cuGraphAddDependencies_v2", "cuGraphRemoveDependencies_v2",
         "cuGraphGetEdges_v2", "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependentNodes_v2",
     ];
-    /// Conditional nodes, whose body graph runs or not depending on a value that kernels can set (12.3).
+    /// Conditional nodes, whose body graphs run once, repeatedly or not at all, depending on a value that kernels can
+    /// set (12.3).
     GRAPH_CONDITIONAL_NODES: ["cuGraphConditionalHandleCreate", "cuGraphAddNode_v2"];
     /// Identifiers of graphs and nodes, as tools show them (13.1).
     GRAPH_IDENTIFIERS: [
