@@ -79,7 +79,7 @@ impl Library {
 }
 
 /// Adds those of `files` that are ELF files for this kind of machine. If that kind is unknown, because /proc is not
-/// available, adds all that exist. For a file that is already in `found`, adds only the origin.
+/// available, adds none. For a file that is already in `found`, adds only the origin.
 fn add(found: &mut Vec<Candidate>, origin: Origin, files: impl IntoIterator<Item = PathBuf>) {
     let machine = file::target(Path::new("/proc/self/exe"));
     for path in files.into_iter().filter_map(|file| file.canonicalize().ok()) {
