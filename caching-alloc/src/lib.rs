@@ -27,7 +27,7 @@
 //! | `key`, `pool_info`, `slot`, `block`, `stream_cache` | the key of a cache: its pool and stream; a pool's settings and guards; a cache's state, under the lock that every hit takes; a block; the cache of one stream |
 //! | `pool_core`, `recent`, `route`, `observer` | a pool's stream caches; the caches that a thread used last; selection of the pool; out-of-memory observers |
 //! | `engine` | attempts to serve a request that misses (a state machine without I/O) and their effects; release; snapshots |
-//! | `pool`, `graph`, `allocator`, `export`, `conf` | the public handles; settings from PyTorch's configuration strings |
+//! | `pool`, `graph`, `allocator`, `export`, `conf` | the public handles; export of blocks to other processes; settings from PyTorch's configuration strings |
 //! | [`symmetric`](core::symmetric) | placement as a function of the requests alone, for `symm-mem` |
 //!
 //! The allocator does not serve pageable host memory. It registers no memory with communication libraries: code that
@@ -48,10 +48,12 @@
 //! - A hit calls no source, stream or tracker, and after warm-up allocates no host memory. There are two exceptions.
 //!   Block trackers get their batches after the hit, on the same thread. While any stream captures, a hit queries the
 //!   capture status of its own stream.
-//! - Memory of a stream that captures is not released. Such a stream gets only memory that stays allocated.
+//! - Memory of a stream that captures is not released. Such a stream gets memory only from a pool that releases no
+//!   memory: a graph pool or a frozen pool.
 //! - A lock that a hit takes is held only for a bounded amount of work: a snapshot copies a cache piece by piece, and a
-//!   free moves only a few blocks to the heap. An exception is a [`Checkpoint`](core::Checkpoint): when one is made or
-//!   restored, the time under this lock grows with the number of blocks.
+//!   free moves only a few blocks to the heap. There are two exceptions. When a [`Checkpoint`](core::Checkpoint) is
+//!   made or restored, the time under this lock grows with the number of blocks. When a request misses or memory is
+//!   released, the time under this lock can grow with the number of segments, pages and free blocks.
 //! - The time of a call, and the host memory of the allocator, do not grow with the number of former streams and
 //!   segments.
 //! - The choice of a block for a request never depends on addresses.

@@ -196,6 +196,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
 
     /// Returns the free and total memory of the device, for errors and reports. The allocator also computes from the
     /// total how much memory is left, and limits the size of new segments by that.
+    /// [`Allocator::set_memory_fraction`](super::Allocator::set_memory_fraction) takes its fraction of the total.
     ///
     /// # Errors
     /// The driver's error.
@@ -212,8 +213,9 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
 /// A source of pages: physical memory that can be mapped at any address of a reserved range.
 ///
 /// Each page is a separate piece of physical memory. After a page has moved, it stays mapped at its old addresses for a
-/// while, but the allocator uses only the new ones. [`SegmentSource::release`] also accepts a page. The page is then
-/// mapped at exactly one address, and the call must unmap it. Sizes and addresses are multiples of
+/// while, but the allocator uses only the new ones. [`SegmentSource::release`] also accepts a page. The call must
+/// unmap the page from the address in `memory`. The page is mapped nowhere else, except where an
+/// [`unmap`](Self::unmap) has failed. Sizes and addresses are multiples of
 /// [`granularity`](SegmentSource::granularity).
 pub trait PageSource: SegmentSource {
     /// Reserves a range of addresses without memory, and returns the first address.

@@ -106,7 +106,8 @@ impl Engine {
                     before.push((cache.origin(), StreamCache::resubscribe(state, &for_blocks)));
                 });
             }
-            // Structural entries that are made after this have later turns, so they are delivered after the snapshot.
+            // Structural entries that are made after this turn is taken have later turns. So they are delivered after
+            // the snapshot.
             (before, self.assemble(structure, states), structure.turn())
         };
         let greeted = self.without_block_entries(register, |(before, snapshot, turn)| {
@@ -122,8 +123,9 @@ impl Engine {
         Ok(slot)
     }
 
-    /// Calls `change` under the structure lock, and then `deliver` with its result, without that lock. No block entry
-    /// is delivered meanwhile, except by `deliver`.
+    /// Calls `change` under the structure lock, and then `deliver` with its result, without that lock. `change` gets
+    /// all caches. Meanwhile, no block entry of these caches is delivered, except by `deliver`. Entries of dropped
+    /// caches, and of caches that are created after `change`, may be delivered while `deliver` runs.
     fn without_block_entries<T, R>(
         &self,
         change: impl FnOnce(&mut Structure, &[Arc<StreamCache>]) -> T,

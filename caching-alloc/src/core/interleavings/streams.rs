@@ -1,5 +1,5 @@
-//! `HostStreams` behind a lock of the model checker. Calls take it, except `captures` and the counters. So the checker
-//! can try different orders of these calls.
+//! `HostStreams` behind a lock of the model checker. All calls take the lock, except `captures`, `invalidated` and
+//! `live_events`. So the checker can try different orders of the calls that take the lock.
 
 use crate::core::lock::assert_may_call_out;
 use crate::core::{CaptureCount, EventError, EventId, StreamEvents, StreamId};

@@ -267,8 +267,13 @@ const EVERY_STREAM: StreamId = StreamId(0);
 
 /// Returns the index of the first entry from which on the trace has no gaps. Entries come from several rings, one for
 /// structural entries and one for each stream of a pool. A ring has dropped entries if its first entry in the trace has
-/// a number greater than 1. The trace is then complete only from that entry on. One gap is not detected: when the
-/// allocator drops its state of a stream, the stream's ring is dropped too, and its later entries begin at 1 again.
+/// a number greater than 1. The trace is then complete only from that entry on.
+///
+/// A ring that has no entry in the trace, or whose numbers began at 1 again, leaves a gap that is not detected:
+/// - When a pool is dropped, its rings are dropped too.
+/// - When the allocator drops its state of a stream in a pool, the ring is dropped too. The numbers of later entries of
+///   this stream then begin at 1 again.
+/// - While a ring is copied for the snapshot, other threads may overwrite all entries that are to be copied.
 fn complete_from(trace: &[Entry]) -> usize {
     let mut firsts = HashMap::new();
     for (at, entry) in trace.iter().enumerate() {

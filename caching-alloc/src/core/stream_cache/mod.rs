@@ -1,9 +1,14 @@
 //! Stream caches. A stream cache has the memory of one stream in one pool. A *hit* is a request that the cache's free
 //! memory serves. A hit takes the lock on the cache's state. In a re-mappable pool, it may also take the lock on the
-//! arena, which has the blocks and pages that all streams of the pool share. A hit takes no other lock.
+//! arena, which has the blocks and pages that all streams of the pool share. A hit takes no other lock once its cache
+//! is found. The search for the cache takes a lock if the thread has not used the cache recently (see `recent`).
 //!
-//! `state` has the state and the operations on it. This file locks the state, and makes the calls that must not be made
-//! under its lock.
+//! - `state`: the state of a cache, and the operations under the lock on it.
+//! - `pending`: the freed blocks that other streams may still use.
+//! - `copy`: copies of a cache's state, made piece by piece.
+//!
+//! This file has the operations that lock the state. It delivers block entries to trackers and records events only
+//! without that lock.
 
 mod copy;
 mod pending;
@@ -39,8 +44,8 @@ use super::stream::StreamEvents;
 use super::stream::StreamId;
 use super::tracker::{self, Slots};
 
-/// If at least this many block entries are undelivered, [`CacheOwner::deliver`] waits for the delivery lock. With fewer
-/// entries, it delivers nothing while another thread has the lock.
+/// If at least this many raw entries (see `ring`) are undelivered, [`CacheOwner::deliver`] waits for the delivery lock.
+/// With fewer entries, it delivers nothing while another thread has the lock.
 const BACKLOG: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -127,7 +132,7 @@ impl StreamCache {
             if let Some(id) = state.reserve(request.units) {
                 return Some(Block::hand_out(self.state, &mut state, id, request, self.stream));
             }
-            // `reserve` has merged a limited number of cached blocks, so the next attempt may succeed.
+            // `reserve` merges only a limited number of cached blocks. The next attempt merges more, so it may succeed.
             if !state.keeps_any() {
                 return None;
             }
@@ -152,8 +157,9 @@ impl StreamCache {
         (state.pins == 0 && state.counters.active() == 0).then(|| state.ring.operations())
     }
 
-    /// If the cache is empty, and no operation came after the first `operations`, retires it and returns true. A thread
-    /// that looked the cache up earlier then sees that it is retired, and looks the stream's cache up again. The caller
+    /// Retires the cache and returns true, if the cache is empty and its number of operations is `operations`, the
+    /// result of an earlier call of [`idle_since`](Self::idle_since). Otherwise returns false. A thread that looked the
+    /// cache up before its retirement then sees that it is retired, and looks the stream's cache up again. The caller
     /// holds the structure lock.
     pub(super) fn retire(&self, operations: u64) -> bool {
         // Another thread that has this lock is processing pending blocks, so the cache is treated as not empty.
@@ -167,7 +173,7 @@ impl StreamCache {
     }
 
     /// Returns true if the cache's segments may be released: the pool is not frozen, no graph uses the pool's memory,
-    /// and the stream is not being captured.
+    /// the stream is not being captured, and no capture of the stream is announced.
     pub(super) fn may_release(&self) -> bool {
         !self.pool.is_kept() && !self.registry.is_captured(self.stream)
     }

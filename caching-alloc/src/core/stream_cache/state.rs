@@ -21,14 +21,16 @@ use crate::core::stats::{Counters, PoolUsages};
 use crate::core::stream::{StreamEvents, StreamId};
 use crate::core::tracker::Slots;
 
-/// The number of block entries to collect before they are delivered to trackers.
+/// The number of raw entries to collect before they are delivered to trackers. A raw entry is delivered as one or two
+/// block entries (see `ring`).
 pub(in crate::core) const BATCH: usize = 64;
 
 /// The operations of a stream cache that its state and its blocks use. [`deliver`](Self::deliver) and
 /// [`await_uses`](Self::await_uses) must be called without the lock on the state.
 pub(in crate::core) trait CacheOwner: Debug + Send + Sync {
-    /// Delivers the undelivered entries to block trackers. `waiting` is their number. Does nothing inside a tracker. If
-    /// another thread is delivering, returns at once, or waits for it if `waiting` is very large.
+    /// Delivers the undelivered entries to block trackers. Does nothing inside a tracker. `waiting` is the number of
+    /// undelivered raw entries, or `usize::MAX` if all entries must be delivered. If another thread is delivering,
+    /// returns at once, or waits for that thread if `waiting` is very large.
     fn deliver(&self, waiting: usize);
 
     /// Records an event on each of `streams`, and adds the freed block `id` to the pending blocks.
@@ -132,8 +134,8 @@ impl CacheState {
         }
     }
 
-    /// Adds one to the age of each idle segment, and resets the age of the others. Called before the allocator reserves
-    /// more memory.
+    /// Adds one to the age of each idle segment, and resets the age of the others. Called before the allocator takes
+    /// more memory from a source, if it releases idle segments by age.
     pub(in crate::core) fn grow_older(&mut self) {
         self.end_long();
         self.fixed.grow_older();
@@ -146,7 +148,7 @@ impl CacheState {
     }
 
     /// Takes the block of `units` at `address` out of the heap, without handing it out. Returns `None` if a part of it
-    /// is used or cached. Not for re-mappable pools.
+    /// is used or cached, or lies in no segment of the cache. Not for re-mappable pools.
     pub(in crate::core) fn reserve_at(&mut self, address: u64, units: Units) -> Option<BlockId> {
         let block = self.fixed.allocate_at(address, units)?;
         self.blocks.add(block, address, units);
@@ -266,7 +268,8 @@ impl CacheState {
         }
     }
 
-    /// Returns true if the cache is empty: no block is handed out or pending, all entries are delivered, there is no
+    /// Returns true if the cache is empty. In a re-mappable pool, the stream's free memory in the arena is not
+    /// considered. A cache is empty if no block is handed out or pending, all entries are delivered, there is no
     /// segment, and no thread is adding one.
     pub(in crate::core) fn has_nothing(&self) -> bool {
         self.pins == 0

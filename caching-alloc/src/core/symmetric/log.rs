@@ -141,8 +141,9 @@ impl PackedPlacement {
 }
 
 impl Log {
-    /// Makes an empty log that keeps the last `capacity` operations, rounded up to a power of two. Its hash
-    /// depends on the geometry, so ranks with different geometries have different hashes.
+    /// Makes an empty log that keeps the last `capacity` operations in full. The capacity is rounded up to a power of
+    /// two, and is at least 2. The log's hash depends on the geometry, so ranks with different geometries have
+    /// different hashes.
     #[must_use]
     pub fn new(geometry: Geometry, capacity: usize) -> Self {
         let Geometry { first_segment, largest_segment } = geometry;
@@ -164,7 +165,7 @@ impl Log {
         (self.before.length..self.state.length).filter_map(|seq| self.operation(seq))
     }
 
-    /// Returns the number of the oldest operation that is kept in full.
+    /// Returns the number of the oldest operation that is kept in full. Returns 0 if the log is empty.
     #[must_use]
     pub fn oldest(&self) -> u64 {
         self.before.length
@@ -390,7 +391,8 @@ mod tests {
         }
     }
 
-    /// A refused request that is repeated leaves no trace, in a full log too.
+    /// If a refused request succeeds when it is repeated, the log is the same as without the refusal. This holds for a
+    /// full log too.
     #[test]
     fn a_granted_request_takes_the_place_of_its_refusal() {
         for before in 0..20 {
