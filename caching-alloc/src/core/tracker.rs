@@ -18,7 +18,8 @@ use crate::sync::{Condvar, Mutex, MutexGuard, per_thread};
 /// structural entry is delivered on the thread that caused it: a segment's `SegmentAlloc` before any block of the
 /// segment is handed out, and its `SegmentFree` before the memory is released. Block entries come in order for each
 /// pool and stream, and in batches: when 64 of a pool and stream are undelivered, before a snapshot is returned
-/// ([`Allocator::snapshot`](super::Allocator::snapshot)), and before the tracker is detached.
+/// ([`Allocator::snapshot`](super::Allocator::snapshot)), and before the tracker is detached. The two entries of a free
+/// that is completed at once count as one of the 64.
 ///
 /// While a tracker runs, other threads may allocate cached memory, free blocks and create pools. Calls that deliver an
 /// entry themselves, such as a request for a new segment, and calls that wait for a change of segments, such as
@@ -113,10 +114,18 @@ pub(super) struct Slot {
     /// `None` if the tracker's filter passes no entry of the allocator's device.
     pub(super) filter: Option<Filter>,
     pub(super) attached: AtomicBool,
-    /// The number of calls to the tracker that are running.
-    running: Mutex<usize>,
-    /// Notified when `running` becomes 0.
+    calls: Mutex<Calls>,
+    /// Notified when [`Calls::running`] becomes 0.
     idle: Condvar,
+}
+
+/// The calls to a tracker.
+struct Calls {
+    /// The number of deliveries that are running.
+    running: usize,
+    /// Entries that are delivered after [`Tracker::attached`] has returned. `None` from then on. A cache that is
+    /// created after the snapshot may have such entries.
+    early: Option<Vec<Entry>>,
 }
 
 /// A list of attached trackers: all of them, or those that receive block entries.
@@ -130,7 +139,8 @@ impl fmt::Debug for Slot {
 
 impl Slot {
     pub(super) fn new(tracker: Arc<dyn Tracker>, filter: Option<Filter>) -> Self {
-        Self { tracker, filter, attached: true.into(), running: Mutex::new(0), idle: Condvar::new() }
+        let calls = Calls { running: 0, early: Some(Vec::new()) };
+        Self { tracker, filter, attached: true.into(), calls: Mutex::new(calls), idle: Condvar::new() }
     }
 
     /// Returns true if any block entries pass.
@@ -138,26 +148,47 @@ impl Slot {
         self.filter.is_some_and(Filter::passes_blocks)
     }
 
-    /// Delivers the entries that pass the filter, unless the tracker is detached. Returns the fault, if any.
+    /// Delivers the entries that pass the filter, unless the tracker is detached. Before
+    /// [`deliver_early`](Self::deliver_early), stores the entries for that call. Returns the fault, if any.
     pub(super) fn deliver(&self, entries: &[Entry]) -> Option<Fault> {
         {
-            let mut running = self.running();
+            let mut calls = self.calls();
             if !self.attached.load(Ordering::Acquire) {
                 return None;
             }
-            *running += 1;
+            if let Some(early) = &mut calls.early {
+                early.extend_from_slice(entries);
+                return None;
+            }
+            calls.running += 1;
         }
         let fault = self.call(entries);
-        let mut running = self.running();
-        *running -= 1;
-        if *running == 0 {
+        let mut calls = self.calls();
+        calls.running -= 1;
+        if calls.running == 0 {
             self.idle.notify_all();
         }
         fault
     }
 
-    fn running(&self) -> MutexGuard<'_, usize> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Delivers the entries that came before [`greet`](Self::greet) had returned. Later entries are delivered at once.
+    /// Returns the faults.
+    pub(super) fn deliver_early(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        loop {
+            let entries = {
+                let mut calls = self.calls();
+                match calls.early.take_if(|early| early.is_empty()) {
+                    Some(_) => return faults,
+                    None => calls.early.as_mut().map(std::mem::take).unwrap_or_default(),
+                }
+            };
+            faults.extend(self.call(&entries));
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Prevents later deliveries to the tracker.
@@ -168,9 +199,9 @@ impl Slot {
     /// Waits for the deliveries that are running. The tracker must be detached, and this must not be called inside a
     /// tracker.
     pub(super) fn wait_until_idle(&self) {
-        let mut running = self.running();
-        while *running > 0 {
-            running = self.idle.wait(running).unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls();
+        while calls.running > 0 {
+            calls = self.idle.wait(calls).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

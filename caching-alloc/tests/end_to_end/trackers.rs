@@ -193,10 +193,8 @@ impl Tracker for Slow {
     }
 }
 
-#[test]
-fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
-    let bench = bench(u64::MAX, tight());
-    drop(bench.allocator.allocate(1000, s(1)).unwrap());
+/// Attaches a tracker, and allocates 500 blocks on `stream` while it applies its snapshot.
+fn allocate_while_a_tracker_attaches(bench: &Bench, stream: StreamId) {
     let (begin, begun) = mpsc::channel();
     let (finish, done) = mpsc::channel();
     let slow = Arc::new(Slow { mirror: Mirror::default(), begun: Mutex::new(begin), done: Mutex::new(done) });
@@ -205,7 +203,7 @@ fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
         scope.spawn(move || {
             begun.recv_timeout(Duration::from_secs(60)).unwrap();
             for _ in 0..500 {
-                allocator.allocate(1000, s(1)).unwrap();
+                allocator.allocate(1000, stream).unwrap();
             }
             finish.send(()).unwrap();
         });
@@ -214,9 +212,24 @@ fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
     let snapshot = bench.allocator.snapshot().unwrap();
     slow.mirror.check(&snapshot);
     let state = slow.mirror.state.lock().unwrap();
-    assert!(state.numbers[&(PoolId(0), s(1))] >= 1500, "the hits were told afterwards");
+    assert!(state.numbers[&(PoolId(0), stream)] >= 1500, "the hits were told afterwards");
     drop(state);
     attachment.detach().unwrap();
+}
+
+#[test]
+fn hits_go_on_while_a_tracker_attaches_and_reach_it_after_its_snapshot() {
+    let bench = bench(u64::MAX, tight());
+    drop(bench.allocator.allocate(1000, s(1)).unwrap());
+    allocate_while_a_tracker_attaches(&bench, s(1));
+}
+
+#[test]
+fn a_stream_that_begins_while_a_tracker_attaches_reaches_it_after_its_snapshot() {
+    let bench = remapping_bench(u64::MAX, tight());
+    drop(bench.allocator.allocate(1000, s(1)).unwrap());
+    // Stream 2 takes free memory of stream 1, for which there is no structural entry.
+    allocate_while_a_tracker_attaches(&bench, s(2));
 }
 
 /// A tracker that knows the live segments from its entries.

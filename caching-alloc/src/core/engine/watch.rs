@@ -112,7 +112,11 @@ impl Engine {
         };
         let greeted = self.without_block_entries(register, |(before, snapshot, turn)| {
             self.tell_batches(before);
-            self.registry.in_turn(turn, || slot.greet(&snapshot))
+            self.registry.in_turn(turn, || {
+                slot.greet(&snapshot)?;
+                slot.deliver_early().into_iter().for_each(|fault| self.registry.fault(fault));
+                Ok(())
+            })
         });
         if let Err(error) = greeted {
             slot.detach();
