@@ -24,6 +24,7 @@ mod pool;
 mod pool_core;
 mod pool_info;
 mod quick_list;
+mod raw_blocks;
 mod recent;
 mod registry;
 mod remap;

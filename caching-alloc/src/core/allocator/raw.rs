@@ -1,7 +1,5 @@
 //! Raw blocks: blocks identified by their addresses, for programs that cannot store a [`Block`], such as C plug-ins.
 
-use std::sync::{Arc, Weak};
-
 use super::Allocator;
 use crate::core::block::Block;
 use crate::core::error::AllocError;
@@ -53,9 +51,7 @@ impl Allocator {
     #[track_caller]
     pub fn allocate_raw(&self, bytes: u64, stream: StreamId) -> Result<u64, AllocError> {
         let block = self.allocate(bytes, stream)?;
-        let address = block.address();
-        locked(&self.engine.raw).insert(address, Arc::new(block));
-        Ok(address)
+        Ok(locked(&self.engine.raw).insert(block))
     }
 
     /// Frees a raw block, on its stream. If a call of [`with_raw`](Self::with_raw) is using the block, the block is
@@ -65,14 +61,9 @@ impl Allocator {
     /// [`RawError`]. Nothing is changed then. If the memory was already released, and was handed out again as another
     /// raw block at the same address, the second release frees that other block. This mistake cannot be detected.
     pub fn release_raw(&self, address: u64) -> Result<(), RawError> {
-        let block = locked(&self.engine.raw).remove(&address);
-        let block = block.ok_or_else(|| self.not_raw(address))?;
-        if Arc::strong_count(&block) > 1 {
-            let mut released = locked(&self.engine.released_raw);
-            released.retain(|(_, other)| other.strong_count() > 0);
-            released.push((address, Arc::downgrade(&block)));
-        }
-        Ok(())
+        // The block is dropped after the lock is released, because freeing it may call trackers and the driver.
+        let block = locked(&self.engine.raw).release(address);
+        block.map(drop).ok_or_else(|| self.not_raw(address))
     }
 
     /// Calls `look` with the raw block at `address`, for instance to [record a stream](Block::record_stream), and
@@ -81,23 +72,25 @@ impl Allocator {
     /// # Errors
     /// As [`release_raw`](Self::release_raw).
     pub fn with_raw<R>(&self, address: u64, look: impl FnOnce(&Block) -> R) -> Result<R, RawError> {
-        let block = locked(&self.engine.raw).get(&address).cloned();
-        block.map(|block| look(&block)).ok_or_else(|| self.not_raw(address))
+        let block = locked(&self.engine.raw).get(address);
+        block.map(|raw| look(&raw.block)).ok_or_else(|| self.not_raw(address))
     }
 
     /// Returns the reason why no raw block begins at an address.
     fn not_raw(&self, address: u64) -> RawError {
+        // No block is released during the search. A block that was released before, and is found as active, was not
+        // freed before the search, and so is among `released`.
+        let raw = locked(&self.engine.raw);
+        let released = raw.released();
         let Some(AddressInfo { block, .. }) = self.find(address) else {
             return RawError::Foreign { address };
         };
-        let is_released =
-            |(begin, other): &(u64, Weak<Block>)| *begin == block.address && other.strong_count() > 0;
-        if block.usage != Usage::Active || locked(&self.engine.released_raw).iter().any(is_released) {
+        if block.usage != Usage::Active || released.contains(&block.address) {
             return RawError::Free { address };
         }
-        if locked(&self.engine.raw).contains_key(&block.address) {
-            return RawError::Inside { address, begin: block.address };
+        match raw.get(block.address) {
+            Some(_) => RawError::Inside { address, begin: block.address },
+            None => RawError::Owned { address },
         }
-        RawError::Owned { address }
     }
 }

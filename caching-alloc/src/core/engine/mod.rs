@@ -26,16 +26,15 @@ mod remap;
 mod sizes;
 mod watch;
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 pub use self::watch::Since;
-use super::block::Block;
 use super::error::AllocError;
 use super::lock::{Rank, Ranked};
 use super::observer::Observers;
 use super::pool_core::{PoolCore, PoolHandle};
 use super::pool_info::PoolInfo;
+use super::raw_blocks::RawBlocks;
 use super::registry::{Registry, Structure, locked};
 use super::route::Routes;
 use super::settings::{PoolKind, PoolSettings};
@@ -53,11 +52,7 @@ pub(super) struct Engine {
     attachments: Ranked<()>,
     pub(super) routes: Routes,
     pub(super) observers: Observers,
-    /// The blocks of [`Allocator::allocate_raw`](super::Allocator::allocate_raw), by address.
-    pub(super) raw: Mutex<HashMap<u64, Arc<Block>>>,
-    /// The blocks that were released while a call of [`Allocator::with_raw`](super::Allocator::with_raw) used them, with
-    /// their addresses. They are freed when the call returns.
-    pub(super) released_raw: Mutex<Vec<(u64, Weak<Block>)>>,
+    pub(super) raw: Mutex<RawBlocks>,
 }
 
 impl Engine {
@@ -69,7 +64,6 @@ impl Engine {
             routes: Routes::default(),
             observers: Observers::default(),
             raw: Mutex::default(),
-            released_raw: Mutex::default(),
         })
     }
 

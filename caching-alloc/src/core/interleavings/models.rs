@@ -55,6 +55,20 @@ fn a_cached_block_of_an_unused_stream_is_found_by_others() {
 }
 
 #[test]
+fn of_two_releases_of_a_raw_block_one_finds_it_released() {
+    check(|| {
+        let program = Program::new(8 * MIB);
+        let raw = program.allocator.allocate_raw(SHORT, StreamId(1)).unwrap();
+        let here = program.clone();
+        let other = thread::spawn(move || here.allocator.release_raw(raw));
+        let mut outcomes = [program.allocator.release_raw(raw), other.join().unwrap()];
+        outcomes.sort_by_key(Result::is_err);
+        assert_eq!(outcomes, [Ok(()), Err(RawError::Free { address: raw })]);
+        program.end();
+    });
+}
+
+#[test]
 fn a_block_that_outlives_its_pool_leaves_its_slot_to_the_next() {
     check(|| {
         let program = Program::new(16 * MIB);
