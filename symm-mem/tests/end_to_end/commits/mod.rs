@@ -4,6 +4,7 @@
 
 mod disagree;
 mod processes;
+mod replays;
 
 use std::sync::LazyLock;
 
@@ -240,12 +241,17 @@ fn peers(rank: &Rank, group: &ProcessGroup, pool: &SymmetricPool, block: &Symmet
 }
 
 /// Runs all ranks, one thread each.
-fn on_all(ranks: Vec<Rank>) {
+fn on_ranks(ranks: Vec<Rank>, body: impl Fn(Rank) + Sync) {
     std::thread::scope(|scope| {
         for rank in ranks {
-            scope.spawn(move || commit_compute_and_leave(rank));
+            let body = &body;
+            scope.spawn(move || body(rank));
         }
     });
+}
+
+fn on_all(ranks: Vec<Rank>) {
+    on_ranks(ranks, commit_compute_and_leave);
 }
 
 #[test]
