@@ -21,29 +21,30 @@ use super::{
 use crate::store::Deadline;
 
 impl Communicator {
-    /// Wraps a communicator that another library, for example PyTorch or cudarc, made and will destroy. Local: makes no
-    /// collective call.
+    /// Wraps a communicator that another library, for example PyTorch or cudarc, made and will destroy. Makes no
+    /// collective call, so the other ranks need not adopt theirs.
     ///
-    /// `raw` is this rank's NCCL handle. `rank`, `size` and `context` are the rank, the number of ranks and the device
-    /// context of the communicator. The rank, the size and the device are compared with NCCL's answers. Of `config`,
-    /// only the name and the [facts that decide on windows](Config::window_facts) are used.
+    /// `raw` is this rank's NCCL handle. `rank` and `size` are this rank and the number of ranks, and `context` is the
+    /// context of the communicator's device. The rank, the size and the device must be those that NCCL reports. Of
+    /// `config`, only the name and the [window facts](Config::window_facts) take effect. The other settings are only
+    /// checked, because the communicator exists already. `owner` is any value that keeps the communicator alive.
     ///
     /// The returned value supports the same operations, windows and registrations as any other communicator, and
     /// [`Builder::build_with`](crate::group::Builder::build_with) makes a process group of it. This crate never
     /// finalizes, destroys or aborts the adopted communicator:
-    /// - [`destroy`](Self::destroy), [`shrink`](Self::shrink), [`revoke`](Self::revoke) and aborts return
-    ///   [`CommError::Adopted`]. An abort also ends the waits of this rank and makes every further call fail. Kernels
-    ///   and threads that are blocked in NCCL stay blocked until the owner unblocks them. The owner can do so with
-    ///   `ncclCommRevoke`, which does not free the communicator.
+    /// - [`destroy`](Self::destroy), [`shrink`](Self::shrink), [`revoke`](Self::revoke), [`suspend`](Self::suspend) and
+    ///   aborts return [`CommError::Adopted`]. An abort also ends the waits of this rank and makes every further call
+    ///   fail. Kernels and threads that are blocked in NCCL stay blocked until the owner unblocks them. The owner can do
+    ///   so with `ncclCommRevoke`, which does not free the communicator.
     /// - [`release`](Self::release), or dropping the value, ends this crate's use of the communicator. A thread of this
     ///   crate deregisters the windows and registrations that were made through the value, and then drops the reference
-    ///   to `owner`. If there are windows or registrations to deregister, the thread first waits until the device is
-    ///   idle and no stream of the device is being captured. If the deadline (after a drop: 10 s) passes first, the
-    ///   release continues in the background, and `release` returns [`CommError::Leaked`]. After a drop, this error is
-    ///   passed to the [drop error hook](super::set_drop_error_hook). If a deregistration fails, `owner` is kept for
-    ///   the rest of the process.
+    ///   to `owner`. If there are windows or registrations to deregister, the thread first waits until no stream of the
+    ///   device is being captured and the device is idle. If the deadline of `release` (after a drop: 10 s) passes
+    ///   first, `release` returns [`CommError::Leaked`], and the thread continues in the background. After a drop, the
+    ///   [drop error hook](super::set_drop_error_hook) gets this error. If a deregistration fails, the reference to
+    ///   `owner` is never dropped.
     ///
-    /// Where an error asks for an abort of the communicator, release the value instead, and have the owner abort.
+    /// If the text of an error says to abort the communicator, release the value instead, and have the owner abort.
     ///
     /// Communicators that are [split](Self::split) off from an adopted communicator are not adopted. This crate made
     /// them, and this crate destroys them.
@@ -52,9 +53,11 @@ impl Communicator {
     ///
     /// # Errors
     /// - [`CommError::AdoptionMismatch`] if NCCL reports another rank, size or device than the caller;
-    /// - [`CommError::Nccl`] if NCCL failed, or if the communicator has an asynchronous error; [`CommError::Missing`];
+    /// - [`CommError::Nccl`] if NCCL failed, or if the communicator has an asynchronous error;
+    /// - [`CommError::Missing`] if the loaded library lacks a function that this needs;
     /// - [`CommError::Setting`] and [`CommError::Config`] for settings that the release does not accept;
-    /// - [`CommError::InsideGroup`], [`CommError::Thread`].
+    /// - [`CommError::InsideGroup`] if this thread has an open NCCL group;
+    /// - [`CommError::Thread`] if the service thread could not be started.
     ///
     /// After an error, the reference to `owner` is dropped.
     ///
@@ -105,10 +108,10 @@ impl Communicator {
         self.shared.is_adopted()
     }
 
-    /// Ends the use of the communicator. A communicator that was [adopted](Self::adopt) is left to its owner: the
-    /// windows and registrations that were made through this value are deregistered, and then the reference to the
-    /// owner is dropped. This release is not collective. A communicator that was not adopted is
-    /// [destroyed](Self::destroy).
+    /// Ends this crate's use of the communicator. If the communicator was [adopted](Self::adopt), deregisters the
+    /// windows and registrations that were made through this value, and then drops the reference to the owner. The
+    /// other ranks take no part in that. If the communicator was not adopted, [destroys](Self::destroy) it, which is
+    /// collective.
     ///
     /// # Errors
     /// - [`CommError::Leaked`] if a call did not return from NCCL, or the device did not become idle, by the deadline.

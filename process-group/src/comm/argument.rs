@@ -1,4 +1,4 @@
-//! Errors of arguments that are checked before a launch.
+//! Errors of arguments that are checked before NCCL is called.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Ranges for profilers. Each range covers one call of a group on the host, until the call returns.
+//! Ranges for profilers. Each range covers one call of a group on the host. It ends when the call returns, which may be
+//! before the work on the device is done.
 //!
 //! - `nvtx` (feature `nvtx`): ranges for Nsight Systems and other injected tools. Without such a tool a range costs
 //!   one load and one branch.
@@ -18,12 +19,12 @@ pub(crate) struct Range {
     _span: tracing::span::EnteredSpan,
 }
 
-/// Begins a range on this thread for a call of a group. `bytes` is the element count that NCCL receives, converted to
-/// bytes. It is 0 for a call that moves no data.
+/// Begins a range on this thread for the call `operation` of the group with the name `group`. `bytes` is the sum
+/// of the element counts of the call's operations, in bytes. It is 0 for a call without operations, such as a split.
 #[inline]
 #[cfg_attr(
     not(any(feature = "nvtx", feature = "tracing")),
-    expect(unused_variables, reason = "nobody listens")
+    expect(unused_variables, reason = "without both features no range is emitted")
 )]
 pub(crate) fn range(operation: &'static str, group: &str, bytes: u64) -> Range {
     Range {
@@ -36,7 +37,10 @@ pub(crate) fn range(operation: &'static str, group: &str, bytes: u64) -> Range {
 
 /// Emits an event at level warn for a failed operation.
 #[inline]
-#[cfg_attr(not(feature = "tracing"), expect(unused_variables, reason = "nobody listens"))]
+#[cfg_attr(
+    not(feature = "tracing"),
+    expect(unused_variables, reason = "without the feature no event is emitted")
+)]
 pub(crate) fn trouble(operation: &'static str, group: &str, problem: &dyn std::fmt::Display) {
     #[cfg(feature = "tracing")]
     tracing::warn!(target: "process_group", operation, group, %problem);

@@ -1,4 +1,4 @@
-//! The contents of the recorder, as data.
+//! The flight recorder's dump: a copy of the recorded calls and of their groups.
 
 use std::{
     io,
@@ -10,14 +10,15 @@ use std::{
 use super::Operation;
 use crate::{comm::DataType, memory::NamedPlace};
 
-/// The last 2,048 calls of one rank, in its first group and in all groups split from that group.
+/// A copy of one rank's flight recorder: the last 2,048 entries, which are calls and ends of batches. The recorder
+/// covers the rank's first group and all groups split from that group.
 ///
 /// With the crate's feature `pickle`, `to_pickle` encodes a dump for PyTorch's analyser (`torchfrtrace`, format 2.10).
 /// With the feature `json`, `to_json` encodes a dump as JSON.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Dump {
-    /// The rank in the job that recorded the calls.
+    /// The job rank of the process that recorded the calls.
     pub rank: usize,
     /// The name of this rank's first group, from which its other groups are split.
     pub name: String,
@@ -61,14 +62,14 @@ pub struct Entry {
     pub group: usize,
     /// The operation that was called.
     pub operation: Operation,
-    /// Number of the collective in its group, starting at 1. For a message or a one-sided call: number of collectives
-    /// that this rank had called in the group before.
+    /// For a collective, and for the end of a batch with collectives: the collective's number in the group, starting at
+    /// 1. For other entries: the number of collectives that this rank had called in the group before.
     pub collective: u64,
-    /// Number of the message among this rank's messages in the group, starting at 1. For other calls: number of
-    /// messages that this rank had called in the group before.
+    /// For a message, and for the end of a batch with messages: the message's number among those that this rank has
+    /// sent or received in the group, starting at 1. For other entries: the number of messages before.
     pub message: u64,
     /// For a message: its number among the messages in the same direction between this rank and the peer, starting at
-    /// 1. 0 for other calls.
+    /// 1. For other entries: 0.
     pub pair: u64,
     /// True for a message or a one-sided call, and for the end of a batch that contains no collectives.
     pub is_message: bool,

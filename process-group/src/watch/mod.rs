@@ -1,8 +1,9 @@
-//! Health monitoring of a job's groups, called the watch. A failure of one member ends the group on all members, with
-//! the same reason.
+//! Monitors the health of a job's groups. If a member of a group fails, the monitoring (the *watch*) ends the group on
+//! all members, and every member reports the same reason.
 //!
-//! This module detects lost ranks that no lock or socket reveals, overdue work, asynchronous errors, and members whose
-//! calls differ. [`crate::peers`] detects the end of processes on this host, and [`crate::record`] records calls.
+//! This module detects ranks whose heartbeats stop, overdue work, asynchronous errors of communicators, and members
+//! whose calls differ. [`crate::peers`] detects processes of this host that have died or stopped. [`crate::record`]
+//! records the calls that this module compares.
 //!
 //! | file | subject |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Wake-up signals through the store. Each rank waits for its own key. Other ranks set that key after they
-//! have written entries that the rank must read.
+//! Wake-up signals between ranks, through the store. A thread of each rank waits for the rank's own key. Another rank
+//! sets this key after it has written a heartbeat, or an entry of the trouble log, that the rank must read at once.
 
 use std::{
     io,
@@ -25,7 +25,8 @@ fn key(rank: usize) -> String {
     format!("wake/{rank}")
 }
 
-/// Wakes these ranks, which then read the entries that were written before this call.
+/// Wakes these ranks: sets their keys in the store, so that they perform an exchange at once. They then read everything
+/// that was written before this call.
 pub(crate) fn wake(store: &PrefixStore, ranks: impl IntoIterator<Item = usize>) -> Result<()> {
     let keys: Vec<_> = ranks.into_iter().map(key).collect();
     keys.chunks(BATCH).try_for_each(|keys| {
@@ -40,7 +41,8 @@ struct End {
     changed: Event,
 }
 
-/// Handle of the thread that waits for this rank's key. The thread ends when this handle is dropped.
+/// Handle of the thread that waits for this rank's key. Dropping the handle ends the thread, and waits for its end
+/// unless the store fails.
 pub(super) struct WakeThread {
     store: PrefixStore,
     key: String,
@@ -49,7 +51,11 @@ pub(super) struct WakeThread {
 }
 
 impl WakeThread {
-    /// Starts a thread that calls `woken` each time another rank wakes this one.
+    /// Starts the thread. It calls `woken` after another rank has woken this one. One call may stand for several
+    /// wake-ups.
+    ///
+    /// # Errors
+    /// The I/O error, if the operating system did not start a thread.
     pub(super) fn start(
         store: &PrefixStore,
         rank: usize,
@@ -84,7 +90,8 @@ impl Drop for WakeThread {
         self.end.has_come.store(true, Ordering::Release);
         self.end.changed.notify_all();
         let Some(thread) = self.thread.take() else { return };
-        // If the store does not answer, the thread ends when its current wait ends.
+        // Setting the key ends the thread's wait. If the store fails, the thread is not joined, because its current
+        // request may last long. It ends after that request.
         if self.store.set(&self.key, b"1").is_ok() {
             let _ = thread.join();
         }

@@ -1,13 +1,14 @@
 //! Assigns messages to lanes.
 
-/// Returns the lane of messages from member `from` to member `to` in a group of `size` members. The result is
-/// below `lanes`. It depends only on the arguments, so both ends compute the same lane without communication.
+/// Returns the index, below `lanes`, of the lane for messages from rank `from` to rank `to` in a group of `size`
+/// members with [`P2pPolicy::Lanes`](super::P2pPolicy::Lanes). The result depends only on the arguments, so the sender
+/// and the receiver compute the same lane without communication.
 ///
-/// Lanes are assigned by an edge colouring: each pair of members has a colour, and two pairs with a common
-/// member have different colours. There are [`colours(size)`](colours) colours, which is the minimum. With at
-/// least as many lanes as colours, no member has two peers in the same lane. With at least twice as many
-/// lanes, the two directions of a pair also have different lanes. With fewer lanes than colours, the colours
-/// are distributed over the lanes round-robin.
+/// Each pair of members has a colour, and two pairs with a common member have different colours (an edge colouring).
+/// There are [`colours(size)`](colours) colours, which is the minimum. The lane follows from the colour:
+/// - With fewer lanes than colours, the lane is the colour modulo the number of lanes.
+/// - With at least as many lanes as colours, no member has two peers in the same lane.
+/// - With at least twice as many lanes as colours, the two directions of a pair also have different lanes.
 ///
 /// ```
 /// use process_group::group::lane;

@@ -24,11 +24,12 @@ pub(in crate::group) struct Messages {
     pub(super) has_path: Mutex<bool>,
     /// The communicator for messages with each member, indexed by the member's rank in the group.
     pub(super) peers: Box<[Peer]>,
-    /// Streams that are returned to callers for messages, made on demand: one for each communicator, or for a
-    /// path one for each peer and direction.
+    /// Streams that callers get for messages, made on demand: one for the group's communicator, or one for each lane.
+    /// With communicators of pairs, one for each peer. On a path, one for each peer and direction.
     pub(super) streams: Box<[OnceLock<Stream>]>,
     /// True once the group has sent or received a message.
     pub(super) used: AtomicBool,
+    /// The explanations that were already given. Each is given once.
     pub(super) explained: Mutex<Vec<Explanation>>,
 }
 
@@ -67,7 +68,7 @@ impl Channel<'_> {
 /// Maximum number of thread blocks (CTAs) that NCCL uses for messages.
 const MOST_CTAS: u32 = 32;
 
-/// The builder's settings for messages.
+/// The values from which a group's [`Plan`] and the settings of its communicators for messages are derived.
 #[derive(Debug, Clone)]
 pub(in crate::group) struct Settings {
     pub(in crate::group) policy: P2pPolicy,
@@ -167,7 +168,7 @@ impl Messages {
     }
 }
 
-/// Returns the two ranks in ascending order, as on both ends of the pair.
+/// Returns the ranks of a pair in ascending order, so that both members get the same value.
 fn pair_of(rank: usize, peer: usize) -> (usize, usize) {
     (rank.min(peer), rank.max(peer))
 }

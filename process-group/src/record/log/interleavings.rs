@@ -5,7 +5,8 @@ use std::{panic::Location, sync::Arc};
 use super::{super::Operation, *};
 use crate::sync::model::{check, thread};
 
-/// Writes a record in which every number is `value`.
+/// Writes a record whose group number, counters, element counts and creation time are all `value`, so that [`values`]
+/// can detect a record with fields of two calls. Returns the record's number.
 fn write(ring: &Ring, value: u64) -> u64 {
     let call = Call {
         operation: Operation::AllReduce,
@@ -28,8 +29,8 @@ fn write(ring: &Ring, value: u64) -> u64 {
     ring.state().write(&call, position, Span::default(), Location::caller(), value)
 }
 
-/// Returns the value of each record in the ring. Checks that all fields of a record are from the same call,
-/// and that its completion time is 0 or that call's value.
+/// Returns the value of each record in the ring. Checks that the fields of each record were written by the same call,
+/// and that its completion time is either 0 or this call's value.
 fn values(ring: &Ring) -> Vec<u64> {
     let value = |record: Record| {
         let (value, Position { group, collective, messages, pair, .. }) = (record.created, record.position);
