@@ -106,12 +106,14 @@ pub enum CommError {
 
     /// The communicator was [revoked](super::Communicator::revoke), and takes no further work.
     #[error(
-        "{call}: {communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work"
+        "{}{communicator} was revoked: it can be split, shrunk, destroyed or aborted, and takes no work",
+        prefix(.call)
     )]
     Revoked {
-        /// The call that was refused.
+        /// The call that was refused. Empty in the error of a process group, whose
+        /// [`operation`](crate::group::GroupError::operation) is the call.
         call: &'static str,
-        /// The communicator's name.
+        /// The communicator's name. `the group` in the error of a process group.
         communicator: String,
     },
 
@@ -160,11 +162,12 @@ pub enum CommError {
     },
 
     /// The communicator has ended, or is being destroyed, aborted or released.
-    #[error("{call}: {communicator} is gone, {how}")]
+    #[error("{}{communicator} is gone, {how}", prefix(.call))]
     Closed {
-        /// The call that was refused.
+        /// The call that was refused. Empty in the error of a process group, whose
+        /// [`operation`](crate::group::GroupError::operation) is the call.
         call: &'static str,
-        /// The communicator's name.
+        /// The communicator's name. `the group` in the error of a process group.
         communicator: String,
         /// How the communicator ended: destroyed, aborted, dropped, released or leaked.
         how: String,
@@ -321,6 +324,11 @@ impl CommError {
             _ => false,
         }
     }
+}
+
+/// Returns the start of an error's text: the call, if it is known.
+fn prefix(call: &str) -> String {
+    if call.is_empty() { String::new() } else { format!("{call}: ") }
 }
 
 fn remark(text: &Option<String>) -> String {

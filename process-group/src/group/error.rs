@@ -115,9 +115,13 @@ impl<K: Into<GroupErrorKind>> From<K> for GroupError {
 impl fmt::Display for GroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CallContext { group, operation, sequence } = &self.0.context;
-        let kind = self.0.kind.to_string();
+        let mut kind = self.0.kind.to_string();
         if let Some(group) = group {
             write!(f, "{group}: ")?;
+            // The group's own communicator has the group's name, which is not repeated.
+            if let GroupErrorKind::Comm(_) = self.0.kind {
+                kind = kind.replace(&format!("communicator {group} (rank "), "its communicator (rank ");
+            }
         }
         // Texts of the layers below begin with the operation if that layer knows it.
         let is_named =
@@ -187,6 +191,28 @@ mod tests {
             text(inside.into()),
             "world: send: send_stream was called inside an open group of this thread; finish \
                                          the group first"
+        );
+    }
+
+    #[test]
+    fn an_error_of_the_groups_communicator_names_the_group_once() {
+        let text = |call: &'static str, communicator: &str| {
+            let (communicator, how) = (communicator.to_owned(), "aborted".to_owned());
+            let error = CommError::Closed { call, communicator, how };
+            CallContext::of_call(&"world".into(), "send").error(GroupErrorKind::from(error)).to_string()
+        };
+        assert_eq!(
+            text("ncclSend", "communicator world (rank 0 of 2)"),
+            "world: send: ncclSend: its communicator (rank 0 of 2) is gone, aborted"
+        );
+        // The communicator of a pair has a name of its own.
+        assert_eq!(
+            text("ncclSend", "communicator world pair 0-1 (rank 0 of 2)"),
+            "world: send: ncclSend: communicator world pair 0-1 (rank 0 of 2) is gone, aborted"
+        );
+        assert_eq!(
+            text("", "the group (rank 0 of 2)"),
+            "world: send: the group (rank 0 of 2) is gone, aborted"
         );
     }
 

@@ -59,8 +59,7 @@ impl GroupHealth {
         match end {
             End::Trouble(trouble) => GroupErrorKind::of_trouble(trouble.clone()),
             End::Force(force) => {
-                let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
-                CommError::Closed { call: "a group's call", communicator, how: force.how().into() }.into()
+                CommError::Closed { call: "", communicator: self.label(), how: force.how().into() }.into()
             }
         }
     }

@@ -22,9 +22,6 @@ use crate::{
     watch::{Trouble, WatchSignal},
 };
 
-/// The call in communicators' errors of checks on work.
-const WAIT: &str = "a wait for work";
-
 /// The health of a group. Exists before the group has a communicator. The first trouble of a member, or an abort, ends
 /// the group: the communicators are aborted, and waits in the store fail.
 pub(crate) struct GroupHealth {
@@ -198,6 +195,12 @@ impl GroupHealth {
         &self.ranks
     }
 
+    /// Returns the text for this group in the `communicator` of a [`CommError`] that is about the whole group. The
+    /// group's name and the operation are not known here. [`GroupError`](super::GroupError) adds them.
+    pub(super) fn label(&self) -> String {
+        format!("the group (rank {} of {})", self.place, self.ranks.len())
+    }
+
     /// Returns this rank's job rank.
     pub(super) fn rank(&self) -> usize {
         self.ranks[self.place]
@@ -354,8 +357,7 @@ impl GroupHealth {
             self.check()?;
         }
         if self.is_revoked() {
-            let communicator = format!("{} (rank {} of {})", self.name, self.place, self.ranks.len());
-            return Err(CommError::Revoked { call: WAIT, communicator }.into());
+            return Err(CommError::Revoked { call: "", communicator: self.label() }.into());
         }
         // After a member has left, the communicators are aborted a moment later. This rank's work is valid if all of it
         // was done before that abort. Work that waits in vain looks done once any member has aborted its communicator,

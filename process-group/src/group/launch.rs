@@ -200,7 +200,8 @@ impl ProcessGroup {
         // See `launch_alone` for the reason.
         let allowed = refuse_inside_group(operation.name()).map_err(GroupError::from);
         let queued = allowed.and_then(|()| {
-            queue(&batch).inspect_err(|error| self.refused(batch.is_collective(operation), error.kind()))
+            queue(&batch)
+                .inspect_err(|error| self.refused(operation, batch.is_collective(operation), error.kind()))
         });
         self.in_call(operation.name(), queued.and_then(|()| Ok(batch.launch(operation)?)))
     }
@@ -224,7 +225,7 @@ impl ProcessGroup {
     /// In checked mode, notifies the other members of an error in this rank's call. Returns the error.
     #[cold]
     fn wrong(&self, operation: Operation, error: Box<GroupErrorKind>) -> Box<GroupErrorKind> {
-        self.refused(!operation.is_message(), &error);
+        self.refused(operation, !operation.is_message(), &error);
         error
     }
 
@@ -278,7 +279,7 @@ impl ProcessGroup {
         self.ops()
             .to_oneself(ops)
             .map_err(GroupErrorKind::of_argument)
-            .inspect_err(|error| self.refused(is_collective(operation, ops), error))?;
+            .inspect_err(|error| self.refused(operation, is_collective(operation, ops), error))?;
         if self.shared_settings.checked { self.compare(ops, site) } else { Ok(()) }
     }
 

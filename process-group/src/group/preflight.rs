@@ -235,12 +235,12 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// In checked mode, reports to the other members, which are about to make the same call, that this rank's call is
-    /// invalid. Does nothing for messages, because the peer may be the invalid argument.
-    pub(super) fn refused(&self, is_collective: bool, error: &GroupErrorKind) {
+    /// In checked mode, reports to the other members, which are about to make the same call, that this rank's call of
+    /// `operation` is invalid. Does nothing for messages, because the peer may be the invalid argument.
+    pub(super) fn refused(&self, operation: Operation, is_collective: bool, error: &GroupErrorKind) {
         if self.shared_settings.checked && is_collective && !self.counter.health.is_over() {
-            let record =
-                CallRecord { collectives: vec![format!("nothing ({error})")], ..CallRecord::default() };
+            let call = format!("{operation} with arguments that were refused ({error})");
+            let record = CallRecord { collectives: vec![call], ..CallRecord::default() };
             // The result is ignored: the caller returns this rank's own error.
             let _ = self.meet("all", &self.ranks, record);
         }

@@ -108,14 +108,16 @@ rusty_fork_test! {
             let work = unsafe { world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) }.unwrap();
             thread::scope(|scope| {
                 let waits = [
-                    scope.spawn(|| work.wait_until(far())),
-                    scope.spawn(|| world.barrier(far())),
+                    (scope.spawn(|| work.wait_until(far())), "all_reduce (number 1)"),
+                    (scope.spawn(|| world.barrier(far())), "barrier"),
                 ];
                 rank.store.wait(&["process-group/world/0/barrier/0/records/count"], far()).unwrap();
                 aborter.abort(far()).unwrap();
-                for wait in waits {
+                for (wait, operation) in waits {
                     let error = wait.join().unwrap().unwrap_err();
                     assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Closed { .. })), "{error}");
+                    let expected = format!("world: {operation}: the group (rank 0 of 2) is gone, aborted");
+                    assert_eq!(error.to_string(), expected);
                 }
             });
             let _ = stream.synchronize();

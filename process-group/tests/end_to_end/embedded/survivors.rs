@@ -262,6 +262,9 @@ rusty_fork_test! {
             if let Some(work) = given_up {
                 let error = work.wait_until(far()).unwrap_err();
                 assert!(is_revoked(&error), "{error}");
+                let text = error.to_string();
+                let expected = "world: all_reduce (number 1): the group (rank 0 of 2) was revoked: ";
+                assert!(text.starts_with(expected), "{text}");
             }
             let error = reduce().unwrap_err();
             assert!(is_revoked(&error), "{error}");
