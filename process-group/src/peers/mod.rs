@@ -6,6 +6,7 @@
 //! Each peer is reported at most once, with the failure that was found first.
 
 mod loss;
+mod losses;
 mod meet;
 mod page;
 mod robust;
@@ -15,7 +16,7 @@ use std::{
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -27,7 +28,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 pub use loss::{Loss, PeerError};
 
+pub(crate) use self::losses::Listener;
 use self::{
+    losses::Losses,
     meet::Peer,
     page::{End, Page},
 };
@@ -39,11 +42,6 @@ use crate::{
 /// Interval at which a thread that waits for a lock checks whether the watch has ended.
 const TURN: Duration = Duration::from_millis(250);
 
-/// A callback that receives the rank in the job of a failed process, and the failure. Called on a thread of the watch,
-/// so the callback must not block. [`Peers::tell`] calls it on the thread of its caller for losses that are known. A
-/// loss that is found during [`Peers::tell`] may be passed to the callback twice.
-pub(crate) type Listener = dyn Fn(usize, Loss) + Send + Sync;
-
 /// Watches the other processes of this host, and lets them watch this one. Dropping this value marks this process as
 /// having left, so the peers do not report a death.
 pub(crate) struct Peers {
@@ -54,31 +52,16 @@ pub(crate) struct Peers {
 }
 
 struct Shared {
-    listeners: Mutex<Vec<Weak<Listener>>>,
-    /// The ranks that are lost.
-    lost: Mutex<Vec<(usize, Loss)>>,
+    losses: Losses,
     is_over: AtomicBool,
 }
 
 impl Shared {
-    fn lost(&self) -> MutexGuard<'_, Vec<(usize, Loss)>> {
-        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reports a loss, unless the rank was reported before.
+    /// Reports a loss, unless the rank was reported before or the watch has ended.
     fn report(&self, rank: usize, loss: Loss) {
-        if self.is_over.load(Ordering::Acquire) {
-            return;
+        if !self.is_over.load(Ordering::Acquire) {
+            self.losses.report(rank, loss);
         }
-        {
-            let mut lost = self.lost();
-            if lost.iter().any(|(other, _)| *other == rank) {
-                return;
-            }
-            lost.push((rank, loss));
-        }
-        let listeners = self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        listeners.iter().filter_map(Weak::upgrade).for_each(|listener| listener(rank, loss));
     }
 }
 
@@ -93,8 +76,7 @@ impl Peers {
         heartbeat: Duration,
         deadline: Deadline,
     ) -> Result<Self, PeerError> {
-        let shared =
-            Arc::new(Shared { listeners: Mutex::default(), lost: Mutex::default(), is_over: false.into() });
+        let shared = Arc::new(Shared { losses: Losses::default(), is_over: false.into() });
         let others = meet::others(place, members).count();
         if others == 0 {
             return Ok(Self { shared, signal: None, keeper: None });
@@ -146,18 +128,13 @@ impl Peers {
 
     /// Calls `listener` at once for every known loss, and from now on for every new loss.
     pub(crate) fn tell(&self, listener: &Arc<Listener>) {
-        let mut listeners = self.shared.listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        listeners.retain(|listener| listener.strong_count() > 0);
-        listeners.push(Arc::downgrade(listener));
-        drop(listeners);
-        let known = self.shared.lost().clone();
-        known.into_iter().for_each(|(rank, loss)| listener(rank, loss));
+        self.shared.losses.tell(listener);
     }
 }
 
 impl fmt::Debug for Peers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peers").field("lost", &*self.shared.lost()).finish_non_exhaustive()
+        f.debug_struct("Peers").field("lost", &self.shared.losses.known()).finish_non_exhaustive()
     }
 }
 
