@@ -1,6 +1,6 @@
 //! Errors of arguments that are checked before NCCL is called.
 
-use std::fmt;
+use std::{ffi::c_int, fmt};
 
 use nccl_sys::Version;
 
@@ -77,7 +77,7 @@ pub enum ArgumentError {
     Null {
         /// The operation.
         call: &'static str,
-        /// `send`, `receive` or `factor`.
+        /// `send`, `receive`, `factor` or `registered`.
         buffer: &'static str,
         /// Number of bytes that the operation uses in the buffer.
         bytes: usize,
@@ -112,8 +112,16 @@ pub enum ArgumentError {
         /// The placement that the operation allows.
         allowed: &'static str,
     },
+    /// A communicator of no ranks, or of more ranks than NCCL can number.
+    #[error("{call}: a communicator cannot have {size} ranks: expected 1 to {}", c_int::MAX)]
+    Size {
+        /// The call.
+        call: &'static str,
+        /// The refused number of ranks.
+        size: usize,
+    },
     /// A rank argument that is not a rank of the communicator.
-    #[error("{call}: {role} {rank} is not a rank of a communicator of {size} (0 to {})", .size - 1)]
+    #[error("{call}: {role} {rank} is not a rank of a communicator of {size}{}", range(*.size))]
     NoSuchRank {
         /// The operation.
         call: &'static str,
@@ -216,6 +224,14 @@ pub enum ArgumentError {
         /// The refused number of signals.
         count: usize,
     },
+    /// The memory to register has no bytes.
+    #[error("{call}: the memory at {address:#x} has 0 bytes: expected at least 1")]
+    Empty {
+        /// The call.
+        call: &'static str,
+        /// Start address of the memory.
+        address: u64,
+    },
     /// The memory to register overlaps memory that is registered already.
     #[error(
         "{call}: {bytes} bytes at {address:#x} overlap {known_bytes} bytes at {known:#x}, which are registered with the \
@@ -255,6 +271,28 @@ pub enum ArgumentError {
     },
 }
 
+/// Describes the ranks of a communicator of `size` ranks.
+fn range(size: usize) -> String {
+    size.checked_sub(1).map_or_else(String::new, |last| format!(" (0 to {last})"))
+}
+
+/// Returns the rank and the size of a new communicator as NCCL takes them.
+///
+/// # Errors
+/// [`ArgumentError::Size`]; [`ArgumentError::NoSuchRank`] if the rank is not below the size.
+pub(super) fn rank_and_size(
+    call: &'static str,
+    rank: usize,
+    size: usize,
+) -> Result<(c_int, c_int), ArgumentError> {
+    let of_size = c_int::try_from(size).ok().filter(|size| *size > 0);
+    let of_size = of_size.ok_or(ArgumentError::Size { call, size })?;
+    match c_int::try_from(rank) {
+        Ok(of_rank) if of_rank < of_size => Ok((of_rank, of_size)),
+        _ => Err(ArgumentError::NoSuchRank { call, role: "rank", rank, size }),
+    }
+}
+
 /// A buffer of a list, in [`ArgumentError::ListOverlap`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListBuffer {
@@ -272,5 +310,22 @@ impl fmt::Display for ListBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { list, index, address, bytes } = self;
         write!(f, "{list} buffer {index} [{address:#x}, +{bytes})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_nccl_cannot_have_is_told_from_a_rank_that_is_not_below_it() {
+        let refused = |rank, size| rank_and_size("init", rank, size).unwrap_err().to_string();
+        assert_eq!(rank_and_size("init", 1, 2), Ok((1, 2)));
+        assert_eq!(refused(2, 2), "init: rank 2 is not a rank of a communicator of 2 (0 to 1)");
+        assert_eq!(refused(0, 0), "init: a communicator cannot have 0 ranks: expected 1 to 2147483647");
+        for (rank, size) in [(0, 1 << 31), (usize::MAX - 1, usize::MAX)] {
+            let expected = format!("init: a communicator cannot have {size} ranks: expected 1 to 2147483647");
+            assert_eq!(refused(rank, size), expected);
+        }
     }
 }

@@ -12,7 +12,8 @@ use cuda_driver::Context;
 use nccl_sys::{Feature, NCCL_SPLIT_NOCOLOR, ncclComm, ncclComm_t};
 
 use super::{
-    AbortHandle, ArgumentError, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
+    AbortHandle, CommError, Config, Nccl, Result, UniqueId, WindowFacts,
+    argument::rank_and_size,
     call::{call, unwritten},
     call_guard::Kind,
     children::child,
@@ -68,8 +69,8 @@ impl Communicator {
     ///
     /// # Errors
     /// - [`CommError::DeadlineExceeded`]: a rank did not join. NCCL does not report which rank (a process group does);
-    /// - [`CommError::Argument`] for a rank that is not below `size`; [`CommError::Nccl`], [`CommError::Driver`],
-    ///   [`CommError::Config`].
+    /// - [`CommError::Argument`] for a `size` of 0 or above `i32::MAX`, or a rank that is not below `size`;
+    ///   [`CommError::Nccl`], [`CommError::Driver`], [`CommError::Config`].
     #[doc(alias = "ncclCommInitRankConfig")]
     #[doc(alias = "ncclCommInitRank")]
     pub fn init(
@@ -90,9 +91,7 @@ impl Communicator {
     /// communicator can be aborted.
     pub(crate) fn prepare(setup: &MemberSetup<'_>, size: usize, config: &Config) -> Result<Self> {
         let raw = settings(INIT, setup.nccl, config)?;
-        if setup.rank >= size {
-            return Err(ArgumentError::NoSuchRank { call: INIT, role: "rank", rank: setup.rank, size }.into());
-        }
+        rank_and_size(INIT, setup.rank, size)?;
         let config = Config { window_facts: config.window_facts.or_environment(), ..config.clone() };
         let shared = Shared::new(setup, size, &config, raw, Arc::default());
         let service = Service::start(shared.name())?;
@@ -122,12 +121,7 @@ impl Communicator {
         let join = move |shared: &Shared| {
             let begun = making::Begun::now(&shared.context);
             let (nccl, name, out) = (&shared.nccl, shared.name(), shared.out_parameter());
-            let number = |n: usize| {
-                let no_rank =
-                    |_| ArgumentError::NoSuchRank { call, role: "rank", rank: n, size: i32::MAX as usize };
-                i32::try_from(n).map_err(no_rank)
-            };
-            let (size, rank) = (number(size)?, number(rank)?);
+            let (rank, size) = rank_and_size(call, rank, size)?;
             if nccl.has(Feature::CONFIG) {
                 let mut settings = shared.config.raw();
                 // SAFETY: `out` points to the handle in `shared`, which lives as long as the communicator. `settings`

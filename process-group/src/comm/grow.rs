@@ -1,11 +1,12 @@
 //! Growing a communicator: makes a new one that contains the ranks of an existing communicator, followed by new ranks.
 
-use std::{ffi::c_int, fmt, ptr, sync::Arc};
+use std::{fmt, ptr, sync::Arc};
 
 use nccl_sys::{Feature, ncclUniqueId};
 
 use super::{
-    ArgumentError, CommError, Communicator, Result, UniqueId,
+    CommError, Communicator, Result, UniqueId,
+    argument::rank_and_size,
     call::{call, unwritten},
     call_guard::Kind,
     making::{Begun, Origin},
@@ -86,15 +87,10 @@ fn grow(
 ) -> Result<()> {
     let begun = Begun::now(&shared.context);
     let _entry = parent.map(|it| it.guard.enter(CALL, Kind::Child, Some(deadline))).transpose()?;
-    let (size, raw) = (shared.place.size, parent.map_or(ptr::null_mut(), |parent| parent.raw()));
-    let number = |n: usize| {
-        let no_rank =
-            |_| ArgumentError::NoSuchRank { call: CALL, role: "rank", rank: n, size: i32::MAX as usize };
-        c_int::try_from(n).map_err(no_rank)
-    };
+    let raw = parent.map_or(ptr::null_mut(), |parent| parent.raw());
+    let (rank, size) = rank_and_size(CALL, shared.place.rank, shared.place.size)?;
     // For NCCL, -1 means that the ranks of the parent keep their numbers.
-    let place = if parent.is_some() { -1 } else { number(shared.place.rank)? };
-    let size = number(size)?;
+    let place = if parent.is_some() { -1 } else { rank };
     let id = id.map(UniqueId::raw);
     let id = id.as_ref().map_or(ptr::null(), ptr::from_ref);
     let (out, mut settings) = (shared.out_parameter(), shared.config.raw());

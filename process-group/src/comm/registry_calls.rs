@@ -125,7 +125,10 @@ impl Shared {
     /// The memory stays allocated, and mapped at its address, until the range is deregistered, or the communicator is
     /// gone.
     pub(super) unsafe fn register(&self, ptr: DevicePtr, bytes: usize, deadline: Deadline) -> Result<bool> {
-        if ptr.0 == 0 || bytes == 0 {
+        if bytes == 0 {
+            return Err(ArgumentError::Empty { call: "register", address: ptr.0 }.into());
+        }
+        if ptr.0 == 0 {
             return Err(ArgumentError::Null { call: "register", buffer: "registered", bytes }.into());
         }
         self.nccl.api().require(Feature::REGISTER)?;

@@ -1,5 +1,6 @@
 //! Communicators: every operation's result, split, destruction, and refused calls.
 
+use cuda_driver::DevicePtr;
 use process_group::comm::{
     ArgumentError, CommError, Communicator, Config, DataType::F32, Group, ReduceOp, wait_for_dropped,
 };
@@ -193,6 +194,29 @@ rusty_fork_test! {
         machine.ranks(2, |rank| drop(rank.communicator()));
         assert!(wait_for_dropped(far()));
         assert_eq!(machine.world.calls("ncclCommAbort"), 2);
+        machine.world.finish().unwrap();
+    }
+
+    #[test]
+    fn a_size_of_no_ranks_and_memory_of_no_bytes_are_refused() {
+        let machine = machine(1);
+        machine.ranks(1, |rank| {
+            let make = |size| {
+                Communicator::init(&rank.nccl, &rank.context, &rank.id, 0, size, &rank.config(), far()).unwrap_err()
+            };
+            for size in [0, 1 << 31] {
+                let error = make(size);
+                assert!(matches!(error, CommError::Argument(ArgumentError::Size { size: of, .. }) if of == size), "{error}");
+            }
+            let communicator = rank.communicator();
+            let memory = rank.memory(&[0.0]);
+            let error = unsafe { communicator.register(memory.ptr(), 0, far()) }.unwrap_err();
+            let expected = format!("register: the memory at {:#x} has 0 bytes: expected at least 1", memory.ptr().0);
+            assert_eq!(error.to_string(), expected);
+            let error = unsafe { communicator.register(DevicePtr(0), 4, far()) }.unwrap_err();
+            assert!(matches!(error, CommError::Argument(ArgumentError::Null { bytes: 4, .. })), "{error}");
+            communicator.destroy(far()).unwrap();
+        });
         machine.world.finish().unwrap();
     }
 
