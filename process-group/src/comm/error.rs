@@ -220,7 +220,8 @@ pub enum CommError {
     /// NCCL accepted the memory but registered nothing.
     #[error(
         "{communicator}: NCCL answered success to the registration of {bytes} bytes at {address:#x} and registered \
-         nothing; does a file with settings (NCCL_CONF_FILE) set NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY=1?"
+         nothing; remove NCCL_LOCAL_REGISTER=0 and NCCL_P2P_USE_CUDA_MEMCPY=1 from the environment and from the file \
+         with NCCL's settings (NCCL_CONF_FILE)"
     )]
     NothingRegistered {
         /// The communicator's name.
