@@ -186,45 +186,31 @@ impl ReduceOp {
 pub(crate) fn scalar(factor: f64, dtype: DataType) -> u64 {
     // Every host that CUDA supports is little-endian, so the low bytes come first in memory.
     match dtype {
-        DataType::F16 => u64::from(f16_bits(factor as f32)),
-        DataType::Bf16 => u64::from(bf16_bits(factor as f32)),
+        DataType::F16 => narrow(factor, 10, -14),
+        DataType::Bf16 => narrow(factor, 7, -126),
         DataType::F32 => u64::from((factor as f32).to_bits()),
         _ => factor.to_bits(),
     }
 }
 
-/// Rounds to the nearest half-precision number, ties to even, and returns its bits.
-fn f16_bits(value: f32) -> u16 {
-    const LEAST_NORMAL: f32 = 1.0 / 16384.0;
-    const LEAST_SUBNORMAL: f32 = LEAST_NORMAL / 1024.0;
-    /// Magnitudes from this value on round to infinity.
-    const OVERFLOW: f32 = 65520.0;
-    let (bits, magnitude) = (value.abs().to_bits(), value.abs());
-    let rounded = if value.is_nan() {
-        0x7e00
-    } else if magnitude >= OVERFLOW {
-        0x7c00
-    } else if magnitude < LEAST_NORMAL {
-        // The quotient is exact: the divisor is a power of two.
-        (magnitude / LEAST_SUBNORMAL).round_ties_even() as u16
-    } else {
-        // Compared with half precision, a single has 13 more mantissa bits, and an exponent bias that is 112 larger.
-        (round_off(bits, 13) - (112 << 10)) as u16
-    };
-    rounded | (value.to_bits() >> 16) as u16 & 0x8000
-}
-
-/// Rounds to the nearest bfloat16, ties to even, and returns its bits.
-fn bf16_bits(value: f32) -> u16 {
-    // Rounding could turn a NaN into infinity, by dropping its low mantissa bits, or into zero, by a carry into the
-    // sign bit.
-    if value.is_nan() { 0x7fc0 } else { round_off(value.to_bits(), 16) as u16 }
-}
-
-/// Removes the lowest `count` bits, and rounds to the nearest, ties to even.
-fn round_off(bits: u32, count: u32) -> u32 {
-    let is_odd = (bits >> count) & 1;
-    (bits + (1 << (count - 1)) - 1 + is_odd) >> count
+/// Rounds to the nearest number of a 16-bit float type, ties to even, and returns its bits. The type has `mantissa`
+/// mantissa bits, and its least normal number is 2 to the power of `least`.
+///
+/// The crate `half` has no such function: its `from_f64` rounds twice on x86, first to a single.
+fn narrow(value: f64, mantissa: i32, least: i32) -> u64 {
+    let sign = value.to_bits() >> 48 & 0x8000;
+    let infinity = 0x7fff >> mantissa << mantissa;
+    if value.is_nan() {
+        return sign | infinity | 1 << (mantissa - 1);
+    }
+    // Subnormal numbers have the spacing of the least normal ones.
+    let exponent = ((value.to_bits() >> 52 & 0x7ff) as i32 - 1023).max(least);
+    // The magnitude in units of the last mantissa bit. The product is exact, because the factor is a power of two.
+    let units = (value.abs() * 2f64.powi(mantissa - exponent)).round_ties_even() as u64;
+    // Adding, instead of combining the fields, carries into the exponent: from the implicit bit of a normal number, and
+    // from a mantissa that was rounded up to the next power of two.
+    let magnitude = (((exponent - least) as u64) << mantissa).saturating_add(units);
+    sign | magnitude.min(infinity)
 }
 
 impl fmt::Display for ReduceOp {
@@ -271,16 +257,48 @@ mod tests {
     }
     proptest! {
         #[test]
-        fn factors_are_rounded_like_the_crate_half_does(bits in any::<u32>(), exponent in 100u32..145) {
+        fn a_single_is_rounded_like_the_crate_half_does(bits in any::<u32>(), exponent in 100u32..145) {
             // Any single, and one whose exponent is near the range of half precision.
             for bits in [bits, bits & 0x807f_ffff | exponent << 23] {
                 let value = f32::from_bits(bits);
-                let (f16, bf16) = (half::f16::from_f32(value), half::bf16::from_f32(value));
+                let [f16, bf16] = [DataType::F16, DataType::Bf16].map(|t| scalar(value.into(), t) as u16);
+                let (f16, bf16) = (half::f16::from_bits(f16), half::bf16::from_bits(bf16));
                 if value.is_nan() {
-                    prop_assert!(half::f16::from_bits(f16_bits(value)).is_nan());
-                    prop_assert!(half::bf16::from_bits(bf16_bits(value)).is_nan());
+                    prop_assert!(f16.is_nan() && bf16.is_nan());
                 } else {
-                    prop_assert_eq!((f16_bits(value), bf16_bits(value)), (f16.to_bits(), bf16.to_bits()));
+                    let expected = (half::f16::from_f32(value), half::bf16::from_f32(value));
+                    prop_assert_eq!((f16.to_bits(), bf16.to_bits()), (expected.0.to_bits(), expected.1.to_bits()));
+                }
+            }
+        }
+
+        /// The doubles nearest to the middle between two neighbours would be rounded to the middle by a first rounding
+        /// to a single.
+        #[test]
+        fn a_factor_is_rounded_once(f16 in 0u16..0x7bff, bf16 in 0u16..0x7f7f) {
+            let number_of = |bits| (half::f16::from_bits(bits).to_f64(), half::bf16::from_bits(bits).to_f64());
+            let middles = [
+                (DataType::F16, f16, number_of(f16).0.midpoint(number_of(f16 + 1).0)),
+                (DataType::Bf16, bf16, number_of(bf16).1.midpoint(number_of(bf16 + 1).1)),
+            ];
+            for (dtype, low, middle) in middles {
+                let (low, high) = (u64::from(low), u64::from(low) + 1);
+                let expected = [low, low + low % 2, high];
+                let found = [middle.next_down(), middle, middle.next_up()].map(|value| scalar(value, dtype));
+                prop_assert_eq!(found, expected);
+            }
+        }
+
+        #[test]
+        fn a_factor_keeps_its_sign_and_overflows_to_infinity(bits in any::<u64>()) {
+            let value = f64::from_bits(bits);
+            for (dtype, infinity, overflow) in
+                [(DataType::F16, 0x7c00, 65520.0), (DataType::Bf16, 0x7f80, 255.5 * 2f64.powi(120))]
+            {
+                let found = scalar(value, dtype);
+                prop_assert_eq!(found >> 15, bits >> 63);
+                if !value.is_nan() {
+                    prop_assert_eq!(found & 0x7fff == infinity, value.abs() >= overflow);
                 }
             }
         }
