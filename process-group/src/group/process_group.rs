@@ -207,8 +207,7 @@ impl ProcessGroup {
         if self.has_strangers() {
             return Err(WindowsUnsupported::Strangers);
         }
-        // The oldest driver among the members decides.
-        let driver = self.members.iter().map(|member| member.driver).min().unwrap_or_default();
+        let driver = self.context().driver().version();
         member::window_facts(&self.members).decide(self.nccl(), driver, self.size())
     }
 

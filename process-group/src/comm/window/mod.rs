@@ -105,7 +105,8 @@ impl WindowOutcome {
 }
 
 impl Communicator {
-    /// Checks that this communicator supports windows: [`WindowFacts::decide`] with the facts of its configuration.
+    /// Checks that this communicator supports windows: [`WindowFacts::decide`] with the facts of its configuration. The
+    /// communicators of a process group have the facts of all its members, so that all get the same answer.
     ///
     /// # Errors
     /// The reason why windows are not supported.

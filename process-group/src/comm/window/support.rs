@@ -6,8 +6,7 @@ use nccl_sys::{Feature, Missing, Version};
 
 use crate::comm::{CommError, Nccl};
 
-/// Facts that decide, together with the NCCL release and the driver, whether a communicator supports windows. `None`
-/// means unknown.
+/// Facts that decide, together with the NCCL release, whether a communicator supports windows. `None` means unknown.
 ///
 /// Windows are collective, so every member must reach the same decision. Set only facts that all members share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -20,6 +19,8 @@ pub struct WindowFacts {
     pub window_enable: Option<bool>,
     /// True if every member's environment leaves NCCL's virtual memory on (`NCCL_CUMEM_ENABLE` is not 0).
     pub cumem_enable: Option<bool>,
+    /// The oldest version of the CUDA driver among all members.
+    pub oldest_driver: Option<Version>,
 }
 
 impl WindowFacts {
@@ -32,6 +33,7 @@ impl WindowFacts {
             peer_access: None,
             window_enable: Some(on("NCCL_WIN_ENABLE")),
             cumem_enable: Some(on("NCCL_CUMEM_ENABLE")),
+            oldest_driver: None,
         }
     }
 
@@ -46,8 +48,9 @@ impl WindowFacts {
         }
     }
 
-    /// Checks that a communicator of `size` ranks supports windows, with a driver of version `driver` and the release
-    /// and functions of `nccl`. The same facts give the same result on every rank.
+    /// Checks that a communicator of `size` ranks supports windows, with the release and functions of `nccl`. `driver` is
+    /// the version of this rank's driver, which decides only if [`oldest_driver`](Self::oldest_driver) is unknown. If it
+    /// is known, the same facts give the same result on every rank.
     ///
     /// From 2.29 on, an unknown fact counts as favourable, because NCCL returns a null handle if windows are not
     /// supported. Older releases do not report that, so [`one_host`](Self::one_host) and
@@ -70,8 +73,9 @@ impl WindowFacts {
                 return Err(WindowsUnsupported::Disabled { variable });
             }
         }
-        if driver < Version::new(12, 0, 0) {
-            return Err(WindowsUnsupported::Driver { found: driver });
+        let found = self.oldest_driver.unwrap_or(driver);
+        if found < Version::new(12, 0, 0) {
+            return Err(WindowsUnsupported::Driver { found });
         }
         match self.peer_access {
             Some(true) => {}

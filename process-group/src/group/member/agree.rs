@@ -54,6 +54,7 @@ pub(in crate::group) fn window_facts(members: &[Member]) -> WindowFacts {
         peer_access: if one_host { peer_access } else { None },
         window_enable: Some(members.iter().all(|member| member.window_enable)),
         cumem_enable: Some(members.iter().all(|member| member.cumem_enable)),
+        oldest_driver: members.iter().map(|member| member.driver).min(),
     }
 }
 
@@ -129,6 +130,14 @@ mod tests {
             }))
             .peer_access,
             None
+        );
+        let old = Version::new(11, 8, 0);
+        assert_eq!(
+            facts(&four(|m| if m.rank == 1 {
+                m.driver = old
+            }))
+            .oldest_driver,
+            Some(old)
         );
         let apart = facts(&four(|m| m.host = m.rank as u64 / 2));
         assert_eq!((apart.one_host, apart.peer_access), (Some(false), None));

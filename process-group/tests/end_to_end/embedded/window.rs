@@ -4,6 +4,7 @@ use cuda_driver::{
     DevicePtr,
     vmm::{Access, HandleTypes, Mapping, PhysicalMemory, Reservation},
 };
+use nccl_sys::Version;
 use process_group::comm::{
     CommError, WindowFacts, WindowOutcome, WindowRequest, WindowsUnsupported, register_windows_together,
 };
@@ -168,6 +169,29 @@ rusty_fork_test! {
                 WindowOutcome::Unsupported(WindowsUnsupported::NoHandle { .. })
             ), "{outcomes:?}");
             communicator.destroy(far()).unwrap();
+        });
+        machine.world.finish().unwrap();
+    }
+
+    /// Members with other drivers get the same answer, or some of them would wait for the others to register a window.
+    #[test]
+    fn the_oldest_driver_of_the_members_decides() {
+        let machine = machine(2);
+        machine.ranks(2, |rank| {
+            let old = Version::new(11, 8, 0);
+            assert!(rank.context.driver().version() > old);
+            let mut config = rank.config();
+            config.window_facts = WindowFacts { oldest_driver: Some(old), ..config.window_facts };
+            let communicator = process_group::comm::Communicator::init(
+                &rank.nccl, &rank.context, &rank.id, rank.rank, 2, &config, far(),
+            ).unwrap();
+            assert_eq!(communicator.windows_supported(), Err(WindowsUnsupported::Driver { found: old }));
+            communicator.destroy(far()).unwrap();
+
+            let world = rank.world();
+            let oldest = world.members().iter().map(|member| member.driver).min();
+            assert_eq!(world.communicator().config().window_facts.oldest_driver, oldest);
+            world.destroy(far()).unwrap();
         });
         machine.world.finish().unwrap();
     }
