@@ -119,7 +119,7 @@ impl Member {
 
 impl Last {
     fn counts(&self) -> CallCounts {
-        CallCounts { collectives: self.collectives, graph_launches: self.graph_launches }
+        CallCounts::new(self.collectives, self.graph_launches)
     }
 }
 

@@ -83,6 +83,7 @@ impl LastCall {
 /// The number of collectives, and of marked graph launches, that members of a group have called. Unlike messages, all
 /// members make these calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CallCounts {
     /// Number of collectives.
     pub collectives: u64,
@@ -91,6 +92,12 @@ pub struct CallCounts {
 }
 
 impl CallCounts {
+    /// Makes the counts of a member that has called these collectives and graph launches.
+    #[must_use]
+    pub const fn new(collectives: u64, graph_launches: u64) -> Self {
+        Self { collectives, graph_launches }
+    }
+
     /// Returns the sum of both numbers.
     #[must_use]
     pub fn total(self) -> u64 {
