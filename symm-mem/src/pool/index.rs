@@ -121,6 +121,12 @@ impl Published {
         self.table.load_full()
     }
 
+    /// The segment that contains the `bytes` bytes at `address`, and their offset in it.
+    pub(crate) fn segment_of(&self, address: u64, bytes: u64) -> Option<(u32, u64)> {
+        let (begin, end, ordinal) = self.read(|index| index.around(address))?;
+        (bytes <= end - address).then_some((ordinal, address - begin))
+    }
+
     /// Publishes a table. The caller holds the lock of the arena, so that no update of the table is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);

@@ -236,6 +236,18 @@ impl Memory {
         }
     }
 
+    /// Pins segment `ordinal` for the graph that `stream` captures, because the graph uses the peers' mappings of it.
+    /// Its blocks on this rank are not pinned.
+    pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
+        let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
+        let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
+        self.arena().pins().hold(hold.pin, ordinal, &[]);
+        if !stream.keep_in_graph(hold)? {
+            self.arena().pins().hold(FOR_GOOD, ordinal, &[]);
+        }
+        Ok(())
+    }
+
     /// Pins memory for a graph that cannot hold a pin itself: the pins of the declared captures hold it, or it is
     /// pinned forever.
     pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {

@@ -295,6 +295,11 @@ impl SymmetricPool {
         &self.memory
     }
 
+    /// The table of the segments, as all threads see it.
+    pub(crate) fn published(&self) -> &Arc<Published> {
+        &self.table
+    }
+
     /// The retired segments, in the order of retirement.
     pub(crate) fn retired(&self) -> Vec<u32> {
         self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()

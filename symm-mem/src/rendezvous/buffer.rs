@@ -1,9 +1,12 @@
 //! The memory of a rendezvous: a block of a pool, an allocation of its own, or a part of one.
 
+use std::sync::Arc;
+
+use caching_alloc::core::symmetric::Placement;
 use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
 
 use super::{PeerMemory, buffers::PeerMappingCache, protocol::Subject};
-use crate::pool::SymmetricBlock;
+use crate::pool::{Memory as PoolMemory, SymmetricBlock};
 
 /// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. It keeps the
 /// memory allocated.
@@ -18,7 +21,20 @@ pub struct Buffer {
 #[derive(Debug, Clone)]
 enum Memory {
     Pool(SymmetricBlock),
+    /// A whole segment of a pool. It may be retired.
+    Segment(Arc<PoolMemory>, u32),
     Own(PeerMemory),
+}
+
+impl Memory {
+    /// The memory of the pool, and the place in it.
+    fn in_pool(&self) -> Option<(&PoolMemory, Placement)> {
+        match self {
+            Self::Pool(block) => Some((block.memory(), block.placement())),
+            Self::Segment(memory, ordinal) => Some((memory, Placement { ordinal: *ordinal, offset: 0 })),
+            Self::Own(_) => None,
+        }
+    }
 }
 
 /// The whole allocation of a buffer, which peers map.
@@ -50,6 +66,11 @@ impl From<&Buffer> for Buffer {
 }
 
 impl Buffer {
+    /// All `bytes` bytes of a segment of a pool. Does not keep the segment from being retired.
+    pub(crate) fn of_segment(memory: &Arc<PoolMemory>, ordinal: u32, bytes: u64) -> Self {
+        Self { memory: Memory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
+    }
+
     /// Returns `bytes` bytes from `offset` on, or `None` if that is out of bounds.
     #[must_use]
     pub fn part(&self, offset: usize, bytes: usize) -> Option<Self> {
@@ -65,6 +86,10 @@ impl Buffer {
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.memory {
             Memory::Pool(block) => block.ptr(),
+            Memory::Segment(memory, ordinal) => {
+                let arena = memory.arena();
+                DevicePtr(arena.segments().get(*ordinal as usize).map_or(0, |segment| segment.memory.address))
+            }
             Memory::Own(memory) => memory.ptr(),
         };
         base + self.offset
@@ -78,50 +103,45 @@ impl Buffer {
 
     /// The offset in the allocation that peers map, in bytes.
     pub(crate) fn offset(&self) -> usize {
-        match &self.memory {
-            Memory::Pool(block) => block.placement().offset as usize + self.offset,
-            Memory::Own(_) => self.offset,
-        }
+        self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
     /// The segment number of the allocation, by which the mapping cache identifies it.
     pub(super) fn ordinal(&self) -> u32 {
-        match &self.memory {
-            Memory::Pool(block) => block.placement().ordinal,
-            Memory::Own(_) => 0,
-        }
+        self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
     }
 
     /// The cache of the allocation's peer mappings.
     pub(super) fn peer_mappings(&self) -> &PeerMappingCache {
         match &self.memory {
             Memory::Pool(block) => block.memory().peer_mappings(),
+            Memory::Segment(memory, _) => memory.peer_mappings(),
             Memory::Own(memory) => &memory.inner.peer_mappings,
         }
     }
 
     pub(crate) fn allocation(&self) -> Option<Allocation> {
-        match &self.memory {
-            Memory::Own(memory) => {
-                let mapping = &memory.inner.mapping;
-                let (subject, base, bytes) = (memory.inner.subject, mapping.ptr(), mapping.bytes());
-                let number = Some(memory.inner.number);
-                Some(Allocation { subject, number, base, bytes, frozen: false })
-            }
-            Memory::Pool(block) => {
-                let (pool, ordinal) = (block.memory().id(), block.placement().ordinal);
-                let arena = block.memory().arena();
-                let segment = arena.segments().get(ordinal as usize)?;
-                let log = segment.log.into();
-                Some(Allocation {
-                    subject: Subject::Pool { pool, ordinal, log },
-                    number: None,
-                    base: DevicePtr(segment.memory.address),
-                    bytes: segment.bytes as usize,
-                    frozen: arena.is_frozen(),
-                })
-            }
+        if let Memory::Own(memory) = &self.memory {
+            let mapping = &memory.inner.mapping;
+            let (subject, base, bytes) = (memory.inner.subject, mapping.ptr(), mapping.bytes());
+            return Some(Allocation {
+                subject,
+                number: Some(memory.inner.number),
+                base,
+                bytes,
+                frozen: false,
+            });
         }
+        let (memory, Placement { ordinal, .. }) = self.memory.in_pool()?;
+        let arena = memory.arena();
+        let segment = arena.segments().get(ordinal as usize).filter(|segment| !segment.retired)?;
+        Some(Allocation {
+            subject: Subject::Pool { pool: memory.id(), ordinal, log: segment.log.into() },
+            number: None,
+            base: DevicePtr(segment.memory.address),
+            bytes: segment.bytes as usize,
+            frozen: arena.is_frozen(),
+        })
     }
 
     /// The physical memory of the allocation.
@@ -132,7 +152,9 @@ impl Buffer {
     ) -> Result<PhysicalMemory, cuda_driver::Error> {
         match &self.memory {
             Memory::Own(memory) => Ok(memory.inner.mapping.memory().clone()),
-            Memory::Pool(_) => PhysicalMemory::retain(context, allocation.base, allocation.bytes),
+            Memory::Pool(_) | Memory::Segment(..) => {
+                PhysicalMemory::retain(context, allocation.base, allocation.bytes)
+            }
         }
     }
 }

@@ -281,6 +281,12 @@ impl Rendezvous {
         }
     }
 
+    /// The peers of `buffer` from an earlier rendezvous, and the number of that rendezvous, which is equal on all
+    /// members. Local.
+    pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<(u64, Arc<PeerBuffers>)> {
+        buffer.peer_mappings().get(&self.inner.key, buffer.ordinal())
+    }
+
     /// Takes part in a rendezvous without memory, so that all members get `cause` as the reason. Collective.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
@@ -290,8 +296,8 @@ impl Rendezvous {
     /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. Nothing else uses this
     /// prefix.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
-        let Inner { info, identity, key, .. } = &*self.inner;
-        let (since, _) = memory.buffer.peer_mappings().get(key, memory.buffer.ordinal())?;
+        let Inner { info, identity, .. } = &*self.inner;
+        let (since, _) = self.mapping(&memory.buffer)?;
         Some(prefix(info.id(), identity.life, since))
     }
 
