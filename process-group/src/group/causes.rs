@@ -39,6 +39,14 @@ pub enum PathError {
         /// The member's rank of the job.
         peer: usize,
     },
+    /// The two ends of a message do not know the same memory.
+    #[error("a message with rank {peer}: {problem}")]
+    Unreachable {
+        /// The peer's rank in the group.
+        peer: usize,
+        /// The problem.
+        problem: String,
+    },
     /// An error of the CUDA driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),

@@ -24,23 +24,32 @@ impl ChunkPipeline<'_> {
         1 + usize::from(self.second.is_some())
     }
 
-    /// Signals the peer that the stream has moved chunk `tell`; then waits for the slot of chunk `carry`, and moves
-    /// that chunk through it.
+    fn stream(&self, number: usize) -> &Stream {
+        if number == 0 { self.first } else { self.second.unwrap_or(self.first) }
+    }
+
+    /// Signals the peer that the stream has moved `chunk`.
+    ///
+    /// # Safety
+    /// The words are valid until the stream has executed this.
+    pub(super) unsafe fn tell(&self, stream: usize, chunk: Chunk) -> cuda_driver::Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
+    }
+
+    /// Signals the peer that the stream has moved chunk `tell`; then waits for the slot of `chunk`, and moves that chunk
+    /// through it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed this step.
-    pub(super) unsafe fn step(
+    pub(super) unsafe fn carry(
         &self,
         stream: usize,
         tell: Option<Chunk>,
-        carry: Option<Chunk>,
+        chunk: Chunk,
     ) -> cuda_driver::Result<()> {
-        let stream = if stream == 0 { self.first } else { self.second.unwrap_or(self.first) };
+        let stream = self.stream(stream);
         let told = tell.map(|chunk| (self.words)(chunk.slot).1);
-        let Some(chunk) = carry else {
-            // SAFETY: the caller's contract.
-            return told.map_or(Ok(()), |at| unsafe { stream.write_value32(at, 1) });
-        };
         let (wait, _) = (self.words)(chunk.slot);
         let slot = self.ring + chunk.slot * self.slot_bytes;
         let (to, from) = match self.way {

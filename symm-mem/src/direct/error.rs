@@ -1,12 +1,13 @@
-//! Errors of installing a direct path.
+//! Errors of a direct path.
 
 use bootstrap::agreement::Failure;
 use process_group::{group::GroupError, store::StoreError};
 
 use crate::rendezvous::{AllocationError, RendezvousError};
 
-/// Reason why a group has no direct path. The group stays usable without one: its messages fail with
-/// [`GroupErrorKind::NoPath`](process_group::group::GroupErrorKind::NoPath) until one is installed.
+/// Reason why a group has no direct path, or why its path does not share a pool. The group stays usable without a
+/// path: its messages fail with [`GroupErrorKind::NoPath`](process_group::group::GroupErrorKind::NoPath) until one is
+/// installed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectError {
@@ -32,8 +33,8 @@ pub enum DirectError {
     /// The group takes no path: its policy is another one, it already has a path, or it has ended.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The ranks' memory cannot be shared, or the sizes differ; the same on all members.
-    #[error("the rings of a direct path")]
+    /// The ranks' memory cannot be shared, or differs; the same on all members.
+    #[error("memory of a direct path")]
     Rendezvous(#[source] Box<RendezvousError>),
     /// This rank's memory cannot be allocated.
     #[error("the rings of a direct path")]
@@ -68,6 +69,12 @@ pub enum DirectError {
         group: String,
         /// The reason.
         source: Box<Failure>,
+    },
+    /// The group is gone, and its path with it.
+    #[error("{group}: the group is gone, and its direct path with it; install a path for another group")]
+    Ended {
+        /// The group's name.
+        group: String,
     },
     /// The store failed.
     #[error("{group}: installing a direct path")]

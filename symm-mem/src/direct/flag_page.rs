@@ -5,12 +5,16 @@
 //! word instead could be in the same hardware queue as the wait, behind it.
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
-//! memory) and *empty* (the peer has taken a chunk out of its own memory). The peer's stream sets a word, and the
-//! stream that waited for the word resets it. So after a message all words have their initial values, and a graph can
-//! run any number of times. After the words, for every peer, there are two logs of half messages (a half describes one
-//! end of a message): this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank
-//! writes them. The first word of the page is a flag: this rank has ended its waits, so data that it sends or receives
-//! afterwards is invalid.
+//! memory) and *empty* (the peer has taken a chunk out of its own memory). For every peer, every direction, and eager
+//! and captured messages there are two more words, for zero-copy messages: *ready* and *done* ([`Phase`]). The peer's
+//! stream sets a word, and the stream that waited for the word resets it. So after a message all words have their
+//! initial values, and a graph can run any number of times.
+//!
+//! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
+//! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes them. Then come the
+//! [claims](super::claim) of the messages from the peer, which both ends write. The page begins with a flag (this rank
+//! has ended its waits, so data that it sends or receives afterwards is invalid), and with the number of the last
+//! segment that this rank has [mapped](super::shared).
 
 use std::{
     io,
@@ -29,6 +33,15 @@ const LINE: usize = 64;
 
 /// Offset of the flag that the rank has ended its waits.
 const GAVE_UP: usize = 0;
+
+/// Offset of the number behind that of the last segment that the rank has mapped.
+const MAPPED: usize = 8;
+
+/// Words of zero-copy messages for every peer: by direction, phase, and whether the message is captured.
+const SIGNALS: usize = 8;
+
+/// Words with the number of the last zero-copy message that the rank's streams have passed, by direction.
+const PASSED: usize = 2;
 
 /// Number of half messages in a log.
 const LOG: u64 = 1024;
@@ -55,11 +68,34 @@ pub(super) enum Word {
     Empty,
 }
 
+/// A step of a zero-copy message that the other end waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The stream of the end that came first has reached the message.
+    Ready,
+    /// The end that came second has copied the message.
+    Done,
+}
+
+/// A word of zero-copy messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Signal {
+    /// The direction, seen from the page's rank.
+    pub(super) way: Way,
+    pub(super) phase: Phase,
+    pub(super) captured: bool,
+}
+
 impl Layout {
-    const LOG_BYTES: usize = LINE + LOG as usize * size_of::<u64>();
+    const LOG_BYTES: usize = LINE + LOG as usize * size_of::<LogEntry>();
+    const CLAIM_BYTES: usize = LOG as usize * size_of::<AtomicU64>();
+
+    const fn words(self) -> usize {
+        2 * self.slots + SIGNALS + PASSED
+    }
 
     const fn section(self) -> usize {
-        2 * self.slots * LINE + 2 * Self::LOG_BYTES
+        self.words() * LINE + 2 * Self::LOG_BYTES + Self::CLAIM_BYTES
     }
 
     pub(super) const fn bytes(self) -> usize {
@@ -76,14 +112,33 @@ impl Layout {
         LINE + peer * self.section() + (of_kind + slot) * LINE
     }
 
+    /// Offset of a word of zero-copy messages with `peer`.
+    fn signal(self, peer: usize, signal: Signal) -> usize {
+        debug_assert!(peer < self.world, "peer {peer} of {self:?}");
+        let Signal { way, phase, captured } = signal;
+        let bits = [way == Way::Receive, phase == Phase::Done, captured];
+        let number = bits.into_iter().fold(0, |number, bit| 2 * number + usize::from(bit));
+        LINE + peer * self.section() + (2 * self.slots + number) * LINE
+    }
+
+    /// Offset of the number of the last zero-copy message with `peer` that has passed.
+    fn passed(self, peer: usize, way: Way) -> usize {
+        LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
+    }
+
     /// Offset of the log of halves with `peer`: the count, then the halves.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
-        let first = LINE + peer * self.section() + 2 * self.slots * LINE;
+        let first = LINE + peer * self.section() + self.words() * LINE;
         match way {
             Way::Send => first,
             Way::Receive => first + Self::LOG_BYTES,
         }
+    }
+
+    /// Offset of the claims of the messages from `peer`.
+    fn claims(self, peer: usize) -> usize {
+        self.log(peer, Way::Receive) + Self::LOG_BYTES
     }
 }
 
@@ -134,8 +189,34 @@ impl FlagPage {
         self.device + self.layout.word(peer, word, slot)
     }
 
+    /// Device address of a word of zero-copy messages.
+    pub(super) fn signal_at(&self, peer: usize, signal: Signal) -> DevicePtr {
+        self.device + self.layout.signal(peer, signal)
+    }
+
+    /// Device address of the number of the last zero-copy message that has [passed](Self::passed).
+    pub(super) fn passed_at(&self, peer: usize, way: Way) -> DevicePtr {
+        self.device + self.layout.passed(peer, way)
+    }
+
+    /// The lower bits of the number behind that of the last eager zero-copy message with `peer` that this rank's
+    /// streams have passed.
+    pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
+        self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
+    }
+
     fn word(&self, peer: usize, word: Word, slot: usize) -> &AtomicU32 {
         self.word_at(self.layout.word(peer, word, slot))
+    }
+
+    /// The words from offset `at` on.
+    fn words_at<T: Words>(&self, at: usize, count: usize) -> &[T] {
+        debug_assert!(
+            at + count * size_of::<T>() <= self.layout.bytes() && at.is_multiple_of(align_of::<T>())
+        );
+        // SAFETY: the layout keeps these words aligned and inside the mapping, which lives as long as `self`. Other
+        // processes access them by whole words only.
+        unsafe { std::slice::from_raw_parts(self.memory.start().add(at).cast::<T>().as_ptr(), count) }
     }
 
     fn word_at(&self, at: usize) -> &AtomicU32 {
@@ -154,15 +235,28 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Ends the current waits of streams for this rank's words. Returns whether any word was not set. After
-    /// an earlier call, an unset word means that a stream has passed a wait since then.
-    pub(super) fn release(&self) -> bool {
+    /// Announces that this rank has mapped the segment of this number.
+    pub(super) fn set_mapped(&self, number: u64) {
+        self.words_at::<AtomicU64>(MAPPED, 1)[0].store(number + 1, Ordering::Release);
+    }
+
+    /// Returns whether the page's rank has mapped the segment of this number.
+    pub(super) fn has_mapped(&self, number: u64) -> bool {
+        self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire) > number
+    }
+
+    /// Ends the current waits of streams for this rank's words, apart from the words of zero-copy messages that
+    /// `held` returns true for. Returns whether any word was not set. After an earlier call, an unset word means that
+    /// a stream has passed a wait since then.
+    pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut moved = false;
+        let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;
         for peer in 0..self.layout.world {
             for slot in 0..self.layout.slots {
-                for word in [Word::Full, Word::Empty] {
-                    moved |= self.word(peer, word, slot).swap(1, Ordering::AcqRel) != 1;
-                }
+                [Word::Full, Word::Empty].into_iter().for_each(|word| set(self.word(peer, word, slot)));
+            }
+            for signal in Signal::all().filter(|signal| !held(peer, *signal)) {
+                set(self.word_at(self.layout.signal(peer, signal)));
             }
         }
         moved
@@ -171,24 +265,45 @@ impl FlagPage {
     /// The log of the halves of the page's rank: its messages to or from `peer`.
     pub(super) fn log(&self, peer: usize, way: Way) -> Log<'_> {
         let at = self.layout.log(peer, way);
-        // SAFETY: the layout keeps these words aligned and inside the mapping. Other processes access them by whole
-        // words only.
-        unsafe {
-            let start = self.memory.start().add(at);
-            let halves = start.add(LINE).cast::<AtomicU64>();
-            Log {
-                count: start.cast::<AtomicU64>().as_ref(),
-                halves: std::slice::from_raw_parts(halves.as_ptr(), LOG as usize),
-            }
-        }
+        Log { count: &self.words_at(at, 1)[0], entries: self.words_at(at + LINE, LOG as usize) }
     }
+
+    /// The claim of message `number` from `peer` to the page's rank.
+    pub(super) fn claim(&self, peer: usize, number: u64) -> &AtomicU64 {
+        &self.words_at(self.layout.claims(peer), LOG as usize)[(number % LOG) as usize]
+    }
+}
+
+impl Signal {
+    fn all() -> impl Iterator<Item = Self> {
+        let ways = [Way::Send, Way::Receive].into_iter();
+        let signals = ways.flat_map(|way| [Phase::Ready, Phase::Done].map(|phase| (way, phase)));
+        signals.flat_map(|(way, phase)| [false, true].map(|captured| Self { way, phase, captured }))
+    }
+}
+
+/// # Safety
+/// The type consists of atomic words of 64 bits, for which any content is valid.
+unsafe trait Words {}
+
+// SAFETY: it is one.
+unsafe impl Words for AtomicU64 {}
+// SAFETY: it consists of two, without padding.
+unsafe impl Words for LogEntry {}
+
+/// An end's half of a message, and the place of its buffer.
+#[derive(Debug)]
+#[repr(C)]
+struct LogEntry {
+    half: AtomicU64,
+    place: AtomicU64,
 }
 
 /// The last halves of one direction. Only one thread writes at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Log<'a> {
     count: &'a AtomicU64,
-    halves: &'a [AtomicU64],
+    entries: &'a [LogEntry],
 }
 
 impl Log<'_> {
@@ -197,16 +312,20 @@ impl Log<'_> {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Returns a half among the last [`LOG`].
-    pub(super) fn get(self, number: u64) -> u64 {
-        self.halves[(number % LOG) as usize].load(Ordering::Relaxed)
+    /// Returns a half among the last [`LOG`], and the place of its buffer.
+    pub(super) fn get(self, number: u64) -> (u64, u64) {
+        let LogEntry { half, place } = &self.entries[(number % LOG) as usize];
+        (half.load(Ordering::Relaxed), place.load(Ordering::Relaxed))
     }
 
-    /// Appends a half.
-    pub(super) fn put(self, half: u64) {
+    /// Appends a half with the place of its buffer. Returns its number.
+    pub(super) fn put(self, half: u64, place: u64) -> u64 {
         let number = self.count.load(Ordering::Relaxed);
-        self.halves[(number % LOG) as usize].store(half, Ordering::Relaxed);
+        let entry = &self.entries[(number % LOG) as usize];
+        entry.half.store(half, Ordering::Relaxed);
+        entry.place.store(place, Ordering::Relaxed);
         self.count.store(number + 1, Ordering::SeqCst);
+        number
     }
 }
 
@@ -245,9 +364,12 @@ mod tests {
                     take(layout.word(peer, word, slot), LINE);
                 }
             }
+            Signal::all().for_each(|signal| take(layout.signal(peer, signal), LINE));
             for way in [Way::Send, Way::Receive] {
+                take(layout.passed(peer, way), LINE);
                 take(layout.log(peer, way), Layout::LOG_BYTES);
             }
+            take(layout.claims(peer), Layout::CLAIM_BYTES);
         }
         assert_eq!(lines.len() * LINE, layout.bytes());
     }

@@ -1,8 +1,8 @@
 //! Lanes: the messages of one direction between this rank and a peer, their order and their chunks.
 
-use std::sync::{
-    Mutex, OnceLock, PoisonError,
-    atomic::{Ordering, fence},
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, OnceLock, PoisonError},
 };
 
 use cuda_driver::{
@@ -11,7 +11,7 @@ use cuda_driver::{
 };
 use process_group::group::path::{MessageDifference, Way};
 
-use super::{flag_page::Log, half::Half, rounds::STREAMS};
+use super::{half::Half, rounds::STREAMS};
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]
@@ -26,7 +26,18 @@ pub(super) struct Lane {
     second_end: Event,
     /// Streams with work of the lane whose event could not be recorded.
     unmarked: Mutex<Vec<Stream>>,
+    pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
+}
+
+/// Messages that the sender copies into the receiver's buffer. An abort leaves time for them to end: a receiver whose
+/// abort has returned may reuse its buffer.
+#[derive(Debug, Default)]
+struct Pushes {
+    /// Numbers of the eager messages whose end the host has not seen, ascending.
+    eager: VecDeque<u64>,
+    /// Number of captured messages. It is unknown when their graphs run.
+    captured: usize,
 }
 
 /// Progress of a lane.
@@ -98,8 +109,9 @@ impl Lane {
     pub(super) fn new(context: &Context, way: Way, peer: usize) -> cuda_driver::Result<Self> {
         let event = || Event::new(context, EventFlags::DISABLE_TIMING);
         let state = State { next: [0, 0], last: None, captured: None, captured_end: event()? };
-        let (streams, unmarked, state) = (Default::default(), Mutex::default(), Mutex::new(state));
-        Ok(Self { way, peer, streams, end: event()?, second_end: event()?, unmarked, state })
+        let (streams, unmarked, pushes) = Default::default();
+        let (end, second_end, state) = (event()?, event()?, Mutex::new(state));
+        Ok(Self { way, peer, streams, end, second_end, unmarked, pushes, state })
     }
 
     /// Returns one of the lane's own streams; `None` while another capture uses it.
@@ -121,6 +133,38 @@ impl Lane {
         // An invalidated capture has no id.
         let is_own = capture.is_some() && info.id == capture;
         Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
+    }
+
+    /// Notes that message `number` may be copied into the receiver's buffer by the sender. `passed` is the number
+    /// behind that of the last such message that this rank's streams have passed.
+    pub(super) fn note_push(&self, number: u64, captured: bool, passed: u32) {
+        let mut pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if captured {
+            pushes.captured += 1;
+            return;
+        }
+        while pushes.eager.front().is_some_and(|first| is_passed(*first, passed)) {
+            pushes.eager.pop_front();
+        }
+        pushes.eager.push_back(number);
+    }
+
+    /// Forgets message `number`, the last one, because the sender does not copy it into the receiver's buffer.
+    pub(super) fn forget_push(&self, number: u64, captured: bool) {
+        let mut pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
+        if captured {
+            pushes.captured -= 1;
+        } else {
+            pushes.eager.retain(|noted| *noted != number);
+        }
+    }
+
+    /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
+    /// the messages that nobody will copy.
+    pub(super) fn has_push(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
+        let pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outstanding = pushes.eager.iter().filter(|number| !is_passed(**number, passed));
+        if captured { pushes.captured > 0 } else { outstanding.any(|number| is_taken(*number)) }
     }
 
     /// Makes `stream` continue after the lane's work.
@@ -183,23 +227,18 @@ impl Lane {
     }
 }
 
-/// Appends a half to this rank's log, and compares it with the other end's half if that is already there.
-///
-/// Each end writes before it reads. So if both call at the same time, at least one of them sees the other's half.
+/// Returns whether message `number` is before `passed`, of which only the lower bits are known.
+fn is_passed(number: u64, passed: u32) -> bool {
+    (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
+}
+
+/// Compares the halves of message `number`, of this rank and of the peer.
 pub(super) fn compare(
     (rank, peer): (usize, usize),
     way: Way,
-    half: Half,
-    own: Log<'_>,
-    other: Log<'_>,
+    number: u64,
+    (half, theirs): (Half, Half),
 ) -> Result<(), MessageDifference> {
-    let number = own.count();
-    own.put(half.0);
-    fence(Ordering::SeqCst);
-    if other.count() <= number {
-        return Ok(());
-    }
-    let theirs = Half(other.get(number));
     if theirs == half {
         return Ok(());
     }
@@ -216,6 +255,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn numbers_pass_in_order_also_when_their_lower_bits_wrap() {
+        for number in [0, 1, 5, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, 3 << 40] {
+            assert!(!is_passed(number, number as u32));
+            assert!(is_passed(number, (number as u32).wrapping_add(1)));
+            assert!(is_passed(number, (number as u32).wrapping_add(600)));
+            assert!(!is_passed(number + 600, number as u32));
+        }
+    }
 
     proptest! {
         /// Both ends cut a message alike for any buffer addresses. Chunks cover the message, and slots are used in

@@ -97,6 +97,7 @@
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
 
 mod chunk_pipeline;
+mod claim;
 mod core;
 mod error;
 mod flag_page;
@@ -104,8 +105,14 @@ mod half;
 mod lane;
 mod meeting;
 mod rounds;
+mod shared;
+mod zero_copy;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use cuda_driver::{Context, Stream, sys::Feature, vmm::HandleTypes};
 use process_group::{
@@ -118,8 +125,11 @@ use process_group::{
 };
 
 pub use self::error::DirectError;
-use self::{core::Core, lane::Ring};
-use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions};
+use self::{core::Core, lane::Ring, shared::Segment};
+use crate::{
+    pool::SymmetricPool,
+    rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
+};
 
 /// The path's name.
 const NAME: &str = "direct";
@@ -127,8 +137,8 @@ const NAME: &str = "direct";
 /// Options of a direct path. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
-    /// Size of a slot in bytes (default 16 MiB), a multiple of 16. Messages are sent in chunks of this size. Large
-    /// slots need fewer steps, but delay the first chunk. [The ring](self#the-ring) explains the default.
+    /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks of
+    /// this size. Large slots need fewer steps, but delay the first chunk. [The ring](self#the-ring) helps to choose.
     pub slot_bytes: usize,
     /// Number of slots of a ring (default 4): the largest number of chunks that are under way or not received yet.
     /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even
@@ -143,7 +153,7 @@ pub struct DirectOptions {
 
 impl Default for DirectOptions {
     fn default() -> Self {
-        Self { slot_bytes: 16 << 20, slots: 4, graph_slots: 2, deadline: Duration::from_secs(30) }
+        Self { slot_bytes: 320 << 10, slots: 4, graph_slots: 2, deadline: Duration::from_secs(30) }
     }
 }
 
@@ -176,7 +186,7 @@ impl DirectOptions {
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
-    /// assert_eq!(DirectOptions::default().device_bytes(2), Some(96 << 20));
+    /// assert_eq!(DirectOptions::default().device_bytes(2), Some(1920 << 10));
     /// ```
     #[must_use]
     pub fn device_bytes(self, world: usize) -> Option<usize> {
@@ -222,7 +232,7 @@ impl fmt::Display for DirectOptions {
 ///
 /// # Errors
 /// [`DirectError`]; no member has a path then, and all may try again.
-pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), DirectError> {
+pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, DirectError> {
     let (rank, world, context) = (group.rank(), group.size(), group.context());
     let report = group.p2p();
     let problem = match report {
@@ -257,9 +267,78 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<(), Direc
     };
     let memory = rendezvous.rendezvous(&memory)?;
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
-    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, memory);
+    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (rendezvous, memory));
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
-    Ok(group.install(Arc::new(DirectPath { core: Some(core) }))?)
+    let handle = Direct { group: group.name().into(), core: Arc::downgrade(&core), sharing: Arc::default() };
+    group.install(Arc::new(DirectPath { core: Some(core) }))?;
+    Ok(handle)
+}
+
+/// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
+#[derive(Debug, Clone)]
+pub struct Direct {
+    /// The group's name.
+    group: Arc<str>,
+    core: Weak<Core>,
+    /// Locked by the call that shares segments.
+    sharing: Arc<Mutex<()>>,
+}
+
+/// Messages of a direct path on this rank, from [`Direct::report`]. Messages without bytes, and messages of a rank to
+/// itself, are not counted. A captured message is counted once, when it is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct DirectReport {
+    /// Messages that one copy takes from buffer to buffer.
+    pub zero_copy: u64,
+    /// Messages that go through a ring.
+    pub staged: u64,
+}
+
+impl Direct {
+    /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages with blocks in these
+    /// segments are [zero-copy messages](self#zero-copy-messages). Returns the number of newly mapped segments.
+    ///
+    /// Collective: all members call it at the same point of the program, for example after a
+    /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
+    /// the members agree on every segment here. Without new segments, the call does not communicate.
+    ///
+    /// The path keeps the pool's memory until the group ends, as a communicator does that has windows in it. Segments
+    /// can be [retired](SymmetricPool::retire) before.
+    ///
+    /// # Errors
+    /// [`DirectError::Rendezvous`], the same on all members, if the members' segments differ or cannot be shared.
+    /// Segments before the one that failed stay mapped. [`DirectError::Ended`] once the group is gone.
+    pub fn share(&self, pool: &SymmetricPool) -> Result<usize, DirectError> {
+        let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = self.core()?;
+        let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
+        // The end of the group waits for whoever holds its core, and it ends the calls below.
+        drop(core);
+        for (buffer, ordinal) in &missing {
+            rendezvous.rendezvous(buffer)?;
+            let core = self.core()?;
+            // The pool removes a mapping only when all ranks retire the segment.
+            let Some((number, _)) = rendezvous.mapping(buffer) else { continue };
+            let (memory, buffer) = (pool.memory().clone(), buffer.clone());
+            core.shared.add(pool, Segment { number, buffer, memory, ordinal: *ordinal });
+            // Peers may send from here on.
+            core.flag_pages[core.rank].set_mapped(number);
+        }
+        Ok(missing.len())
+    }
+
+    /// Returns the numbers of messages so far.
+    ///
+    /// # Errors
+    /// [`DirectError::Ended`] once the group is gone.
+    pub fn report(&self) -> Result<DirectReport, DirectError> {
+        Ok(self.core()?.report())
+    }
+
+    fn core(&self) -> Result<Arc<Core>, DirectError> {
+        self.core.upgrade().ok_or_else(|| DirectError::Ended { group: self.group.to_string() })
+    }
 }
 
 /// Allocates this rank's rings, which no peer knows yet, if the driver supports the path.
@@ -291,7 +370,11 @@ impl Path for DirectPath {
     fn describe(&self) -> String {
         let Ring { slot_bytes, slots: [slots, graph_slots] } = self.core().ring;
         let options = DirectOptions { slot_bytes, slots, graph_slots, ..DirectOptions::default() };
-        format!("symmetric memory and copy engines: from each of the other ranks {options}")
+        let DirectReport { zero_copy, staged } = self.core().report();
+        format!(
+            "symmetric memory and copy engines: from each of the other ranks {options}; {zero_copy} zero-copy messages, \
+             {staged} through rings"
+        )
     }
 
     fn device_bytes(&self) -> u64 {

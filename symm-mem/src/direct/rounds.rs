@@ -1,10 +1,15 @@
-//! The order in which the chunks of one call are enqueued, and the stream of each chunk.
+//! The order in which the pieces of one call are enqueued, and the stream of each piece.
+//!
+//! A piece is a chunk that goes through the ring, or a whole zero-copy message: an *offer* on the end that came first,
+//! a *take* on the end that came second. Both ends have the same pieces in the same order, with offers and takes
+//! exchanged.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of one copy and waits for the
 //! slot of the next, in words of host memory. So the chunks of a large message alternate between two streams, and one
 //! copies while the other signals and waits. Within a call, a slot belongs to one stream: two streams that wait for
-//! one word would both go on at once. Calls of a lane do not overlap.
+//! one word would both go on at once. Calls of a lane do not overlap. All zero-copy messages of a call use the first
+//! stream.
 //!
 //! # Why this cannot deadlock
 //! Streams may share a hardware queue, and all of them may be one stream. Earlier work then blocks later work. Such a
@@ -12,25 +17,40 @@
 //! all ranks with two properties: everything comes after the work that it waits for, and each rank's part has the
 //! order in which it was enqueued. With fewer shared queues there are fewer dependencies.
 //!
-//! Calls are enqueued in rounds: in each round one chunk of every lane that sends, then one of every lane that
-//! receives; and each chunk is signalled at once. So a chunk is sent when its slot is empty, which the peer signalled
-//! in an earlier round. It is received when it was sent, which is earlier in the same round. The stream of a chunk
-//! does not matter.
+//! Calls are enqueued in rounds: in each round one piece of every lane. A round has four phases:
+//!
+//! 1. Every offer signals that its buffer is ready.
+//! 2. Every chunk of a lane that sends is put into its slot, and signalled.
+//! 3. Every message is taken, and every chunk of a lane that receives is moved out of its slot; each is signalled.
+//! 4. Every offer waits until its message was taken.
+//!
+//! So a chunk is sent when its slot is empty, which the peer signalled in an earlier round. Everything else waits for a
+//! signal of an earlier phase of the same round. The stream of a chunk does not matter.
 //!
 //! A call of one lane signals a chunk together with the next wait of the same stream. That saves a driver call, and a
 //! step of the device. With one stream nothing comes in between. With two streams, d other chunks come before the
 //! signal. Then, for a ring of s slots, chunk c is sent after chunk c + d − s was received, and chunk c + d − s is
 //! received after chunk c + 2d − s was sent. That is an earlier chunk than c if s is more than 2d. If s is even, d is
 //! 1; if it is odd, the last slot and the first have one stream, and d may be 2. So four slots are enough. With fewer
-//! slots, chunks are signalled at once here too.
+//! slots, chunks are signalled at once here too. Before a zero-copy message, all chunks are signalled. The peer may need
+//! these signals before it reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
 
-/// A lane's part of a call.
+/// A piece of a lane's part of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Chunk,
+    Offer,
+    Take,
+}
+
+/// A lane's part of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Load {
-    pub(super) chunks: usize,
+    pub(super) pieces: Vec<Kind>,
+    pub(super) sends: bool,
     /// Slots of its ring, either for eager or for captured messages.
     pub(super) slots: usize,
     /// Number of its streams.
@@ -40,15 +60,31 @@ pub(super) struct Load {
 /// With at least this many slots, the signal of a chunk may be delayed.
 const AMPLE: usize = 2 * STREAMS;
 
-/// One step: first it signals a chunk that the stream has moved, then it moves one.
+/// One step of a lane's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     /// Index of the lane's part.
     pub(super) part: usize,
     /// Index of the lane's stream.
     pub(super) stream: usize,
-    pub(super) tell: Option<usize>,
-    pub(super) carry: Option<usize>,
+    pub(super) action: Action,
+}
+
+/// The action of a step, with indexes of pieces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// First signals a chunk that the stream has moved, then moves one.
+    Carry { tell: Option<usize>, chunk: usize },
+    /// Signals a chunk that the stream has moved.
+    Tell(usize),
+    /// Signals that an offer's buffer is ready.
+    Ready(usize),
+    /// Waits until an offer was taken.
+    Done(usize),
+    /// [`Ready`](Self::Ready) and [`Done`](Self::Done).
+    Offer(usize),
+    /// Waits until the peer's buffer is ready, copies the message, and signals that.
+    Take(usize),
 }
 
 /// Returns whether this many chunks alternate between two streams. One or two chunks gain little, and a second stream
@@ -58,32 +94,84 @@ pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
 }
 
 impl Load {
-    /// The stream of a chunk's slot.
-    fn stream(self, chunk: usize) -> usize {
-        chunk % self.slots % self.streams
+    /// The stream of each piece: for chunks, the stream of the slot.
+    fn streams_of_pieces(&self) -> Vec<usize> {
+        let mut chunks = 0;
+        let stream = |kind: &Kind| match kind {
+            Kind::Chunk => {
+                chunks += 1;
+                (chunks - 1) % self.slots % self.streams
+            }
+            Kind::Offer | Kind::Take => 0,
+        };
+        self.pieces.iter().map(stream).collect()
     }
 }
 
 /// The steps of a call, in the order in which they are enqueued.
 pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
-    let later = matches!(loads, [Load { slots, streams, .. }] if *streams == 1 || *slots >= AMPLE);
-    // For a single lane: the last chunk of each stream, which is not signalled yet.
+    if let [load] = loads {
+        return alone(load);
+    }
+    let streams: Vec<_> = loads.iter().map(Load::streams_of_pieces).collect();
+    let mut steps = Vec::new();
+    for round in 0..loads.iter().map(|load| load.pieces.len()).max().unwrap_or(0) {
+        // Actions by the phase in which they are enqueued.
+        let mut phases: [Vec<Step>; 4] = Default::default();
+        for (part, load) in loads.iter().enumerate() {
+            let Some(kind) = load.pieces.get(round) else { continue };
+            let mut add = |phase: usize, action| {
+                phases[phase].push(Step { part, stream: streams[part][round], action });
+            };
+            match kind {
+                Kind::Chunk => {
+                    let phase = if load.sends { 1 } else { 2 };
+                    add(phase, Action::Carry { tell: None, chunk: round });
+                    add(phase, Action::Tell(round));
+                }
+                Kind::Take => add(2, Action::Take(round)),
+                Kind::Offer => {
+                    add(0, Action::Ready(round));
+                    add(3, Action::Done(round));
+                }
+            }
+        }
+        steps.extend(phases.into_iter().flatten());
+    }
+    steps
+}
+
+/// The steps of a call of one lane.
+fn alone(load: &Load) -> Vec<Step> {
+    let later = load.streams == 1 || load.slots >= AMPLE;
+    let streams = load.streams_of_pieces();
+    let step = |piece: usize, action| Step { part: 0, stream: streams[piece], action };
+    // The last chunk of each stream, which is not signalled yet.
     let mut untold = [None; STREAMS];
     let mut steps = Vec::new();
-    for round in 0..loads.iter().map(|load| load.chunks).max().unwrap_or(0) {
-        for (part, load) in loads.iter().enumerate().filter(|(_, load)| round < load.chunks) {
-            let stream = load.stream(round);
-            let tell = if later { untold[stream].replace(round) } else { None };
-            steps.push(Step { part, stream, tell, carry: Some(round) });
-            if !later {
-                steps.push(Step { part, stream, tell: Some(round), carry: None });
+    let tell_all = |untold: &mut [Option<usize>; STREAMS], steps: &mut Vec<Step>| {
+        untold.sort_unstable();
+        let told = untold.iter_mut().filter_map(Option::take);
+        steps.extend(told.map(|chunk| step(chunk, Action::Tell(chunk))));
+    };
+    for (piece, kind) in load.pieces.iter().enumerate() {
+        match kind {
+            Kind::Chunk if later => {
+                let tell = untold[streams[piece]].replace(piece);
+                steps.push(step(piece, Action::Carry { tell, chunk: piece }));
+            }
+            Kind::Chunk => {
+                steps.push(step(piece, Action::Carry { tell: None, chunk: piece }));
+                steps.push(step(piece, Action::Tell(piece)));
+            }
+            Kind::Offer | Kind::Take => {
+                tell_all(&mut untold, &mut steps);
+                let action = if *kind == Kind::Offer { Action::Offer(piece) } else { Action::Take(piece) };
+                steps.push(step(piece, action));
             }
         }
     }
-    untold.sort_unstable();
-    for chunk in untold.into_iter().flatten() {
-        steps.push(Step { part: 0, stream: loads[0].stream(chunk), tell: Some(chunk), carry: None });
-    }
+    tell_all(&mut untold, &mut steps);
     steps
 }
 

@@ -1,6 +1,6 @@
 //! Programs of several ranks on devices with few hardware queues: everything completes, and the data is as sent.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 
@@ -9,11 +9,26 @@ use super::*;
 /// Number of caller streams of a rank's program.
 const CALLERS: usize = 3;
 
-/// Sender, receiver, and number of chunks.
-type Message = (usize, usize, usize);
+/// How a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Through the ring, in this many chunks.
+    Chunks(usize),
+    /// Without a ring; whether the sender comes first.
+    ZeroCopy { sender_first: bool },
+}
 
-/// A word: rank of the flag page, peer, whether it is *full*, and slot.
-type Word = (usize, usize, bool, usize);
+/// Sender, receiver, and how it goes.
+type Message = (usize, usize, Mode);
+
+/// A word that a stream waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Word {
+    /// Rank of the flag page, peer, whether it is *full*, and slot.
+    Slot(usize, usize, bool, usize),
+    /// Rank of the flag page, peer, whether the page's rank sends, and whether it is *done*.
+    Signal(usize, usize, bool, bool),
+}
 
 /// One operation of a stream.
 #[derive(Debug, Clone, Copy)]
@@ -36,12 +51,28 @@ enum Op {
         slot: usize,
         number: usize,
     },
+    /// The buffer of the zero-copy message of this number may be used by the peer.
+    Open {
+        pair: (usize, usize),
+        number: usize,
+    },
+    /// Copies it.
+    Copy {
+        pair: (usize, usize),
+        number: usize,
+    },
+    /// It has been copied.
+    Close {
+        pair: (usize, usize),
+        number: usize,
+    },
 }
 
 /// One direction between a rank and a peer, on the rank's side.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     chunks: usize,
+    zero_copy: usize,
     /// The first stream of the lane in its last call, and the mark at the end of that call.
     last: Option<(usize, usize)>,
 }
@@ -65,75 +96,100 @@ impl Rank {
     }
 
     /// One call with these lanes, sending lanes first. Mirrors [`Core::enqueue`](super::super::core::Core).
-    fn call(&mut self, lanes: &[(usize, bool, usize)], caller: usize) {
+    fn call(&mut self, lanes: &[(usize, bool, Vec<Kind>)], caller: usize) {
         let (rank, slots) = (self.rank, self.slots);
-        let own = |(peer, sends, _): (usize, bool, usize), number: usize| {
-            CALLERS + 2 * (2 * peer + usize::from(sends)) + number
-        };
+        let own =
+            |peer: usize, sends: bool, number: usize| CALLERS + 2 * (2 * peer + usize::from(sends)) + number;
         let mut streams = Vec::new();
-        for (at, lane) in lanes.iter().enumerate() {
-            let first = if at == 0 { caller } else { own(*lane, 0) };
+        for (at, (peer, sends, kinds)) in lanes.iter().enumerate() {
+            let first = if at == 0 { caller } else { own(*peer, *sends, 0) };
             if at > 0 {
                 self.chain(caller, first);
             }
-            match self.lanes.entry((lane.0, lane.1)).or_default().last {
+            match self.lanes.entry((*peer, *sends)).or_default().last {
                 Some((last, mark)) if last != first => self.ops.push((first, Op::Await(mark))),
                 _ => {}
             }
-            let second = takes_turns(lane.2, slots).then(|| own(*lane, 1));
+            let second = takes_turns(chunks_of(kinds), slots).then(|| own(*peer, *sends, 1));
             if let Some(second) = second {
                 self.chain(first, second);
             }
             streams.push((first, second));
         }
-        let loads: Vec<_> = lanes
-            .iter()
-            .zip(&streams)
-            .map(|((.., chunks), (_, second))| Load {
-                chunks: *chunks,
-                slots,
-                streams: 1 + usize::from(second.is_some()),
-            })
-            .collect();
-        for Step { part, stream, tell, carry } in steps(&loads) {
-            let ((peer, sends, _), (first, second)) = (lanes[part], streams[part]);
+        let load = |((_, sends, pieces), (_, second)): (&(_, bool, Vec<Kind>), &(_, Option<usize>))| Load {
+            pieces: pieces.clone(),
+            sends: *sends,
+            slots,
+            streams: 1 + usize::from(second.is_some()),
+        };
+        let loads: Vec<_> = lanes.iter().zip(&streams).map(load).collect();
+        for Step { part, stream, action } in steps(&loads) {
+            let ((peer, sends, kinds), (first, second)) = (&lanes[part], streams[part]);
+            let (peer, sends) = (*peer, *sends);
             let stream = if stream == 0 { first } else { second.unwrap() };
-            let begun = self.lanes[&(peer, sends)].chunks;
-            if let Some(chunk) = tell {
-                self.ops.push((stream, Op::Set((peer, rank, sends, (begun + chunk) % slots))));
-            }
-            if let Some(chunk) = carry {
-                let (number, slot) = (begun + chunk, (begun + chunk) % slots);
-                let word = (rank, peer, !sends, slot);
-                let copy = if sends {
-                    Op::Put { ring: (rank, peer), slot, number }
-                } else {
-                    Op::Take { ring: (peer, rank), slot, number }
-                };
-                self.ops.extend([(stream, Op::Wait(word)), (stream, Op::Reset(word)), (stream, copy)]);
-            }
+            let begun = &self.lanes[&(peer, sends)];
+            let pair = if sends { (rank, peer) } else { (peer, rank) };
+            let chunk_of = |piece: usize| begun.chunks + chunks_of(&kinds[..piece]);
+            let zero_copy_of = |piece: usize| begun.zero_copy + piece - chunks_of(&kinds[..piece]);
+            let tell = |piece: usize| Op::Set(Word::Slot(peer, rank, sends, chunk_of(piece) % slots));
+            let signal = |done| Op::Set(Word::Signal(peer, rank, !sends, done));
+            let wait = |word| [Op::Wait(word), Op::Reset(word)];
+            let ready = |piece| vec![Op::Open { pair, number: zero_copy_of(piece) }, signal(false)];
+            let done = |piece| {
+                let number = zero_copy_of(piece);
+                let waits = wait(Word::Signal(rank, peer, sends, true)).into_iter();
+                waits.chain([Op::Close { pair, number }]).collect::<Vec<_>>()
+            };
+            let ops = match action {
+                Action::Tell(piece) => vec![tell(piece)],
+                Action::Carry { tell: told, chunk } => {
+                    let (number, slot) = (chunk_of(chunk), chunk_of(chunk) % slots);
+                    let copy = if sends {
+                        Op::Put { ring: pair, slot, number }
+                    } else {
+                        Op::Take { ring: pair, slot, number }
+                    };
+                    let word = Word::Slot(rank, peer, !sends, slot);
+                    told.map(tell).into_iter().chain(wait(word)).chain([copy]).collect()
+                }
+                Action::Ready(piece) => ready(piece),
+                Action::Done(piece) => done(piece),
+                Action::Offer(piece) => [ready(piece), done(piece)].concat(),
+                Action::Take(piece) => {
+                    let copy = Op::Copy { pair, number: zero_copy_of(piece) };
+                    let waits = wait(Word::Signal(rank, peer, sends, false)).into_iter();
+                    waits.chain([copy, signal(true)]).collect()
+                }
+            };
+            self.ops.extend(ops.into_iter().map(|op| (stream, op)));
         }
-        for ((peer, sends, chunks), (first, second)) in lanes.iter().zip(streams) {
+        for ((peer, sends, kinds), (first, second)) in lanes.iter().zip(streams) {
             if let Some(second) = second {
                 self.chain(second, first);
             }
             let mark = self.chain(first, caller);
             let lane = self.lanes.get_mut(&(*peer, *sends)).unwrap();
-            lane.chunks += chunks;
+            lane.chunks += chunks_of(kinds);
+            lane.zero_copy += kinds.len() - chunks_of(kinds);
             lane.last = Some((first, mark));
         }
     }
 
     /// Enqueues this rank's ends of `messages` as one call.
     fn calls(&mut self, messages: &[Message], caller: usize) {
-        let mut lanes: Vec<(usize, bool, usize)> = Vec::new();
+        let mut lanes: Vec<(usize, bool, Vec<Kind>)> = Vec::new();
         for sends in [true, false] {
             for peer in 0..WORLD {
                 let pair = if sends { (self.rank, peer) } else { (peer, self.rank) };
                 let of_lane = messages.iter().filter(|(from, to, _)| (*from, *to) == pair);
-                let chunks = of_lane.map(|(.., chunks)| chunks).sum();
-                if chunks > 0 && peer != self.rank {
-                    lanes.push((peer, sends, chunks));
+                let kinds = of_lane.flat_map(|(.., mode)| match mode {
+                    Mode::Chunks(chunks) => vec![Kind::Chunk; *chunks],
+                    Mode::ZeroCopy { sender_first } if *sender_first == sends => vec![Kind::Offer],
+                    Mode::ZeroCopy { .. } => vec![Kind::Take],
+                });
+                let kinds: Vec<_> = kinds.collect();
+                if !kinds.is_empty() && peer != self.rank {
+                    lanes.push((peer, sends, kinds));
                 }
             }
         }
@@ -143,11 +199,17 @@ impl Rank {
     }
 }
 
+fn chunks_of(kinds: &[Kind]) -> usize {
+    kinds.iter().filter(|kind| **kind == Kind::Chunk).count()
+}
+
 const WORLD: usize = 4;
 
 /// Runs all queues in a random interleaving. Fails if operations remain and none can proceed.
 fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
     let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
+    // Zero-copy messages: whether the buffer may be used, and whether it has been copied.
+    let (mut open, mut copied) = (HashSet::new(), HashSet::new());
     let mut marked = vec![vec![false]; WORLD];
     // Remaining operations, by rank and queue.
     let mut waiting: Vec<Vec<_>> = vec![Vec::new(); WORLD * queues[0].len()];
@@ -160,7 +222,9 @@ fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestC
     }
     waiting.iter_mut().for_each(|queue| queue.reverse());
     loop {
-        let is_set = |words: &HashMap<Word, bool>, word: &Word| *words.get(word).unwrap_or(&!word.2);
+        let is_set = |words: &HashMap<Word, bool>, word: &Word| {
+            *words.get(word).unwrap_or(&matches!(word, Word::Slot(_, _, false, _)))
+        };
         let ready = waiting.iter().enumerate().filter_map(|(at, queue)| {
             let goes_on = match queue.last()? {
                 (rank, Op::Await(mark)) => marked[*rank][*mark],
@@ -191,9 +255,24 @@ fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestC
             (_, Op::Take { ring, slot, number }) => {
                 prop_assert_eq!(rings.get(&(ring, slot)), Some(&number), "ring {:?}, slot {}", ring, slot);
             }
+            (_, Op::Open { pair, number }) => drop(open.insert((pair, number))),
+            (_, Op::Copy { pair, number }) => {
+                prop_assert!(open.contains(&(pair, number)), "{number} of {pair:?} is not ready");
+                copied.insert((pair, number));
+            }
+            (_, Op::Close { pair, number }) => {
+                open.remove(&(pair, number));
+                prop_assert!(copied.contains(&(pair, number)), "{number} of {pair:?} was not copied");
+            }
             _ => {}
         }
     }
+}
+
+/// Chunks, or a zero-copy message.
+fn mode() -> impl Strategy<Value = Mode> {
+    let zero_copy = any::<bool>().prop_map(|sender_first| Mode::ZeroCopy { sender_first });
+    prop_oneof![(0usize..14).prop_map(Mode::Chunks), zero_copy]
 }
 
 proptest! {
@@ -203,7 +282,7 @@ proptest! {
     fn all_comes_to_its_end_on_few_queues(
         slots in 1usize..7,
         calls in prop::collection::vec((
-            prop::collection::vec((0..WORLD, 0..WORLD, 0usize..14), 1..6),
+            prop::collection::vec((0..WORLD, 0..WORLD, mode()), 1..8),
             any::<bool>(),
             prop::array::uniform4(0..CALLERS),
         ), 1..5),
@@ -224,32 +303,59 @@ proptest! {
         run(&ranks, &queues, seed)?;
     }
 
-    /// Each chunk is moved once, in order, and then signalled once, on its stream; a slot has one stream.
+    /// Each chunk is moved once, in order, and then signalled once, on its stream; a slot has one stream. Zero-copy
+    /// messages come in their order, and after the signals of all earlier chunks of a single lane.
     #[test]
-    fn every_chunk_is_carried_and_told_of(
-        loads in prop::collection::vec((0usize..20, 1usize..7, 1usize..=STREAMS), 0..5)
+    fn every_piece_is_enqueued_once(
+        loads in prop::collection::vec((
+            prop::collection::vec(prop::sample::select(&[Kind::Chunk, Kind::Chunk, Kind::Offer, Kind::Take][..]), 0..20),
+            any::<bool>(), 1usize..7, 1usize..=STREAMS,
+        ), 0..5)
     ) {
         let loads: Vec<_> = loads
             .into_iter()
-            .map(|(chunks, slots, streams)| Load { chunks, slots, streams })
+            .map(|(pieces, sends, slots, streams)| Load { pieces, sends, slots, streams })
             .collect();
-        let (mut carried, mut told) = (vec![Vec::new(); loads.len()], vec![Vec::new(); loads.len()]);
-        for Step { part, stream, tell, carry } in steps(&loads) {
-            if let Some(chunk) = tell {
+        let mut carried = vec![Vec::new(); loads.len()];
+        let (mut told, mut opened, mut ended) = (carried.clone(), vec![Vec::new(); loads.len()], vec![Vec::new(); loads.len()]);
+        for Step { part, stream, action } in steps(&loads) {
+            let mut tell = |chunk: usize| {
                 prop_assert!(carried[part].contains(&(chunk, stream)), "{chunk} is not there");
-                told[part].push(chunk);
-            }
-            if let Some(chunk) = carry {
-                carried[part].push((chunk, stream));
+                told[part].push((chunk, stream));
+                Ok(())
+            };
+            match action {
+                Action::Tell(chunk) => tell(chunk)?,
+                Action::Carry { tell: earlier, chunk } => {
+                    earlier.map_or(Ok(()), tell)?;
+                    carried[part].push((chunk, stream));
+                }
+                Action::Ready(piece) => opened[part].push(piece),
+                Action::Done(piece) => ended[part].push(piece),
+                Action::Offer(piece) | Action::Take(piece) => {
+                    if matches!(action, Action::Offer(_)) {
+                        opened[part].push(piece);
+                    }
+                    ended[part].push(piece);
+                    if loads.len() == 1 {
+                        prop_assert_eq!(told[part].len(), carried[part].len());
+                    }
+                }
             }
         }
-        for ((load, carried), mut told) in loads.iter().zip(carried).zip(told) {
-            let all: Vec<_> = (0..load.chunks).collect();
-            told.sort_unstable();
-            prop_assert_eq!(&told, &all);
-            prop_assert_eq!(carried.iter().map(|(chunk, _)| *chunk).collect::<Vec<_>>(), all);
-            for (chunk, stream) in &carried {
-                prop_assert_eq!(*stream, carried[chunk % load.slots].1, "of chunk {}'s slot", chunk);
+        for (part, load) in loads.iter().enumerate() {
+            let of = |wanted: &[Kind]| -> Vec<usize> {
+                let pieces = load.pieces.iter().enumerate().filter(|(_, kind)| wanted.contains(kind));
+                pieces.map(|(piece, _)| piece).collect()
+            };
+            let mut all: Vec<_> = told[part].iter().map(|(chunk, _)| *chunk).collect();
+            all.sort_unstable();
+            prop_assert_eq!(&all, &of(&[Kind::Chunk]));
+            prop_assert_eq!(carried[part].iter().map(|(chunk, _)| *chunk).collect::<Vec<_>>(), all);
+            prop_assert_eq!(&opened[part], &of(&[Kind::Offer]));
+            prop_assert_eq!(&ended[part], &of(&[Kind::Offer, Kind::Take]));
+            for (at, (chunk, stream)) in carried[part].iter().enumerate() {
+                prop_assert_eq!(*stream, carried[part][at % load.slots].1, "of chunk {}'s slot", chunk);
             }
         }
     }

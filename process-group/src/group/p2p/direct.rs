@@ -197,6 +197,7 @@ impl ProcessGroup {
             PathError::Ahead { peer, messages, waited } => {
                 PathError::Ahead { peer: job(peer), messages, waited }
             }
+            PathError::Unreachable { peer, problem } => PathError::Unreachable { peer: job(peer), problem },
             error => error,
         };
         match error {

@@ -1,0 +1,114 @@
+//! Claims: which end of a message comes first.
+//!
+//! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
+//! that both ends share. The end that comes first has offered its buffer, if peers can reach it. The end that comes
+//! second takes the offer, and reads the other end's entry.
+//!
+//! An end that gives up withdraws its offers. An offer is either taken or withdrawn, never both: so after it was
+//! withdrawn, no peer copies into the buffer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use process_group::group::path::Way;
+
+/// The result of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// This end comes first.
+    First,
+    /// The other end came first, and this end has taken its offer.
+    Second,
+    /// The other end came first, and has withdrawn.
+    Withdrawn,
+}
+
+/// States of a claim. The word contains the number of the message too, because later messages reuse it.
+const SENDER_FIRST: u64 = 0;
+const RECEIVER_FIRST: u64 = 1;
+const TAKEN: u64 = 2;
+const WITHDRAWN: u64 = 3;
+
+fn word(number: u64, state: u64) -> u64 {
+    (number + 1) << 2 | state
+}
+
+/// Claims message `number` for the end that sends or receives it. Called once by each end.
+pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
+    let (own, other) = match way {
+        Way::Send => (SENDER_FIRST, RECEIVER_FIRST),
+        Way::Receive => (RECEIVER_FIRST, SENDER_FIRST),
+    };
+    let result = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
+        if found == word(number, other) {
+            Some(word(number, TAKEN))
+        } else {
+            // What is there of this message can only be a withdrawal.
+            (found >> 2 != number + 1).then_some(word(number, own))
+        }
+    });
+    match result {
+        Ok(found) if found == word(number, other) => Claim::Second,
+        Ok(_) => Claim::First,
+        Err(_) => Claim::Withdrawn,
+    }
+}
+
+/// Withdraws this end's offer to receive message `number`. Returns false if the sender has taken it.
+pub(super) fn withdraw(shared: &AtomicU64, number: u64) -> bool {
+    let (offered, withdrawn) = (word(number, RECEIVER_FIRST), word(number, WITHDRAWN));
+    match shared.compare_exchange(offered, withdrawn, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => true,
+        Err(found) => found == withdrawn,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever earlier message used the word: one end is first, the other second or told of the withdrawal.
+        #[test]
+        fn one_end_is_first(laps in 0u64..5, before in 0u64..4, sender_first: bool, withdraws: bool) {
+            let number = laps * 1024;
+            let shared = AtomicU64::new(if laps == 0 { 0 } else { word(number - 1024, before) });
+            let ways = if sender_first { [Way::Send, Way::Receive] } else { [Way::Receive, Way::Send] };
+            prop_assert_eq!(claim(&shared, number, ways[0]), Claim::First);
+            let withdrawn = withdraws && withdraw(&shared, number);
+            prop_assert_eq!(withdrawn, withdraws && !sender_first);
+            let second = claim(&shared, number, ways[1]);
+            prop_assert_eq!(second, if withdrawn { Claim::Withdrawn } else { Claim::Second });
+            prop_assert_eq!(withdraw(&shared, number), withdrawn, "a decision stays");
+        }
+    }
+
+    #[test]
+    fn two_ends_at_once_have_one_first_and_see_each_other() {
+        const MESSAGES: usize = 2000;
+        let shared: Vec<_> = (0..MESSAGES).map(|_| AtomicU64::new(0)).collect();
+        let entries: [Vec<AtomicU64>; 2] =
+            std::array::from_fn(|_| (0..MESSAGES).map(|_| AtomicU64::new(0)).collect());
+        let begin = Barrier::new(2);
+        let end = |at: usize| {
+            let mut firsts = Vec::new();
+            for (number, shared) in shared.iter().enumerate() {
+                begin.wait();
+                entries[at][number].store(number as u64 + 1, Ordering::Relaxed);
+                let claim = claim(shared, number as u64, [Way::Send, Way::Receive][at]);
+                if claim == Claim::Second {
+                    assert_eq!(entries[1 - at][number].load(Ordering::Relaxed), number as u64 + 1);
+                }
+                firsts.push(claim == Claim::First);
+            }
+            firsts
+        };
+        let [sender, receiver] = thread::scope(|scope| {
+            [scope.spawn(|| end(0)), scope.spawn(|| end(1))].map(|thread| thread.join().unwrap())
+        });
+        assert!(sender.iter().zip(&receiver).all(|(sender, receiver)| sender != receiver));
+    }
+}

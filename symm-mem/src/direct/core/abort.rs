@@ -1,0 +1,142 @@
+//! The end of a path: an abort, or the end of its group.
+
+use std::{
+    cell::Cell,
+    mem::ManuallyDrop,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use process_group::{group::path::Way, store::Deadline};
+
+use super::{
+    super::{
+        claim::withdraw,
+        flag_page::{Phase, Signal},
+        lane::Lane,
+    },
+    Core,
+};
+
+/// Time for launched work to end once no caller waits for it any more.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time after an abort in which senders may still copy zero-copy messages into receivers' buffers.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Core {
+    /// Returns whether nothing runs any more, apart from captured work.
+    fn is_idle(&self) -> bool {
+        self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
+    }
+
+    /// Ends the waits that this rank's streams may be in. Returns whether nothing runs any more, apart from captured
+    /// work.
+    fn let_go(&self) -> bool {
+        let is_idle = self.is_idle();
+        if !is_idle || self.has_captured.load(Ordering::Relaxed) {
+            let own = &self.flag_pages[self.rank];
+            // The flag comes first: chunks now go into slots that are not free, and no peer may take them for valid
+            // messages.
+            own.give_up();
+            let waits = !self.is_grace_over();
+            own.release(|peer, signal| waits && self.expects_push(peer, signal));
+        }
+        is_idle
+    }
+
+    fn is_grace_over(&self) -> bool {
+        self.aborted.get().is_none_or(|aborted| aborted.elapsed() >= GRACE)
+    }
+
+    /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
+    /// Withdraws this rank's offers to receive that no peer has taken.
+    ///
+    /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time for the copy:
+    /// the receiver's stream, to pass earlier uses of the buffer, and the sender's, to copy.
+    fn expects_push(&self, peer: usize, Signal { way, phase, captured }: Signal) -> bool {
+        if (way, phase) != (Way::Send, Phase::Ready) && (way, phase) != (Way::Receive, Phase::Done) {
+            return false;
+        }
+        let own = &self.flag_pages[self.rank];
+        let is_taken = |number| way == Way::Send || !withdraw(own.claim(peer, number), number);
+        let lane = &self.lanes[2 * peer + usize::from(way == Way::Receive)];
+        lane.has_push(captured, own.passed(peer, way), is_taken)
+    }
+
+    /// Another rank that has ended its waits, if there is one.
+    pub(in crate::direct) fn given_up(&self) -> Option<usize> {
+        (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
+    }
+
+    /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more. Returns
+    /// whether that was before the deadline.
+    pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
+        if !self.is_aborted.swap(true, Ordering::SeqCst) {
+            self.aborted.get_or_init(Instant::now);
+            // A stream may reach its waits long after the deadline, and it is unknown when a graph runs.
+            let core = Arc::downgrade(self);
+            let linger = move || {
+                let until = Deadline::after(PATIENCE);
+                while let Some(core) = core.upgrade() {
+                    if core.let_go() && !core.has_captured.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    drop(core);
+                    thread::sleep(Duration::from_millis(if until.expired() { 20 } else { 1 }));
+                }
+            };
+            // Without the thread, only the loop below ends waits.
+            let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
+        }
+        loop {
+            if self.let_go() {
+                return true;
+            }
+            if deadline.expired() {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(200).min(deadline.remaining()));
+        }
+    }
+
+    /// Called when the group ends: waits for launched work, or aborts it.
+    pub(in crate::direct) fn end(mut self: Arc<Self>) {
+        if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
+            // The device still writes to the memory, so it is kept until that has ended.
+            let kept = ManuallyDrop::new(self);
+            let linger = move || {
+                while !kept.abort(Deadline::after(PATIENCE)) {}
+                drop(ManuallyDrop::into_inner(kept));
+            };
+            // Without the thread the memory is leaked. That is better than reuse while the device writes to it.
+            let _ = thread::Builder::new().name("direct-end".into()).spawn(linger);
+            return;
+        }
+        if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
+            self.settle();
+        }
+        // The thread started by an abort holds a reference from time to time.
+        while let Err(held) = Arc::try_unwrap(self) {
+            self = held;
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Waits until streams have passed no wait for a while, because graphs may still be running.
+    fn settle(&self) {
+        const QUIET: u32 = 50;
+        let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
+        while quiet < QUIET && !until.expired() {
+            let (waits, is_held) = (!self.is_grace_over(), Cell::new(false));
+            let held = |peer, signal| {
+                let held = waits && self.expects_push(peer, signal);
+                is_held.set(is_held.get() || held);
+                held
+            };
+            quiet = if self.flag_pages[self.rank].release(held) || is_held.get() { 0 } else { quiet + 1 };
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

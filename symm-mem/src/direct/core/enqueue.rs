@@ -1,0 +1,214 @@
+//! Enqueues the pieces of one call.
+
+use std::sync::{MutexGuard, PoisonError, atomic::Ordering};
+
+use cuda_driver::{DevicePtr, Event, EventFlags, Stream};
+use process_group::group::path::{PathError, Way};
+
+use super::{
+    super::{
+        chunk_pipeline::ChunkPipeline,
+        flag_page::Word,
+        lane::{Chunk, Lane, State},
+        rounds::{Action, Kind, Load, Step, steps, takes_turns},
+        zero_copy::{Offer, Take, ZeroCopy},
+    },
+    Core, ring_of,
+};
+
+/// A lane's part of one call.
+pub(super) struct Part<'a> {
+    pub(super) lane: &'a Lane,
+    pub(super) state: MutexGuard<'a, State>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece of a lane's part of a call, as in [rounds](super::super::rounds).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece {
+    Chunk(Chunk),
+    Offer(Offer),
+    Take(Take),
+}
+
+impl Part<'_> {
+    /// The chunk of a piece that is one.
+    fn chunk(&self, piece: usize) -> Chunk {
+        match self.pieces[piece] {
+            Piece::Chunk(chunk) => chunk,
+            other => unreachable!("{other:?} is carried as a chunk"),
+        }
+    }
+
+    fn kinds(&self) -> Vec<Kind> {
+        let kind = |piece: &Piece| match piece {
+            Piece::Chunk(_) => Kind::Chunk,
+            Piece::Offer(_) => Kind::Offer,
+            Piece::Take(_) => Kind::Take,
+        };
+        self.pieces.iter().map(kind).collect()
+    }
+}
+
+impl Core {
+    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). Each lane uses streams of its own if possible: the
+    /// first lane uses the caller's stream, and lanes with many chunks also use a second stream.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(super) unsafe fn enqueue(
+        &self,
+        mut parts: Vec<Part<'_>>,
+        stream: &Stream,
+        capture: Option<u64>,
+    ) -> Result<(), PathError> {
+        let words: Vec<_> = parts.iter().map(|part| self.words(part.lane)).collect();
+        let kinds: Vec<_> = parts.iter().map(Part::kinds).collect();
+        let firsts = self.part_ways(&parts, stream, capture)?;
+        let slots = self.ring.slots[usize::from(capture.is_some())];
+        let mut pipelines = Vec::with_capacity(parts.len());
+        for (((part, kinds), first), words) in parts.iter().zip(&kinds).zip(firsts).zip(&words) {
+            part.lane.follow(&part.state, first, capture)?;
+            let chunks = kinds.iter().filter(|kind| **kind == Kind::Chunk).count();
+            let mut second = None;
+            if takes_turns(chunks, slots) {
+                second = part.lane.stream(1, &self.context, capture)?;
+            }
+            if let Some(second) = second {
+                self.chain(first, second, capture)?;
+            }
+            let Lane { way, peer, .. } = *part.lane;
+            let (slot_bytes, ring) = (self.ring.slot_bytes, self.slots_of(way, peer));
+            pipelines.push(ChunkPipeline { first, second, ring, slot_bytes, way, words });
+        }
+        let load = |(pieces, pipeline): (_, &ChunkPipeline<'_>)| Load {
+            pieces,
+            sends: pipeline.way == Way::Send,
+            slots,
+            streams: pipeline.streams(),
+        };
+        let loads: Vec<_> = kinds.into_iter().zip(&pipelines).map(load).collect();
+        let mut carried = Ok(());
+        for step in steps(&loads) {
+            // After an abort, chunks are useless. But a peer that has taken an offer still copies, so its buffer is in
+            // use until the stream has passed the message.
+            let is_chunk = matches!(step.action, Action::Carry { .. } | Action::Tell(_));
+            if is_chunk && self.is_aborted.load(Ordering::Relaxed) {
+                carried = Err(PathError::Aborted);
+                continue;
+            }
+            let (part, pipeline) = (&parts[step.part], &pipelines[step.part]);
+            // SAFETY: the caller's contract.
+            if let Err(error) = unsafe { self.enqueue_step(part, pipeline, step, capture.is_some()) } {
+                carried = Err(error.into());
+                break;
+            }
+        }
+        // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
+        let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
+            let joined = second.map_or(Ok(()), |second| match capture {
+                Some(_) => self.chain(second, first, capture),
+                None => part.lane.join(first, second),
+            });
+            let marked = part.lane.mark(&mut part.state, first, capture);
+            let is_own = first.raw() == stream.raw();
+            joined.and(marked.and_then(|end| if is_own { Ok(()) } else { stream.wait(end) }))
+        });
+        marked.fold(carried, |carried, marked| carried.and(marked.map_err(PathError::from)))
+    }
+
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn enqueue_step(
+        &self,
+        part: &Part<'_>,
+        pipeline: &ChunkPipeline<'_>,
+        Step { stream, action, .. }: Step,
+        captured: bool,
+    ) -> cuda_driver::Result<()> {
+        let Lane { way, peer, .. } = *part.lane;
+        let (own, other) = (&*self.flag_pages[self.rank], &*self.flag_pages[peer]);
+        let zero_copy = ZeroCopy { own, other, rank: self.rank, peer, way, captured };
+        // SAFETY: the caller's contract; flag pages, rings and mappings stay until the lanes are idle. All zero-copy
+        // messages use the first stream.
+        unsafe {
+            match action {
+                Action::Tell(chunk) => pipeline.tell(stream, part.chunk(chunk)),
+                Action::Carry { tell, chunk } => {
+                    pipeline.carry(stream, tell.map(|tell| part.chunk(tell)), part.chunk(chunk))
+                }
+                Action::Ready(_) => zero_copy.ready(pipeline.first),
+                Action::Done(at) | Action::Offer(at) | Action::Take(at) => match (part.pieces[at], action) {
+                    (Piece::Offer(offer), Action::Done(_)) => zero_copy.done(pipeline.first, offer),
+                    (Piece::Offer(offer), _) => zero_copy.offer(pipeline.first, offer),
+                    (Piece::Take(take), _) => zero_copy.take(pipeline.first, take),
+                    (other, _) => unreachable!("{action:?} of {other:?}"),
+                },
+            }
+        }
+    }
+
+    /// The first stream of each part: the caller's for the first part, then the lanes' own, which continue after the
+    /// current work of the caller's.
+    fn part_ways<'a>(
+        &self,
+        parts: &[Part<'a>],
+        stream: &'a Stream,
+        capture: Option<u64>,
+    ) -> cuda_driver::Result<Vec<&'a Stream>> {
+        let mut firsts = vec![stream; parts.len()];
+        if parts.len() > 1 {
+            let fork = self.fork(capture)?;
+            stream.record(&fork)?;
+            for (part, first) in parts.iter().zip(&mut firsts).skip(1) {
+                if let Some(apart) = part.lane.stream(0, &self.context, capture)? {
+                    apart.wait(&fork)?;
+                    *first = apart;
+                }
+            }
+            self.keep(fork, capture);
+        }
+        Ok(firsts)
+    }
+
+    /// Makes `later` continue after the current work of `earlier`.
+    fn chain(&self, earlier: &Stream, later: &Stream, capture: Option<u64>) -> cuda_driver::Result<()> {
+        let fork = self.fork(capture)?;
+        earlier.record(&fork)?;
+        later.wait(&fork)?;
+        self.keep(fork, capture);
+        Ok(())
+    }
+
+    fn fork(&self, capture: Option<u64>) -> cuda_driver::Result<Event> {
+        let forks = &self.forks[usize::from(capture.is_some())];
+        let kept = forks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
+    }
+
+    /// Keeps an event for reuse: a wait that is already enqueued refers to the earlier record.
+    fn keep(&self, fork: Event, capture: Option<u64>) {
+        self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
+    }
+
+    /// Given a slot of a lane, the word that this rank waits for and the word by which it signals the peer.
+    fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
+        let (rank, peer) = (self.rank, lane.peer);
+        let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);
+        let (awaited, told) = match lane.way {
+            Way::Send => (Word::Empty, Word::Full),
+            Way::Receive => (Word::Full, Word::Empty),
+        };
+        move |slot| (own.at(peer, awaited, slot), other.at(rank, told, slot))
+    }
+
+    /// First slot of the ring for messages to or from a peer.
+    fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
+        let (from, to) = match way {
+            Way::Send => (self.rank, peer),
+            Way::Receive => (peer, self.rank),
+        };
+        let bytes = self.ring.slots() * self.ring.slot_bytes;
+        self.memory.buffers().addresses()[to] + self.memory.offset() + ring_of(from, to) * bytes
+    }
+}

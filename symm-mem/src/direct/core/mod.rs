@@ -1,0 +1,333 @@
+//! Core of the path: rings in the receivers' memory, and the messages that go through them or past them.
+
+mod abort;
+mod enqueue;
+
+use std::{
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use cuda_driver::{
+    Context, DevicePtr, Event, Stream,
+    graph::{CaptureInfo, CaptureStatus},
+};
+use process_group::{
+    group::path::{Message, PathError, Way},
+    store::Deadline,
+};
+
+use self::enqueue::{Part, Piece};
+use super::{
+    DirectReport,
+    claim::{Claim, claim},
+    flag_page::{AHEAD, FlagPage},
+    half::Half,
+    lane::{Lane, Ring, compare},
+    shared::{Place, SharedPools},
+    zero_copy::{Offer, Take},
+};
+use crate::rendezvous::{Rendezvous, SymmetricMemory};
+
+/// Rings, flag pages and lanes. The last reference is dropped only after the core was seen idle.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    pub(super) ring: Ring,
+    context: Context,
+    /// Two lanes for each member: to it, and from it.
+    lanes: Box<[Lane]>,
+    /// Spare events for points from which several streams continue: index 0 for use outside of captures, index 1
+    /// inside. An event that was recorded in a capture is not used outside of one, because a wait for it might make the
+    /// stream part of the capture.
+    forks: [Mutex<Vec<Event>>; 2],
+    is_aborted: AtomicBool,
+    /// Time of the first abort.
+    aborted: OnceLock<Instant>,
+    /// Number of threads that are enqueueing.
+    inside: AtomicUsize,
+    /// A graph has captured a message. It is unknown when the graph runs.
+    has_captured: AtomicBool,
+    /// Messages with bytes that were launched as zero-copy messages, and through rings.
+    launched: [AtomicU64; 2],
+    pub(super) shared: SharedPools,
+    /// By rank.
+    pub(super) flag_pages: Vec<Arc<FlagPage>>,
+    pub(super) rendezvous: Rendezvous,
+    /// The rings of all ranks.
+    memory: SymmetricMemory,
+}
+
+/// Counts a thread that is enqueueing.
+struct Inside<'a>(&'a Core);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The transport of a message, on which both ends agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Transport {
+    Ring,
+    Offer(Offer),
+    Take(Take),
+}
+
+/// Index of the ring from rank `from` in the memory of rank `to`; a rank has no ring from itself.
+pub(super) fn ring_of(from: usize, to: usize) -> usize {
+    if from < to { from } else { from - 1 }
+}
+
+impl Core {
+    pub(super) fn new(
+        context: &Context,
+        rank: usize,
+        ring: Ring,
+        flag_pages: Vec<Arc<FlagPage>>,
+        (rendezvous, memory): (Rendezvous, SymmetricMemory),
+    ) -> cuda_driver::Result<Self> {
+        let world = flag_pages.len();
+        let lane = |at: usize| Lane::new(context, [Way::Send, Way::Receive][at % 2], at / 2);
+        Ok(Self {
+            rank,
+            world,
+            ring,
+            context: context.clone(),
+            lanes: (0..2 * world).map(lane).collect::<cuda_driver::Result<_>>()?,
+            forks: Default::default(),
+            is_aborted: AtomicBool::new(false),
+            aborted: OnceLock::new(),
+            inside: AtomicUsize::new(0),
+            has_captured: AtomicBool::new(false),
+            launched: Default::default(),
+            shared: SharedPools::default(),
+            flag_pages,
+            rendezvous,
+            memory,
+        })
+    }
+
+    /// Device memory of this rank's rings, in bytes.
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.memory.bytes() as u64
+    }
+
+    pub(super) fn report(&self) -> DirectReport {
+        let [zero_copy, staged] = self.launched.each_ref().map(|count| count.load(Ordering::Relaxed));
+        DirectReport { zero_copy, staged }
+    }
+
+    fn enter(&self) -> Result<Inside<'_>, PathError> {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(self);
+        if self.is_aborted.load(Ordering::SeqCst) { Err(PathError::Aborted) } else { Ok(inside) }
+    }
+
+    /// # Safety
+    /// As [`Path::launch`](process_group::Path::launch).
+    pub(super) unsafe fn launch(
+        &self,
+        messages: &[Message],
+        stream: &Stream,
+        deadline: Deadline,
+    ) -> Result<(), PathError> {
+        let _inside = self.enter()?;
+        let capture = self.capture(stream)?;
+        let lane_of = |message: &Message| 2 * message.peer + usize::from(message.way == Way::Receive);
+        let mut wanted: Vec<_> =
+            messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
+        // Locked in one order, since other threads lock them too; sending lanes come first.
+        wanted.sort_unstable_by_key(|lane| (lane % 2, *lane));
+        wanted.dedup();
+        let part = |at: &usize| {
+            let lane = &self.lanes[*at];
+            Part {
+                lane,
+                state: lane.state.lock().unwrap_or_else(PoisonError::into_inner),
+                pieces: Vec::new(),
+            }
+        };
+        let mut parts: Vec<_> = wanted.iter().map(part).collect();
+        // All messages are compared before anything is enqueued.
+        let mut transports = Vec::with_capacity(messages.len());
+        for message in messages.iter().filter(|message| message.peer != self.rank) {
+            let transport = self.call(message, stream, capture.is_some(), deadline)?;
+            transports.push((message, transport));
+        }
+        for (message, transport) in transports {
+            let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
+            let Ok(place) = wanted.binary_search_by_key(&order(lane_of(message)), |lane| order(*lane)) else {
+                continue;
+            };
+            let Part { state, pieces, .. } = &mut parts[place];
+            match transport {
+                Transport::Ring => {
+                    let mut chunks = Vec::new();
+                    state.cut(self.ring, at, bytes, capture.is_some(), &mut chunks);
+                    pieces.extend(chunks.into_iter().map(Piece::Chunk));
+                }
+                Transport::Offer(offer) => pieces.push(Piece::Offer(offer)),
+                Transport::Take(take) => pieces.push(Piece::Take(take)),
+            }
+            let launched = &self.launched[usize::from(transport == Transport::Ring)];
+            launched.fetch_add(u64::from(bytes > 0), Ordering::Relaxed);
+        }
+        parts.retain(|part| !part.pieces.is_empty());
+        // SAFETY: the caller's contract.
+        unsafe {
+            self.to_oneself(messages, stream)?;
+            self.enqueue(parts, stream, capture)
+        }
+    }
+
+    /// The capture that `stream` is in, if any.
+    fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
+        let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
+        match stream.capture_info()? {
+            CaptureInfo { status: CaptureStatus::None, .. } => Ok(None),
+            CaptureInfo { id: Some(_), .. } if self.ring.slots[1] == 0 => refused(
+                "the stream captures, and the path has no slots for graphs: install it with DirectOptions::graph_slots",
+            ),
+            CaptureInfo { id: Some(id), .. } => {
+                self.has_captured.store(true, Ordering::Relaxed);
+                Ok(Some(id))
+            }
+            _ => refused("the stream's capture was ruined by another call"),
+        }
+    }
+
+    /// Logs this rank's half of a message, and claims it. If the peer was first, compares the halves, and takes the
+    /// peer's offer.
+    fn call(
+        &self,
+        message: &Message,
+        stream: &Stream,
+        captured: bool,
+        deadline: Deadline,
+    ) -> Result<Transport, PathError> {
+        let Message { way, peer, buffer } = *message;
+        let (opposite, to, from) = match way {
+            Way::Send => (Way::Receive, peer, self.rank),
+            Way::Receive => (Way::Send, self.rank, peer),
+        };
+        let own = self.flag_pages[self.rank].log(peer, way);
+        let other = self.flag_pages[peer].log(self.rank, opposite);
+        self.await_peer(peer, || own.count().saturating_sub(other.count()), deadline)?;
+        let place = self.place(message);
+        let half = Half::of(&buffer, captured);
+        let number = own.put(half.0, place.0);
+        let lane = &self.lanes[2 * peer + usize::from(way == Way::Receive)];
+        let note = || lane.note_push(number, captured, self.flag_pages[self.rank].passed(peer, way));
+        let offers_to_receive = way == Way::Receive && place != Place::NONE;
+        // An abort withdraws what is noted, so a receiver notes its offer before it makes it.
+        if offers_to_receive {
+            note();
+        }
+        let claim = claim(self.flag_pages[to].claim(from, number), number, way);
+        if claim == Claim::First && place != Place::NONE {
+            return Ok(Transport::Offer(Offer { pushed: offers_to_receive.then_some(number) }));
+        }
+        if offers_to_receive {
+            lane.forget_push(number, captured);
+        }
+        if claim != Claim::Second {
+            // The peer has come later, or it has given up and does not receive.
+            return Ok(Transport::Ring);
+        }
+        let (theirs, their_place) = other.get(number);
+        compare((self.rank, peer), way, number, (half, Half(theirs)))?;
+        let Some((segment, offset)) = Place(their_place).get() else { return Ok(Transport::Ring) };
+        let there = self.reach(peer, (segment, offset), buffer.bytes(), captured.then_some(stream))?;
+        let take = Take { to: there, from: buffer.ptr, bytes: buffer.bytes(), pushed: Some(number) };
+        Ok(Transport::Take(match way {
+            Way::Send => {
+                note();
+                take
+            }
+            Way::Receive => Take { to: buffer.ptr, from: there, pushed: None, ..take },
+        }))
+    }
+
+    /// Waits while `ahead` returns that this rank is too many messages ahead of the peer.
+    fn await_peer(&self, peer: usize, ahead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
+        let mut pause = Duration::from_micros(20);
+        while ahead() >= AHEAD {
+            if self.is_aborted.load(Ordering::Acquire) {
+                return Err(PathError::Aborted);
+            }
+            if deadline.expired() {
+                return Err(PathError::Ahead { peer, messages: AHEAD, waited: deadline.waited() });
+            }
+            thread::sleep(pause.min(deadline.remaining()));
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// The place of the message's buffer, if the peer can reach it.
+    fn place(&self, message: &Message) -> Place {
+        let bytes = message.buffer.bytes() as u64;
+        let place = (bytes > 0).then(|| self.shared.place(message.buffer.ptr.0, bytes)).flatten();
+        let mapped = place.filter(|(segment, _)| self.flag_pages[message.peer].has_mapped(*segment));
+        mapped.map_or(Place::NONE, |(_, place)| place)
+    }
+
+    /// The address of a peer's buffer for this rank's device. If a stream captures, the graph keeps the mapping.
+    fn reach(
+        &self,
+        peer: usize,
+        (number, offset): (u64, u64),
+        bytes: usize,
+        capturing: Option<&Stream>,
+    ) -> Result<DevicePtr, PathError> {
+        let unreachable = |problem: String| PathError::Unreachable { peer, problem };
+        let gone = || {
+            unreachable(format!(
+                "its buffer lies in segment {number} of the shared pools, which this rank has not mapped; call share on all ranks alike"
+            ))
+        };
+        let segment = self.shared.find(number).ok_or_else(gone)?;
+        let (_, peers) = self.rendezvous.mapping(&segment.buffer).ok_or_else(gone)?;
+        if let Some(stream) = capturing {
+            segment.memory.segment_used_by_graph(segment.ordinal, stream)?;
+        }
+        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= peers.bytes() as u64);
+        match peers.addresses().get(peer) {
+            Some(base) if fits => Ok(*base + offset as usize),
+            _ => Err(unreachable(format!(
+                "its buffer of {bytes} bytes at {offset} exceeds the segment of {} bytes",
+                peers.bytes()
+            ))),
+        }
+    }
+
+    /// Copies messages of this rank to itself. The halves come in pairs.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn to_oneself(&self, messages: &[Message], stream: &Stream) -> cuda_driver::Result<()> {
+        let own = |way: Way| {
+            let own = move |message: &&Message| message.peer == self.rank && message.way == way;
+            messages.iter().filter(own).map(|message| message.buffer)
+        };
+        for (from, to) in own(Way::Send).zip(own(Way::Receive)) {
+            if from.ptr != to.ptr && from.bytes() > 0 {
+                // SAFETY: the caller's contract; the halves of a pair have the same length.
+                unsafe { stream.copy(to.ptr, from.ptr, from.bytes()) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sort key: the order in which lanes are locked.
+fn order(lane: usize) -> (usize, usize) {
+    (lane % 2, lane)
+}

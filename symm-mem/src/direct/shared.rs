@@ -1,0 +1,124 @@
+//! Pools whose segments all members of the group have mapped.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::{
+    pool::{Memory, Published, SymmetricPool},
+    rendezvous::Buffer,
+};
+
+/// A segment that every member has mapped.
+#[derive(Debug, Clone)]
+pub(super) struct Segment {
+    /// The number of the rendezvous that mapped it, the same on every member.
+    pub(super) number: u64,
+    /// The whole segment on this rank, under which the pool keeps its mappings of the peers' segments.
+    pub(super) buffer: Buffer,
+    pub(super) memory: Arc<Memory>,
+    pub(super) ordinal: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: Arc<Memory>,
+    table: Arc<Published>,
+    segments: Vec<Segment>,
+}
+
+/// The pools that a path knows. It keeps their memory, as a communicator keeps the memory of its windows.
+#[derive(Debug, Default)]
+pub(super) struct SharedPools(RwLock<Vec<Shared>>);
+
+/// A place in a segment, packed into a word: the number of the segment plus one, and the offset in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place(pub(super) u64);
+
+impl Place {
+    /// Memory that peers cannot reach.
+    pub(super) const NONE: Self = Self(0);
+    const OFFSET_BITS: u32 = 44;
+
+    fn new(number: u64, offset: u64) -> Option<Self> {
+        let fits = number + 1 < 1 << (u64::BITS - Self::OFFSET_BITS) && offset < 1 << Self::OFFSET_BITS;
+        fits.then_some(Self((number + 1) << Self::OFFSET_BITS | offset))
+    }
+
+    /// The number of the segment, and the offset in it in bytes.
+    pub(super) fn get(self) -> Option<(u64, u64)> {
+        let number = (self.0 >> Self::OFFSET_BITS).checked_sub(1)?;
+        Some((number, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
+    }
+}
+
+impl SharedPools {
+    /// The segments of `pool` that are not mapped yet, in the order of their ordinals.
+    pub(super) fn missing(&self, pool: &SymmetricPool) -> Vec<(Buffer, u32)> {
+        let memory = pool.memory();
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let shared = all.iter().find(|shared| Arc::ptr_eq(&shared.memory, memory));
+        let is_new = |ordinal: u32| {
+            shared.is_none_or(|shared| shared.segments.iter().all(|segment| segment.ordinal != ordinal))
+        };
+        let arena = memory.arena();
+        let new = arena.segments().iter().filter(|segment| !segment.retired && is_new(segment.ordinal));
+        new.map(|segment| (Buffer::of_segment(memory, segment.ordinal, segment.bytes), segment.ordinal))
+            .collect()
+    }
+
+    /// Adds a segment of `pool` that all members have mapped.
+    pub(super) fn add(&self, pool: &SymmetricPool, segment: Segment) {
+        let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(shared) = all.iter_mut().find(|shared| Arc::ptr_eq(&shared.memory, &segment.memory)) {
+            // The pool has removed the mappings of segments that were retired meanwhile.
+            let arena = shared.memory.arena();
+            let is_live = |ordinal: u32| arena.segments().get(ordinal as usize).is_some_and(|it| !it.retired);
+            shared.segments.retain(|segment| is_live(segment.ordinal));
+            drop(arena);
+            return shared.segments.push(segment);
+        }
+        let table = pool.published().clone();
+        all.push(Shared { memory: segment.memory.clone(), table, segments: vec![segment] });
+    }
+
+    /// The place of `bytes` bytes at `address`, if they lie in one segment that all members have mapped.
+    pub(super) fn place(&self, address: u64, bytes: u64) -> Option<(u64, Place)> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        all.iter().find_map(|shared| {
+            let (ordinal, offset) = shared.table.segment_of(address, bytes)?;
+            let segment = shared.segments.iter().find(|segment| segment.ordinal == ordinal)?;
+            Some((segment.number, Place::new(segment.number, offset)?))
+        })
+    }
+
+    /// Finds a segment by its number.
+    pub(super) fn find(&self, number: u64) -> Option<Segment> {
+        let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = all.iter().flat_map(|shared| &shared.segments);
+        segments.find(|segment| segment.number == number).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_place_is_what_it_was_made_of(number in 0u64..1 << 21, offset in 0u64..1 << 45) {
+            match Place::new(number, offset) {
+                Some(place) => {
+                    prop_assert_ne!(place, Place::NONE);
+                    prop_assert_eq!(place.get(), Some((number, offset)));
+                }
+                None => prop_assert!(number >= (1 << 20) - 1 || offset >= 1 << 44),
+            }
+        }
+    }
+
+    #[test]
+    fn no_place_has_no_segment() {
+        assert_eq!(Place::NONE.get(), None);
+    }
+}

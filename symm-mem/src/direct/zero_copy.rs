@@ -1,0 +1,117 @@
+//! Enqueues the zero-copy messages of one lane.
+//!
+//! The stream of the end that came first signals *ready*, and waits for *done*. The stream of the end that came second
+//! waits for *ready*, copies the whole message between its own buffer and its mapping of the other's, and signals
+//! *done*. Messages of a lane run one after the other on both ends. So a word is set again only after the stream that
+//! waits for it has reset it.
+
+use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
+use process_group::group::path::Way;
+
+use super::flag_page::{FlagPage, Phase, Signal};
+
+/// A message whose buffer the peer can reach, on the end that came first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Offer {
+    /// The number of the message, if the peer copies into the buffer.
+    pub(super) pushed: Option<u64>,
+}
+
+/// A message between the own buffer and the peer's, on the end that came second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Take {
+    pub(super) to: DevicePtr,
+    pub(super) from: DevicePtr,
+    pub(super) bytes: usize,
+    /// As in [`Offer`].
+    pub(super) pushed: Option<u64>,
+}
+
+/// The words of a lane, for one call.
+#[derive(Debug)]
+pub(super) struct ZeroCopy<'a> {
+    pub(super) own: &'a FlagPage,
+    pub(super) other: &'a FlagPage,
+    pub(super) rank: usize,
+    pub(super) peer: usize,
+    pub(super) way: Way,
+    pub(super) captured: bool,
+}
+
+impl ZeroCopy<'_> {
+    /// The word that this rank's stream waits for.
+    fn awaited(&self, phase: Phase) -> DevicePtr {
+        let Self { way, captured, .. } = *self;
+        self.own.signal_at(self.peer, Signal { way, phase, captured })
+    }
+
+    /// The operation that sets the peer's word.
+    fn tell(&self, phase: Phase) -> MemoryOp {
+        let way = match self.way {
+            Way::Send => Way::Receive,
+            Way::Receive => Way::Send,
+        };
+        let signal = Signal { way, phase, captured: self.captured };
+        MemoryOp::Write32 { at: self.other.signal_at(self.rank, signal), value: 1 }
+    }
+
+    /// The operations that wait for a phase, and reset its word.
+    fn wait(&self, phase: Phase) -> [MemoryOp; 2] {
+        let at = self.awaited(phase);
+        let condition = WaitCondition::GreaterOrEqual;
+        [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
+    }
+
+    /// The operation by which the host sees that the stream has passed a message into the receiver's buffer. Nothing
+    /// numbers the runs of captured messages.
+    fn pass(&self, pushed: Option<u64>) -> Option<MemoryOp> {
+        let number = pushed.filter(|_| !self.captured)?;
+        let at = self.own.passed_at(self.peer, self.way);
+        Some(MemoryOp::Write32 { at, value: (number as u32).wrapping_add(1) })
+    }
+
+    /// Signals that this rank's buffer is ready.
+    ///
+    /// # Safety
+    /// The flag pages and the message's buffers are valid until the stream has executed this, as for the methods below.
+    pub(super) unsafe fn ready(&self, stream: &Stream) -> cuda_driver::Result<()> {
+        // SAFETY: the caller's contract.
+        unsafe { stream.batch(&[self.tell(Phase::Ready)]) }
+    }
+
+    /// Waits until the peer has copied the message.
+    ///
+    /// # Safety
+    /// As [`ready`](Self::ready).
+    pub(super) unsafe fn done(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
+        let ops: Vec<_> = self.wait(Phase::Done).into_iter().chain(self.pass(offer.pushed)).collect();
+        // SAFETY: the caller's contract. No other stream waits for the word.
+        unsafe { stream.batch(&ops) }
+    }
+
+    /// [`ready`](Self::ready) and [`done`](Self::done) in one driver call.
+    ///
+    /// # Safety
+    /// As [`ready`](Self::ready).
+    pub(super) unsafe fn offer(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
+        let ops = [self.tell(Phase::Ready)].into_iter().chain(self.wait(Phase::Done));
+        let ops: Vec<_> = ops.chain(self.pass(offer.pushed)).collect();
+        // SAFETY: as above.
+        unsafe { stream.batch(&ops) }
+    }
+
+    /// Waits until the peer's buffer is ready, copies the message, and signals that this is done.
+    ///
+    /// # Safety
+    /// As [`ready`](Self::ready).
+    pub(super) unsafe fn take(&self, stream: &Stream, take: Take) -> cuda_driver::Result<()> {
+        let Take { to, from, bytes, pushed } = take;
+        let done: Vec<_> = [self.tell(Phase::Done)].into_iter().chain(self.pass(pushed)).collect();
+        // SAFETY: as above. The peer's buffer is valid until its stream has passed its wait for `done`.
+        unsafe {
+            stream.batch(&self.wait(Phase::Ready))?;
+            stream.copy(to, from, bytes)?;
+            stream.batch(&done)
+        }
+    }
+}
