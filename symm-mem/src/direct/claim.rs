@@ -2,7 +2,7 @@
 //!
 //! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
 //! that both ends share. The end that comes first has offered its buffer, if peers can reach it. The end that comes
-//! second takes the offer, and reads the other end's entry.
+//! second reads the other end's entry, compares it with its own, and takes the offer.
 //!
 //! An end that gives up withdraws its offers. An offer is either taken or withdrawn, never both: so after it was
 //! withdrawn, no peer copies into the buffer.
@@ -16,10 +16,8 @@ use process_group::group::path::Way;
 pub(super) enum Claim {
     /// This end comes first.
     First,
-    /// The other end came first, and this end has taken its offer.
+    /// The other end came first.
     Second,
-    /// The other end came first, and has withdrawn.
-    Withdrawn,
 }
 
 /// States of a claim. The word contains the number of the message too, because later messages reuse it.
@@ -34,23 +32,24 @@ fn word(number: u64, state: u64) -> u64 {
 
 /// Claims message `number` for the end that sends or receives it. Called once by each end.
 pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
-    let (own, other) = match way {
-        Way::Send => (SENDER_FIRST, RECEIVER_FIRST),
-        Way::Receive => (RECEIVER_FIRST, SENDER_FIRST),
+    let own = match way {
+        Way::Send => SENDER_FIRST,
+        Way::Receive => RECEIVER_FIRST,
     };
-    let result = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
-        if found == word(number, other) {
-            Some(word(number, TAKEN))
-        } else {
-            // What is there of this message can only be a withdrawal.
-            (found >> 2 != number + 1).then_some(word(number, own))
-        }
+    let claimed = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
+        (found >> 2 != number + 1).then_some(word(number, own))
     });
-    match result {
-        Ok(found) if found == word(number, other) => Claim::Second,
-        Ok(_) => Claim::First,
-        Err(_) => Claim::Withdrawn,
-    }
+    if claimed.is_ok() { Claim::First } else { Claim::Second }
+}
+
+/// Takes the other end's offer of message `number`. Returns false if it was withdrawn.
+pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
+    let offers = [word(number, SENDER_FIRST), word(number, RECEIVER_FIRST)];
+    let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
+        offers.contains(&found).then_some(word(number, TAKEN))
+    });
+    // A later message may have reused the word. Then this one was not withdrawn.
+    taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 
 /// Withdraws this end's offer to receive message `number`. Returns false if the sender has taken it.
@@ -71,7 +70,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever earlier message used the word: one end is first, the other second or told of the withdrawal.
+        /// Whatever earlier message used the word: one end is first, and its offer is taken or withdrawn.
         #[test]
         fn one_end_is_first(laps in 0u64..5, before in 0u64..4, sender_first: bool, withdraws: bool) {
             let number = laps * 1024;
@@ -80,9 +79,28 @@ mod tests {
             prop_assert_eq!(claim(&shared, number, ways[0]), Claim::First);
             let withdrawn = withdraws && withdraw(&shared, number);
             prop_assert_eq!(withdrawn, withdraws && !sender_first);
-            let second = claim(&shared, number, ways[1]);
-            prop_assert_eq!(second, if withdrawn { Claim::Withdrawn } else { Claim::Second });
+            prop_assert_eq!(claim(&shared, number, ways[1]), Claim::Second);
+            prop_assert_eq!(take(&shared, number), !withdrawn);
             prop_assert_eq!(withdraw(&shared, number), withdrawn, "a decision stays");
+        }
+    }
+
+    #[test]
+    fn an_offer_is_taken_or_withdrawn() {
+        for number in 0..2000 {
+            let shared = AtomicU64::new(0);
+            assert_eq!(claim(&shared, number, Way::Receive), Claim::First);
+            let begin = Barrier::new(2);
+            let [taken, withdrawn] = thread::scope(|scope| {
+                let taken = scope.spawn(|| {
+                    begin.wait();
+                    take(&shared, number)
+                });
+                begin.wait();
+                let withdrawn = withdraw(&shared, number);
+                [taken.join().unwrap(), withdrawn]
+            });
+            assert_ne!(taken, withdrawn, "message {number}");
         }
     }
 

@@ -240,9 +240,9 @@ impl FlagPage {
         self.words_at::<AtomicU64>(MAPPED, 1)[0].store(number + 1, Ordering::Release);
     }
 
-    /// Returns whether the page's rank has mapped the segment of this number.
-    pub(super) fn has_mapped(&self, number: u64) -> bool {
-        self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire) > number
+    /// The number behind that of the last segment that the page's rank has mapped.
+    pub(super) fn mapped(&self) -> u64 {
+        self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire)
     }
 
     /// Ends the current waits of streams for this rank's words, apart from the words of zero-copy messages that

@@ -111,6 +111,7 @@ mod zero_copy;
 use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
     time::Duration,
 };
 
@@ -269,7 +270,12 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, D
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
     let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (rendezvous, memory));
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
-    let handle = Direct { group: group.name().into(), core: Arc::downgrade(&core), sharing: Arc::default() };
+    let handle = Direct {
+        group: group.name().into(),
+        deadline: options.deadline,
+        core: Arc::downgrade(&core),
+        sharing: Arc::default(),
+    };
     group.install(Arc::new(DirectPath { core: Some(core) }))?;
     Ok(handle)
 }
@@ -279,6 +285,8 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, D
 pub struct Direct {
     /// The group's name.
     group: Arc<str>,
+    /// Time for a call of [`share`](Self::share).
+    deadline: Duration,
     core: Weak<Core>,
     /// Locked by the call that shares segments.
     sharing: Arc<Mutex<()>>,
@@ -325,7 +333,24 @@ impl Direct {
             // Peers may send from here on.
             core.flag_pages[core.rank].set_mapped(number);
         }
+        self.await_others()?;
         Ok(missing.len())
+    }
+
+    /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
+    /// a ring. A member that fails here is no error: messages with it use the ring.
+    fn await_others(&self) -> Result<(), DirectError> {
+        let deadline = Deadline::after(self.deadline);
+        while !deadline.expired() {
+            let core = self.core()?;
+            let own = core.flag_pages[core.rank].mapped();
+            if core.is_over() || core.flag_pages.iter().all(|page| page.mapped() >= own) {
+                break;
+            }
+            drop(core);
+            thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
     /// Returns the numbers of messages so far.

@@ -42,12 +42,18 @@ impl Core {
             own.give_up();
             let waits = !self.is_grace_over();
             own.release(|peer, signal| waits && self.expects_push(peer, signal));
+        } else {
+            // A call may have failed after it made an offer, and before it enqueued anything.
+            let done = Signal { way: Way::Receive, phase: Phase::Done, captured: false };
+            (0..self.world).for_each(|peer| {
+                self.expects_push(peer, done);
+            });
         }
         is_idle
     }
 
     fn is_grace_over(&self) -> bool {
-        self.aborted.get().is_none_or(|aborted| aborted.elapsed() >= GRACE)
+        self.aborted.get().is_some_and(|aborted| aborted.elapsed() >= GRACE)
     }
 
     /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
@@ -68,6 +74,11 @@ impl Core {
     /// Another rank that has ended its waits, if there is one.
     pub(in crate::direct) fn given_up(&self) -> Option<usize> {
         (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
+    }
+
+    /// Returns whether this rank or another one has given up.
+    pub(in crate::direct) fn is_over(&self) -> bool {
+        self.is_aborted.load(Ordering::SeqCst) || self.given_up().is_some()
     }
 
     /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more. Returns

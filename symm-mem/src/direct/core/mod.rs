@@ -24,7 +24,7 @@ use process_group::{
 use self::enqueue::{Part, Piece};
 use super::{
     DirectReport,
-    claim::{Claim, claim},
+    claim::{Claim, claim, take},
     flag_page::{AHEAD, FlagPage},
     half::Half,
     lane::{Lane, Ring, compare},
@@ -70,6 +70,17 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// A message that this rank has logged and claimed.
+#[derive(Debug, Clone, Copy)]
+struct Called {
+    message: Message,
+    captured: bool,
+    number: u64,
+    /// The place of the buffer of the end that came first.
+    place: Place,
+    is_first: bool,
 }
 
 /// The transport of a message, on which both ends agree.
@@ -155,15 +166,14 @@ impl Core {
             }
         };
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
-        // All messages are compared before anything is enqueued.
-        let mut transports = Vec::with_capacity(messages.len());
-        for message in messages.iter().filter(|message| message.peer != self.rank) {
-            let transport = self.call(message, stream, capture.is_some(), deadline)?;
-            transports.push((message, transport));
-        }
-        for (message, transport) in transports {
+        // All messages are compared before a peer's offer is taken, and before anything is enqueued.
+        let others = messages.iter().filter(|message| message.peer != self.rank);
+        let called = others.map(|message| self.call(message, capture.is_some(), deadline));
+        for called in called.collect::<Result<Vec<_>, _>>()? {
+            let (message, transport) = (called.message, self.transport(&called, stream)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
-            let Ok(place) = wanted.binary_search_by_key(&order(lane_of(message)), |lane| order(*lane)) else {
+            let Ok(place) = wanted.binary_search_by_key(&order(lane_of(&message)), |lane| order(*lane))
+            else {
                 continue;
             };
             let Part { state, pieces, .. } = &mut parts[place];
@@ -203,19 +213,12 @@ impl Core {
         }
     }
 
-    /// Logs this rank's half of a message, and claims it. If the peer was first, compares the halves, and takes the
-    /// peer's offer.
-    fn call(
-        &self,
-        message: &Message,
-        stream: &Stream,
-        captured: bool,
-        deadline: Deadline,
-    ) -> Result<Transport, PathError> {
+    /// Logs this rank's half of a message, and claims it. If the peer was first, compares the halves.
+    fn call(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<Called, PathError> {
         let Message { way, peer, buffer } = *message;
-        let (opposite, to, from) = match way {
-            Way::Send => (Way::Receive, peer, self.rank),
-            Way::Receive => (Way::Send, self.rank, peer),
+        let opposite = match way {
+            Way::Send => Way::Receive,
+            Way::Receive => Way::Send,
         };
         let own = self.flag_pages[self.rank].log(peer, way);
         let other = self.flag_pages[peer].log(self.rank, opposite);
@@ -223,36 +226,66 @@ impl Core {
         let place = self.place(message);
         let half = Half::of(&buffer, captured);
         let number = own.put(half.0, place.0);
-        let lane = &self.lanes[2 * peer + usize::from(way == Way::Receive)];
-        let note = || lane.note_push(number, captured, self.flag_pages[self.rank].passed(peer, way));
+        let called = Called { message: *message, captured, number, place, is_first: true };
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
         // An abort withdraws what is noted, so a receiver notes its offer before it makes it.
         if offers_to_receive {
-            note();
+            self.note_push(&called);
         }
-        let claim = claim(self.flag_pages[to].claim(from, number), number, way);
-        if claim == Claim::First && place != Place::NONE {
-            return Ok(Transport::Offer(Offer { pushed: offers_to_receive.then_some(number) }));
+        if claim(self.claim_of(&called), number, way) == Claim::First {
+            return Ok(called);
         }
         if offers_to_receive {
-            lane.forget_push(number, captured);
+            self.lane(message).forget_push(number, captured);
         }
-        if claim != Claim::Second {
-            // The peer has come later, or it has given up and does not receive.
+        let (theirs, place) = other.get(number);
+        compare((self.rank, peer), way, number, (half, Half(theirs)))?;
+        Ok(Called { place: Place(place), is_first: false, ..called })
+    }
+
+    /// Takes the peer's offer, if there is one, and returns the transport of a message.
+    fn transport(&self, called: &Called, stream: &Stream) -> Result<Transport, PathError> {
+        let Called { message, captured, number, place, is_first } = *called;
+        let Message { way, peer, buffer } = message;
+        let Some(place) = place.get() else { return Ok(Transport::Ring) };
+        if is_first {
+            return Ok(Transport::Offer(Offer { pushed: (way == Way::Receive).then_some(number) }));
+        }
+        let bytes = buffer.bytes();
+        let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
+        if way == Way::Send {
+            self.note_push(called);
+        }
+        if !take(self.claim_of(called), number) {
+            // The peer has given up, so nobody receives the message.
+            if way == Way::Send {
+                self.lane(&message).forget_push(number, captured);
+            }
             return Ok(Transport::Ring);
         }
-        let (theirs, their_place) = other.get(number);
-        compare((self.rank, peer), way, number, (half, Half(theirs)))?;
-        let Some((segment, offset)) = Place(their_place).get() else { return Ok(Transport::Ring) };
-        let there = self.reach(peer, (segment, offset), buffer.bytes(), captured.then_some(stream))?;
-        let take = Take { to: there, from: buffer.ptr, bytes: buffer.bytes(), pushed: Some(number) };
         Ok(Transport::Take(match way {
-            Way::Send => {
-                note();
-                take
-            }
-            Way::Receive => Take { to: buffer.ptr, from: there, pushed: None, ..take },
+            Way::Send => Take { to: there, from: buffer.ptr, bytes, pushed: Some(number) },
+            Way::Receive => Take { to: buffer.ptr, from: there, bytes, pushed: None },
         }))
+    }
+
+    fn lane(&self, message: &Message) -> &Lane {
+        &self.lanes[2 * message.peer + usize::from(message.way == Way::Receive)]
+    }
+
+    /// The word that both ends of a message share.
+    fn claim_of(&self, Called { message, number, .. }: &Called) -> &AtomicU64 {
+        let (from, to) = match message.way {
+            Way::Send => (self.rank, message.peer),
+            Way::Receive => (message.peer, self.rank),
+        };
+        self.flag_pages[to].claim(from, *number)
+    }
+
+    /// Notes that the sender may copy this message into the receiver's buffer.
+    fn note_push(&self, Called { message, number, captured, .. }: &Called) {
+        let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
+        self.lane(message).note_push(*number, *captured, passed);
     }
 
     /// Waits while `ahead` returns that this rank is too many messages ahead of the peer.
@@ -275,7 +308,7 @@ impl Core {
     fn place(&self, message: &Message) -> Place {
         let bytes = message.buffer.bytes() as u64;
         let place = (bytes > 0).then(|| self.shared.place(message.buffer.ptr.0, bytes)).flatten();
-        let mapped = place.filter(|(segment, _)| self.flag_pages[message.peer].has_mapped(*segment));
+        let mapped = place.filter(|(segment, _)| self.flag_pages[message.peer].mapped() > *segment);
         mapped.map_or(Place::NONE, |(_, place)| place)
     }
 

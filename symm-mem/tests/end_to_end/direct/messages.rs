@@ -7,9 +7,9 @@ use process_group::{
     group::{Batch, Buffer, Result},
 };
 use proptest::prelude::*;
-use symm_mem::direct::DirectOptions;
+use symm_mem::{SymmetricPool, direct::DirectOptions};
 
-use super::rig::{Machine, Rank, buffer, bytes, far, pattern, small};
+use super::rig::{Machine, Memory, Rank, buffer, bytes, far, pattern, small};
 
 /// Number of streams of a rank.
 const STREAMS: usize = 3;
@@ -24,6 +24,8 @@ struct Message {
     dtype: DataType,
     /// Index of the stream that each end uses.
     streams: [usize; 2],
+    /// Whether each end's buffer lies in a shared segment.
+    shared: [bool; 2],
 }
 
 impl Message {
@@ -42,8 +44,10 @@ struct Step {
 fn message(world: usize) -> impl Strategy<Value = Message> {
     // Slots have 64 bytes: this covers empty messages, messages shorter than a chunk, and messages of several rings.
     let elements = prop_oneof![1 => Just(0usize), 3 => 1usize..20, 2 => 20usize..200];
-    (0..world, 0..world, elements, prop::sample::select(&TYPES[..]), prop::array::uniform2(0..STREAMS))
-        .prop_map(|(from, to, elements, dtype, streams)| Message { from, to, elements, dtype, streams })
+    let (dtype, streams) = (prop::sample::select(&TYPES[..]), prop::array::uniform2(0..STREAMS));
+    (0..world, 0..world, elements, dtype, streams, prop::array::uniform2(any::<bool>())).prop_map(
+        |(from, to, elements, dtype, streams, shared)| Message { from, to, elements, dtype, streams, shared },
+    )
 }
 
 /// Number of ranks, number of slots of a ring, and the calls.
@@ -68,16 +72,26 @@ struct Part<'a> {
     group: &'a ProcessGroup,
     streams: Vec<Stream>,
     /// By number of the message: the send buffer and the receive buffer of this rank.
-    memory: Vec<[Option<DeviceMemory>; 2]>,
+    memory: Vec<[Option<Memory>; 2]>,
 }
 
 impl<'a> Part<'a> {
-    fn new(rank: &'a Rank, group: &'a ProcessGroup, steps: &[Step]) -> Self {
+    fn new(rank: &'a Rank, group: &'a ProcessGroup, pool: &SymmetricPool, steps: &[Step]) -> Self {
         let messages = steps.iter().flat_map(|step| &step.messages).enumerate();
         let memory = messages.map(|(number, message)| {
-            let sent = (message.from == rank.rank).then(|| rank.memory(&pattern(number, message.length())));
-            let received = (message.to == rank.rank).then(|| rank.memory(&vec![0; message.length()]));
-            [sent, received]
+            let length = message.length();
+            // All ranks allocate alike.
+            let allocate = || Memory::Block(pool.allocate(length.max(1) as u64).unwrap());
+            let blocks = message.shared.map(|is_shared| is_shared.then(allocate));
+            let ends = [(message.from, pattern(number, length)), (message.to, vec![0; length])];
+            let mut ends = blocks.into_iter().zip(ends).map(|(block, (end, content))| {
+                (end == rank.rank).then(|| {
+                    let memory = block.unwrap_or_else(|| Memory::Other(rank.memory(&content)));
+                    rank.write(memory.ptr(), &content);
+                    memory
+                })
+            });
+            std::array::from_fn(|_| ends.next().flatten())
         });
         let memory = memory.collect();
         Self { rank, group, streams: (0..STREAMS).map(|_| rank.stream()).collect(), memory }
@@ -127,25 +141,27 @@ impl<'a> Part<'a> {
         self.streams.iter().try_for_each(Stream::synchronize).unwrap();
         for (number, message) in steps.iter().flat_map(|step| &step.messages).enumerate() {
             if let Some(received) = &self.memory[number][1] {
-                let found = bytes(received);
                 let wanted = pattern(number, message.length());
-                assert_eq!(found[..wanted.len()], wanted, "message {number} at rank {}", self.rank.rank);
+                let found = self.rank.read(received.ptr(), wanted.len());
+                assert!(found == wanted, "message {number} at rank {}", self.rank.rank);
             }
         }
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
     fn any_sequence_arrives((world, slots, steps) in program()) {
         let machine = Machine::start(world);
         machine.ranks(world, |rank| {
-            let group = rank.group(small().slots(slots));
+            let (group, direct) = rank.direct(rank.builder(), small().slots(slots));
+            let pool = rank.pool(&group);
             // Twice, since the second run starts from the state that the first one leaves.
             for _ in 0..2 {
-                let part = Part::new(&rank, &group, &steps);
+                let part = Part::new(&rank, &group, &pool, &steps);
+                direct.share(&pool).unwrap();
                 part.run(&steps);
                 part.check(&steps);
             }

@@ -8,3 +8,4 @@ mod messages;
 mod policy;
 mod processes;
 mod rig;
+mod zero_copy;

@@ -10,14 +10,14 @@ use std::{
 use cuda_driver::{Driver, sys::CUresult};
 use gpu_sim::{Action, Injection, World, process::test_command};
 use process_group::{
-    comm::{Nccl, wait_for_dropped},
-    group::GroupErrorKind,
+    comm::{DataType, Nccl, wait_for_dropped},
+    group::{Buffer, GroupErrorKind},
     peers::Loss,
     store::{Store, TcpStore, barrier},
 };
 use symm_mem::direct::{self, DirectError};
 
-use super::rig::{Rank, buffer, bytes, far, pattern, small};
+use super::rig::{Rank, far, pattern, small};
 
 const RANKS: usize = 3;
 
@@ -49,10 +49,17 @@ fn processes_send_each_other_what_is_larger_than_a_ring() {
 }
 
 #[test]
+fn processes_send_each_other_shared_blocks() {
+    assert_eq!(run("well, shared"), [true; RANKS]);
+}
+
+#[test]
 fn the_death_of_a_rank_ends_the_waits_of_the_others() {
-    let ended = run("kill");
-    for (rank, well) in ended.into_iter().enumerate() {
-        assert_eq!(well, rank != VICTIM, "rank {rank}");
+    for case in ["kill", "kill, shared"] {
+        let ended = run(case);
+        for (rank, well) in ended.into_iter().enumerate() {
+            assert_eq!(well, rank != VICTIM, "{case}: rank {rank}");
+        }
     }
 }
 
@@ -107,22 +114,37 @@ fn without_flag_page(world: &World, rank: &Rank) {
 }
 
 fn body(case: &str, rank: &Rank) {
-    let group = rank.group(small());
+    let (group, direct) = rank.direct(rank.builder(), small());
     let (me, stream) = (rank.rank, rank.stream());
     let (next, before) = ((me + 1) % RANKS, (me + RANKS - 1) % RANKS);
-    let (from, to) = (rank.memory(&pattern(me, 2000)), rank.memory(&[0; 2000]));
+    let memory = [rank.memory(&[0; 2000]), rank.memory(&[0; 2000])];
+    let pool = rank.pool(&group);
+    let blocks = [pool.allocate(2000).unwrap(), pool.allocate(2000).unwrap()];
+    let is_shared = case.ends_with("shared");
+    let [from, to] = match is_shared {
+        true => blocks.each_ref().map(|block| block.ptr()),
+        false => memory.each_ref().map(|memory| memory.ptr()),
+    };
+    if is_shared {
+        assert_eq!(direct.share(&pool).unwrap(), 1);
+    }
     let exchange = || {
         group.batch(&stream, |batch| {
             // SAFETY: the memory lives until the stream is done.
             unsafe {
-                batch.recv(buffer(&to), before)?;
-                batch.send(buffer(&from), next)
+                batch.recv(Buffer::new(to, 2000, DataType::U8), before)?;
+                batch.send(Buffer::new(from, 2000, DataType::U8), next)
             }
         })
     };
-    exchange().unwrap().wait_until(far()).unwrap();
-    assert_eq!(bytes(&to), pattern(before, 2000));
-    if case == "well" {
+    for run in 0..20 {
+        rank.write(from, &pattern(run * RANKS + me, 2000));
+        exchange().unwrap().wait_until(far()).unwrap();
+        assert!(rank.read(to, 2000) == pattern(run * RANKS + before, 2000), "run {run}");
+    }
+    let report = direct.report().unwrap();
+    assert_eq!((report.zero_copy, report.staged), if is_shared { (40, 0) } else { (0, 40) });
+    if case.starts_with("well") {
         return group.destroy(far()).unwrap();
     }
     if me == VICTIM {
@@ -138,6 +160,6 @@ fn body(case: &str, rank: &Rank) {
     stream.synchronize().unwrap();
     group.abort(far()).unwrap();
     // The context is still usable.
-    to.copy_from_host(0, &[4u8; 2000]).unwrap();
-    assert_eq!(bytes(&to), [4; 2000]);
+    rank.write(to, &[4; 2000]);
+    assert!(rank.read(to, 2000) == [4; 2000]);
 }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory};
+use cuda_driver::{Context, DevicePtr, Driver, Stream, StreamFlags, memory::DeviceMemory};
 use gpu_sim::World;
 use process_group::{
     ProcessGroup,
@@ -14,7 +14,10 @@ use process_group::{
     group::{Buffer, Builder, GroupError, GroupErrorKind, P2pPolicy, PathError},
     store::{Deadline, HashStore, Store},
 };
-use symm_mem::direct::{self, DirectOptions};
+use symm_mem::{
+    Domain, Geometry, SymmetricBlock, SymmetricPool,
+    direct::{self, Direct, DirectOptions},
+};
 
 use crate::common::turn;
 
@@ -126,11 +129,37 @@ impl Rank {
 
     /// Such a group, from this builder. Every rank calls this equally often.
     pub(super) fn installed(&self, builder: Builder, options: DirectOptions) -> ProcessGroup {
+        self.direct(builder, options).0
+    }
+
+    /// Such a group with its path.
+    pub(super) fn direct(&self, builder: Builder, options: DirectOptions) -> (ProcessGroup, Direct) {
         let group = builder.build().unwrap();
-        direct::install(&group, options).unwrap();
+        let direct = direct::install(&group, options).unwrap();
         // An abort by a rank that was faster would end the installation of the others.
         self.installed.wait();
-        group
+        (group, direct)
+    }
+
+    /// A pool with segments of 2 MiB, unless a block is larger. Every rank of the group calls this equally often.
+    pub(super) fn pool(&self, group: &ProcessGroup) -> SymmetricPool {
+        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+        SymmetricPool::new(&Domain::of(group).unwrap(), &self.context, geometry).unwrap()
+    }
+
+    /// Writes these bytes, and waits until they have arrived.
+    pub(super) fn write(&self, at: DevicePtr, bytes: &[u8]) {
+        // SAFETY: the callers write to their own memory, which is as long.
+        unsafe { self.context.copy_from_host(at, bytes) }.unwrap();
+        self.context.synchronize().unwrap();
+    }
+
+    /// Reads as many bytes.
+    pub(super) fn read(&self, at: DevicePtr, length: usize) -> Vec<u8> {
+        let mut found = vec![0; length];
+        // SAFETY: the callers read their own memory, which is as long.
+        unsafe { self.context.copy_to_host(&mut found, at) }.unwrap();
+        found
     }
 
     pub(super) fn stream(&self) -> Stream {
@@ -149,6 +178,21 @@ impl Rank {
     pub(super) fn fill(&self, memory: &DeviceMemory, bytes: &[u8]) {
         memory.copy_from_host(0, bytes).unwrap();
         self.context.synchronize().unwrap();
+    }
+}
+
+/// Memory of a pool, or other memory.
+pub(super) enum Memory {
+    Block(SymmetricBlock),
+    Other(DeviceMemory),
+}
+
+impl Memory {
+    pub(super) fn ptr(&self) -> DevicePtr {
+        match self {
+            Self::Block(block) => block.ptr(),
+            Self::Other(memory) => memory.ptr(),
+        }
     }
 }
 
