@@ -2,7 +2,7 @@
 //!
 //! Every patch under `xtask/mutants/` puts one bug into one crate. Each is applied by itself to a copy of the workspace
 //! and has to be found there: in bootstrap, the caching allocator and process-group by the crate's tests, in symm-mem by
-//! `cargo xtask sim explore`. A patch that no longer applies, or does not compile, is an error: it tests nothing. What a
+//! `cargo xtask sim explore`, or by the crate's tests if the patch names one. A patch that no longer applies, or does not compile, is an error: it tests nothing. What a
 //! patch breaks is written before its first difference.
 //!
 //! A line `Found by: TEST` names a test that detects the bug. It runs first, because the whole suite takes minutes; if it
@@ -180,7 +180,12 @@ fn list(folder: &Path) -> Result<Vec<Mutant>> {
         let known = CRATES.into_iter().find(|(of, _)| touched.iter().all(|touched| touched == of));
         let (crate_name, finder) =
             known.with_context(|| format!("{name}.patch breaks {touched:?}: nobody looks there"))?;
-        let finder = if by_models.is_some() { Finder::Models } else { finder };
+        let finder = match by_models {
+            Some(_) => Finder::Models,
+            // Seeds have no names of tests.
+            None if first.is_some() => Finder::Tests,
+            None => finder,
+        };
         mutants.push(Mutant { name, breaks, crate_name, finder, first, patch });
     }
     mutants.sort_by(|left, right| left.name.cmp(&right.name));

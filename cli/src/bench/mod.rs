@@ -92,8 +92,8 @@ impl NoCheck {
 /// Returns the error of `--check` for a benchmark without limits.
 fn no_limits(bench: &str) -> anyhow::Error {
     let text = format!(
-        "--check: `bench {bench}` has no limits to check; expected `bench call`, `bench pool`, `bench symm` or \
-         `bench store --attack`"
+        "--check: `bench {bench}` has no limits to check; expected `bench call`, `bench p2p`, `bench pool`, \
+         `bench symm` or `bench store --attack`"
     );
     UsageError(text).into()
 }

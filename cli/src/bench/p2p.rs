@@ -3,9 +3,14 @@
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use super::figures::{Figure, compare, count, json, medians, read, table};
-use super::programs::Program;
-use super::{NoCheck, ours, turns};
+use super::figures::{
+    Bar, Figure, compare, count, find, is_embedded, json, medians, print_bars, read, table,
+};
+use super::programs::{
+    Program,
+    messages::{SHARED, SHARED_BATCH},
+};
+use super::{check, ours, turns};
 use crate::progress::Progress;
 use crate::values;
 
@@ -17,12 +22,19 @@ pub(crate) struct Options {
     /// Also measure the direct policy with this ring: MiB of a slot, and number of slots; may be repeated
     #[arg(long, value_name = "MIBxSLOTS", value_parser = ring)]
     ring: Vec<String>,
+    /// Fail if a figure exceeds its bar; the bars of times are for GPUs, and left out on embedded devices
+    #[arg(long)]
+    check: bool,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    no_check: NoCheck,
 }
+
+const ONE_WAY: &str = "256 MiB in one direction";
+const BOTH_WAYS: &str = "256 MiB in both directions";
+const COPY: &str = "copy engine";
+/// The contenders that are measured beside one copy in one direction.
+const BESIDE: [&str; 2] = [SHARED, SHARED_BATCH];
 
 /// Baseline of the ratios: the policy that takes no extra memory.
 const BASE: &str = "Shared";
@@ -35,7 +47,10 @@ struct Report {
     memory: Vec<Memory>,
     /// Bytes of a rank's device that the group itself takes.
     group_bytes: u64,
+    /// Bytes of a rank's device that a direct path takes for each peer.
+    peer_bytes: u64,
     skipped: Vec<Skipped>,
+    bars: Vec<Bar>,
 }
 
 /// Device memory that a policy takes of each rank, beyond the group's communicator.
@@ -59,7 +74,6 @@ fn ring(text: &str) -> Result<String, &'static str> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
-    options.no_check.refuse("p2p")?;
     let ranks = options.ranks.to_string();
     let arguments: Vec<&str> =
         [ranks.as_str()].into_iter().chain(options.ring.iter().map(String::as_str)).collect();
@@ -73,9 +87,21 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if options.json {
         println!("{}", json(&report)?);
     } else {
-        report.print();
+        report.print(options.check);
     }
-    Ok(())
+    if options.check { check(&report.machine, &report.bars) } else { Ok(()) }
+}
+
+/// The bars: two messages of shared memory at once, beside one copy in one direction, and a path's memory.
+fn bars(machine: &str, figures: &[Figure], peer_bytes: u64) -> Vec<Bar> {
+    let one_way = find(figures, ONE_WAY, COPY).filter(|_| !is_embedded(machine));
+    let times = BESIDE.map(|contender| {
+        let ratio = find(figures, BOTH_WAYS, contender).zip(one_way).map(|(both, one)| both / one);
+        Bar::at_most(&format!("{BOTH_WAYS}, {contender}, times one copy in one direction"), ratio, 1.08)
+    });
+    let memory =
+        Bar::count_at_most("device memory of a direct path for a peer, bytes", Some(peer_bytes), 2 << 20);
+    times.into_iter().chain([memory]).flatten().collect()
 }
 
 impl Report {
@@ -92,23 +118,28 @@ impl Report {
             told.iter().partition(|line| line.starts_with("memory"));
         let memory = memory.join("\n");
         let memory = read(&memory)?;
-        let group_bytes =
-            memory.iter().find(|(what, ..)| *what == "memory of a group").map(|(.., bytes)| *bytes);
+        let found = |wanted: &str| {
+            let bytes = memory.iter().find(|(what, ..)| *what == wanted).map(|(.., bytes)| *bytes);
+            count(bytes.with_context(|| format!("the benchmark does not tell the {wanted}"))?)
+        };
         let of_policy = |(what, policy, bytes): &(&str, &str, f64)| {
             let memory = || Ok(Memory { policy: (*policy).to_owned(), bytes: count(*bytes)? });
             (*what == "memory").then(memory)
         };
-        let group_bytes = group_bytes.context("the benchmark does not say what a group takes")?;
+        let figures = compare(medians(&times.join("\n"))?, &[BASE]);
+        let (group_bytes, peer_bytes) = (found("memory of a group")?, found("memory for a peer")?);
         Ok(Self {
+            bars: bars(&machine, &figures, peer_bytes),
             machine,
-            figures: compare(medians(&times.join("\n"))?, &[BASE]),
+            figures,
             memory: memory.iter().filter_map(of_policy).collect::<Result<_>>()?,
-            group_bytes: count(group_bytes)?,
+            group_bytes,
+            peer_bytes,
             skipped: skipped.collect(),
         })
     }
 
-    fn print(&self) {
+    fn print(&self, is_checked: bool) {
         println!("messages on {}", self.machine);
         println!("{}", table(&self.figures, ("µs", 1e3), "of Shared"));
         for Skipped { case, why } in &self.skipped {
@@ -123,6 +154,7 @@ impl Report {
             mib(self.group_bytes),
             memory.join(", ")
         );
+        print_bars(&self.bars, is_checked);
     }
 }
 
@@ -132,6 +164,10 @@ mod tests {
 
     const LINES: &str = "machine\t2 x H200\nskipped\tfan\t4 ranks are needed\nmemory\tShared\t0\n\
                          memory\tPerPair\t1048576\nmemory\tDirect\t524288\nmemory of a group\tShared\t2097152\n\
+                         memory for a peer\tDirect, shared\t2097152\n\
+                         256 MiB in one direction\tcopy engine\t1000\n\
+                         256 MiB in both directions\tDirect, shared\t1070\n\
+                         256 MiB in both directions\tDirect, shared, in a batch\t1090\n\
                          both\tShared\t2000\nboth\tPerPair\t1000\nboth\tShared\t4000\nboth\tShared\t3000\n";
 
     #[test]
@@ -143,7 +179,11 @@ mod tests {
         let memory = |policy: &str, bytes| Memory { policy: policy.into(), bytes };
         assert_eq!(report.memory[1..], [memory("PerPair", 1_048_576), memory("Direct", 524_288)]);
         let ratios: Vec<_> = report.figures.iter().map(|figure| figure.ratio).collect();
-        assert_eq!(ratios, [Some(1.0), Some(1.0 / 3.0)]);
+        assert_eq!(ratios[3..], [Some(1.0), Some(1.0 / 3.0)]);
+        assert_eq!(report.bars.iter().map(|bar| bar.holds).collect::<Vec<_>>(), [true, false, true]);
+        // Times say nothing on embedded devices.
+        let embedded = Report::of(&LINES.replace("2 x H200", "embedded device")).unwrap();
+        assert_eq!(embedded.bars, report.bars[2..]);
     }
 
     #[test]

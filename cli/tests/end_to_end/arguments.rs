@@ -147,7 +147,7 @@ fn an_error_is_the_last_object_of_json() {
         (&["fr", "analyze", "--json", "/nonexistent/folder"], 1),
         (&["fr", "live", "--json", "127.0.0.1:1", "--wait", "0.1"], 1),
         (&["replay", "--json", &trace, &broken], 2),
-        (&["bench", "p2p", "--json", "--check"], 1),
+        (&["bench", "kernels", "--json", "--check"], 1),
         (&["kill-test", "--json", "--demo", "--backend", "sim", "--ranks", "3"], 1),
     ] {
         let (output, said) = run(arguments);

@@ -55,13 +55,13 @@ fn the_store_is_measured_without_pytorch() {
 
 #[test]
 fn a_check_without_a_bar_is_a_usage_error_that_names_the_benchmarks_with_bars() {
-    for name in ["alloc", "kernels", "p2p", "store"] {
+    for name in ["alloc", "kernels", "store"] {
         let output = bench(&[name, "--check"]);
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{name}: {error}");
         assert!(error.contains(&format!("--check: `bench {name}` has no limits to check")), "{error}");
         assert!(
-            error.contains("`bench call`, `bench pool`, `bench symm` or `bench store --attack`"),
+            error.contains("`bench call`, `bench p2p`, `bench pool`, `bench symm` or `bench store --attack`"),
             "{error}"
         );
     }

@@ -23,8 +23,58 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # How it works
-//! For every ordered pair of ranks, the receiver's memory holds a ring of slots. A message goes through the ring in
+//! Messages from or to blocks of a symmetric pool need no ring, once the members have [shared](Direct::share) the pool:
+//!
+//! ```no_run
+//! # use process_group::{ProcessGroup, comm::DataType, group::Buffer};
+//! # use symm_mem::{Domain, Geometry, SymmetricPool, direct::{self, DirectOptions}};
+//! # fn rank(world: &ProcessGroup, stream: &cuda_driver::Stream) -> Result<(), Box<dyn std::error::Error>> {
+//! let direct = direct::install(world, DirectOptions::default())?;
+//! let pool = SymmetricPool::new(&Domain::of(world)?, world.context(), Geometry::default())?;
+//! let block = pool.allocate(256 << 20)?;
+//! // Collective: all members map each other's segments. Call it again after the pool has grown.
+//! direct.share(&pool)?;
+//! let buffer = Buffer::new(block.ptr(), 256 << 20, DataType::U8);
+//! // SAFETY: the block outlives the work.
+//! let work = unsafe {
+//!     match world.rank() {
+//!         0 => world.raw().send(buffer, 1, stream)?,
+//!         _ => world.raw().recv(buffer, 0, stream)?,
+//!     }
+//! };
+//! work.wait()?;
+//! println!("{:?}", direct.report()?);
+//! # Ok(()) }
+//! ```
+//!
+//! # Zero-copy messages
+//! Both ends of a message log it in shared host memory before they launch it. By a compare-exchange they decide which
+//! of them comes first. The log entry of the first end says where its buffer lies: the segment and the offset. If the
+//! buffer lies in a segment that the peer has mapped, the message is a zero-copy message.
+//!
+//! 1. The stream of the first end signals *ready*. Then it waits for *done*.
+//! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
+//!    own buffer and its mapping of the first end's buffer: it reads if it receives, and writes if it sends. Then it
+//!    signals *done*.
+//!
+//! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no shared segment, the message
+//! goes through the ring, wherever the other buffer lies. So a message certainly is a zero-copy message only if both
+//! buffers lie in shared segments. [`Direct::report`] and the description in
+//! [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) count both kinds.
+//!
+//! No host waits. A send ends when the receiver has the data: a sender does not run ahead of its peer, as it does with
+//! a message that fits the ring.
+//!
+//! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings. It
+//! does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
+//! graph may still copy. Windows need a communicator, and their addresses need NCCL 2.29.
+//!
+//! The buffers of a message must stay until the streams have passed it, as for every message. A free in stream order,
+//! behind the message, is safe: the first end's stream passes only after the copy. A block that a captured message uses
+//! is pinned by the graph. The graph of the second end also pins the segment on its own rank, so no rank can retire it.
+//!
+//! # The ring
+//! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Other messages go through the ring in
 //! chunks of one slot. The sender's stream waits until a slot is empty, copies the chunk into it by a copy engine,
 //! and signals that the slot is full. The receiver's stream waits for that signal, copies the chunk to its
 //! destination, and signals that the slot is empty. The signals are words of host memory. One stream waits for each
@@ -34,20 +84,24 @@
 //!
 //! | | |
 //! |---|---|
-//! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 96 MiB |
-//! | pinned host memory of a rank | about 17 KiB for each member |
+//! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 1.9 MiB |
+//! | pinned host memory of a rank | about 42 KiB for each member |
 //! | concurrent | messages with different peers, and both directions of one pair |
 //! | serialized | messages of one rank to another, in the order of calls, on any streams |
-//! | driver calls of one call | a batch of memory operations and a copy for each chunk, and one more operation; with several peers or directions, one more for each chunk |
+//! | driver calls of a zero-copy message | one on the end that comes first, in a batch with several peers or directions two; three on the other end |
+//! | driver calls of another message | a batch of memory operations and a copy for each chunk, and one more operation; with several peers or directions, one more for each chunk |
 //!
-//! # The ring
+//! # The size of the ring
 //! Over NVLink (H200, 395 GB/s) 8 MiB take about 21 µs. The signals and waits of a stream around a chunk take 8 to 10
 //! µs. A second stream hides them if a copy takes longer: from 4 MiB on. Two costs per chunk remain. The copy engine
 //! takes a few µs to switch between the streams. And the host makes two to three driver calls of a few µs each, which
 //! delay the next call of the same thread. So fewer and larger chunks are better, until a ring takes too much memory.
-//! The default is slots of 16 MiB; a message of 256 MiB fills 16 of them. Four slots keep two streams busy: two are
-//! filled while two are emptied. Programs that rarely send large messages, or that have many peers, should use
-//! smaller slots. Measured, in µs (`cargo xtask bench p2p`, four slots, NCCL by one communicator 1559 and 2264):
+//! Four slots keep two streams busy: two are filled while two are emptied.
+//!
+//! The default is slots of 320 KiB, for messages of a few MiB: a program sends large messages from shared segments. A
+//! large message outside of them has many chunks, and each costs 5 to 10 µs, whatever its size. So 256 MiB take 820
+//! chunks, which is 4 to 8 ms by these figures. A program that sends such messages chooses larger slots
+//! ([`DirectOptions::slot_bytes`]) by this table. Measured, in µs (`cargo xtask bench p2p`, four slots, NCCL by one communicator 1559 and 2264):
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs, apart and in a batch | to three peers, 4 GPUs, likewise | memory for a peer |
 //! |---|---|---|---|
@@ -68,8 +122,8 @@
 //! a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues; a batch needs none.
 //!
 //! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
-//! three, and a message takes two more. One stream holds about 200 messages of a chunk, or one of 8 GiB with the
-//! default slots. A rank that calls more ahead of its peer blocks in the call until the peer has called too. If the
+//! three, and a message takes two more. One stream holds about 200 messages of a chunk, 200 zero-copy messages of any
+//! length, or one message of 160 MiB through the default slots. A rank that calls more ahead of its peer blocks in the call until the peer has called too. If the
 //! peer never does, the group ends when [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
@@ -77,20 +131,28 @@
 //! a graph they are in the order of calls. The program must order runs of graphs that have messages of the same pair,
 //! in the same order on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs
 //! that are under way at an abort, or are launched between the abort and the end of the group, complete without valid
-//! data.
+//! data. A graph that sends zero-copy messages must not be launched after an abort: it may write into the buffer that the
+//! receiver had when it captured the message.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a deadline ends the group and all of its waits: a thread sets the words that this
 //! rank's streams wait for, until the streams are idle. The work handles report the reason. Received data is invalid,
 //! and the context stays usable.
 //!
+//! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
+//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait up to 2 s longer for each
+//! other: until the receiver's stream is ready, and the sender has copied. A peer that died costs these 2 s too. Only a
+//! sender that is alive and takes longer may still write.
+//!
 //! | file | subject |
 //! |---|---|
 //! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
-//! | `core` | rings, the messages that go through them, and aborts |
+//! | `core` | rings, the messages that go through them or past them, and aborts |
+//! | `claim` | which end of a message comes first |
+//! | `shared` | pools whose segments all members have mapped, and places in them |
 //! | `lane` | one direction of a pair: order, chunks, comparison of the two ends |
-//! | `rounds` | the order in which a call's chunks are enqueued, their streams, and why this cannot deadlock |
-//! | `chunk_pipeline` | enqueues a lane's chunks |
+//! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
+//! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page`, `half` | words to wait for, and logs of calls, in shared host memory |
 //! | `meeting` | the ranks open each other's flag pages, and agree that all have a path or none |
 //!
@@ -139,7 +201,7 @@ const NAME: &str = "direct";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
     /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks of
-    /// this size. Large slots need fewer steps, but delay the first chunk. [The ring](self#the-ring) helps to choose.
+    /// this size. Large slots need fewer steps, but delay the first chunk. [The size of the ring](self#the-size-of-the-ring) helps to choose.
     pub slot_bytes: usize,
     /// Number of slots of a ring (default 4): the largest number of chunks that are under way or not received yet.
     /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even

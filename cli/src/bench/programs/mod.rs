@@ -3,7 +3,7 @@
 
 mod alloc;
 mod collectives;
-mod messages;
+pub(super) mod messages;
 mod pool;
 mod support;
 mod symm;

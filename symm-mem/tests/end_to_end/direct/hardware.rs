@@ -8,10 +8,10 @@ use std::{
 use cuda_driver::{Driver, graph::CaptureMode, memory::DeviceMemory};
 use process_group::{
     ProcessGroup,
-    comm::{CommError, Nccl},
-    group::GroupErrorKind,
+    comm::{CommError, DataType, Nccl},
+    group::{Buffer, GroupErrorKind},
 };
-use symm_mem::direct::DirectOptions;
+use symm_mem::{SymmetricBlock, direct::DirectOptions};
 
 use super::{
     ends::receive_first,
@@ -125,6 +125,94 @@ fn hardware_batches_arrive() {
 fn hardware_messages_arrive() {
     // All ranks receive before they send, so the receives must fit in a queue of the device.
     arrive(10_000, in_circles);
+}
+
+/// Blocks of a shared pool go between all pairs of ranks, in batches and in a graph, and no ring is used.
+#[test]
+fn hardware_shared_blocks_arrive() {
+    let Some((_turn, driver, nccl, devices)) = gpus() else { return };
+    for size in BTreeSet::from([2, devices]) {
+        drop(ranks(&driver, &nccl, size, |rank| shared_blocks(&rank)));
+        println!("{size} ranks: what was sent from shared blocks is what was received");
+    }
+}
+
+fn shared_blocks(rank: &Rank) -> Vec<SymmetricBlock> {
+    const LENGTHS: [usize; 5] = [1, 4095, 64 << 10, (16 << 20) + 3, 100 << 20];
+    let (group, direct) = rank.direct(rank.builder(), DirectOptions::default());
+    let (me, size, stream, pool) = (rank.rank, rank.size, rank.stream(), rank.pool(&group));
+    // By end and peer.
+    let blocks: Vec<_> = (0..2 * size).map(|_| pool.allocate(101 << 20).unwrap()).collect();
+    direct.share(&pool).unwrap();
+    let others: Vec<_> = (0..size).filter(|peer| *peer != me).collect();
+    let exchange = |offset: usize, length: usize| {
+        let buffer = |at: usize| Buffer::new(blocks[at].ptr() + offset, length, DataType::U8);
+        let work = group.batch(&stream, |batch| {
+            others.iter().try_for_each(|peer| {
+                // SAFETY: the memory lives until the stream is done.
+                unsafe {
+                    batch.recv(buffer(size + peer), *peer)?;
+                    batch.send(buffer(*peer), *peer)
+                }
+            })
+        });
+        work.unwrap()
+    };
+    let fill = |number: usize, offset: usize, length: usize| {
+        for peer in &others {
+            rank.write(blocks[*peer].ptr() + offset, &pattern(number + me * size + peer, length));
+        }
+    };
+    let check = |number: usize, offset: usize, length: usize| {
+        for peer in &others {
+            let found = rank.read(blocks[size + peer].ptr() + offset, length);
+            assert!(found == pattern(number + peer * size + me, length), "{length} bytes of {peer} at {me}");
+        }
+    };
+    for (number, length) in LENGTHS.into_iter().enumerate() {
+        let offset = number * 7;
+        fill(number, offset, length);
+        exchange(offset, length).wait_until(far()).unwrap();
+        check(number, offset, length);
+    }
+    let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+    exchange(5, 1 << 20);
+    let graph = capture.end().unwrap().instantiate().unwrap();
+    for run in 0..100 {
+        fill(run, 5, 1 << 20);
+        stream.launch(&graph).unwrap();
+        stream.synchronize().unwrap();
+        check(run, 5, 1 << 20);
+    }
+    let report = direct.report().unwrap();
+    assert_eq!((report.zero_copy, report.staged), (12 * (size as u64 - 1), 0));
+    drop(graph);
+    group.destroy(far()).unwrap();
+    blocks
+}
+
+/// A receive from a shared block that nobody sends: the abort withdraws the offer, and the context stays usable.
+#[test]
+fn hardware_an_abort_withdraws_offers() {
+    let Some((_turn, driver, nccl, _)) = gpus() else { return };
+    let enqueued = Barrier::new(2);
+    drop(ranks(&driver, &nccl, 2, |rank| {
+        let (group, direct) = rank.direct(rank.builder(), small());
+        let (stream, pool) = (rank.stream(), rank.pool(&group));
+        let block = pool.allocate(1 << 20).unwrap();
+        direct.share(&pool).unwrap();
+        let buffer = Buffer::new(block.ptr(), 1 << 20, DataType::U8);
+        // SAFETY: the memory lives until the stream is done.
+        let work = unsafe { group.raw().recv(buffer, 1 - rank.rank, &stream) }.unwrap();
+        enqueued.wait();
+        group.abort_handle().abort(far()).unwrap();
+        work.wait_until(far()).unwrap_err();
+        stream.synchronize().unwrap();
+        group.abort(far()).unwrap();
+        rank.write(block.ptr(), &[4; 1000]);
+        assert!(rank.read(block.ptr(), 1000) == [4; 1000]);
+        block
+    }));
 }
 
 #[test]

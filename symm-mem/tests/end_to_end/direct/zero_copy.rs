@@ -187,6 +187,70 @@ fn all_to_all_in_one_batch_uses_no_ring() {
     machine.finish();
 }
 
+/// The end that comes second is delayed before its copy, and the end that comes first reaches the message late. Each
+/// waits for the other.
+#[test]
+fn each_end_waits_for_the_other() {
+    const LATE: Duration = Duration::from_millis(100);
+    for first in [0, 1] {
+        let machine = Machine::start(2);
+        let launched = Barrier::new(2);
+        machine.ranks(2, |rank| {
+            let job = Job::new(&rank);
+            let [block, source] = [job.block(MIB), job.block(MIB)];
+            job.direct.share(&job.pool).unwrap();
+            for number in [1, 2] {
+                let old = if job.me() == 0 { vec![0; 5000] } else { pattern(number + 7, 5000) };
+                rank.write(block.ptr(), &old);
+                rank.write(source.ptr(), &pattern(number, 5000));
+                let gate = rank.memory(&[0; 4]);
+                let work = if job.me() == first {
+                    // SAFETY: the memory lives until the stream is done.
+                    unsafe {
+                        job.stream.wait_value32(gate.ptr(), WaitCondition::GreaterOrEqual, 1).unwrap();
+                        // The sender's data, or an earlier use of the receiver's buffer.
+                        job.stream.copy(block.ptr(), source.ptr(), 5000).unwrap();
+                        if job.me() == 1 {
+                            job.stream.fill_u8(block.ptr(), 0, 5000).unwrap();
+                        }
+                    }
+                    let work = job.message(block.ptr(), 5000).unwrap();
+                    launched.wait();
+                    if number == 1 {
+                        // A copy that does not wait for this stream is done by then.
+                        thread::sleep(LATE);
+                        gate.copy_from_host(0, &1u32.to_le_bytes()).unwrap();
+                        launched.wait();
+                    } else {
+                        gate.copy_from_host(0, &1u32.to_le_bytes()).unwrap();
+                    }
+                    work
+                } else {
+                    if job.me() == 0 {
+                        rank.write(block.ptr(), &pattern(number, 5000));
+                    }
+                    launched.wait();
+                    if number == 2 {
+                        let late = Injection::new("cuMemcpyDtoDAsync_v2", Action::Delay(LATE));
+                        machine.world.faults().inject(late).unwrap();
+                    }
+                    let work = job.message(block.ptr(), 5000).unwrap();
+                    if number == 1 {
+                        launched.wait();
+                    }
+                    work
+                };
+                work.wait_until(far()).unwrap();
+                assert!(rank.read(block.ptr(), 5000) == pattern(number, 5000), "{first} first, {number}");
+            }
+            assert_eq!(job.report(), (2, 0));
+            drop((block, source));
+            job.leave();
+        });
+        machine.finish();
+    }
+}
+
 /// A graph's messages have words of their own, whichever end captured first.
 #[test]
 fn a_graph_is_right_in_every_run() {

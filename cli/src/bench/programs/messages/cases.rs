@@ -6,7 +6,10 @@ use process_group::{
     comm::DataType,
     group::{Batch, Buffer},
 };
-use symm_mem::rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory};
+use symm_mem::{
+    Domain, Geometry, SymmetricPool,
+    rendezvous::{Rendezvous, RendezvousOptions, SymmetricMemory},
+};
 
 use super::rank::Rank;
 use crate::bench::programs::support::{Result, timed};
@@ -22,6 +25,8 @@ const PEERS: usize = 3;
 /// A pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Case {
+    /// Rank 0 sends rank 1 a large message.
+    OneWay,
     /// Ranks 0 and 1 send each other a large message.
     Opposite,
     /// Rank 0 sends three others a large message each.
@@ -30,11 +35,12 @@ pub(crate) enum Case {
     Pipeline,
 }
 
-pub(crate) const CASES: [Case; 3] = [Case::Opposite, Case::Fan, Case::Pipeline];
+pub(crate) const CASES: [Case; 4] = [Case::OneWay, Case::Opposite, Case::Fan, Case::Pipeline];
 
 impl Case {
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            Self::OneWay => "256 MiB in one direction",
             Self::Opposite => "256 MiB in both directions",
             Self::Fan => "256 MiB to each of three peers",
             Self::Pipeline => "64 KiB down and up, a step of 64",
@@ -79,6 +85,8 @@ struct Message {
 
 /// The memory and the streams of one rank.
 pub(crate) struct Messages {
+    /// The memory is a block of this pool. Only groups that share the pool use that.
+    pub(super) pool: SymmetricPool,
     memory: SymmetricMemory,
     own: DevicePtr,
     streams: [Stream; PEERS],
@@ -88,10 +96,11 @@ impl Messages {
     /// Collective: all members of the group must call it.
     pub(crate) fn new(context: &Context, group: &ProcessGroup) -> Result<Self> {
         let stream = || Stream::new(context, StreamFlags::NON_BLOCKING);
-        let memory = CudaAllocator::new(context)?.allocate(PEERS * LARGE)?;
-        let memory = Rendezvous::of(group, RendezvousOptions::default())?.rendezvous(&memory)?;
+        let pool = SymmetricPool::new(&Domain::of(group)?, context, Geometry::default())?;
+        let block = pool.allocate((PEERS * LARGE) as u64)?;
+        let memory = Rendezvous::of(group, RendezvousOptions::default())?.rendezvous(&block)?;
         let own = memory.buffer_ptr(group.rank())?;
-        Ok(Self { memory, own, streams: [stream()?, stream()?, stream()?] })
+        Ok(Self { pool, memory, own, streams: [stream()?, stream()?, stream()?] })
     }
 
     fn buffer(&self, place: usize, bytes: usize) -> Buffer {
@@ -106,6 +115,8 @@ impl Messages {
         let small =
             |out, peer, place| Message { out, peer, buffer: self.buffer(place, SMALL), stream: place % 2 };
         match (case, rank) {
+            (Case::OneWay, 0) => vec![large(true, 1, 0)],
+            (Case::OneWay, 1) => vec![large(false, 0, 1)],
             (Case::Opposite, 0) => vec![large(true, 1, 0), large(false, 1, 1)],
             (Case::Opposite, 1) => vec![large(false, 0, 1), large(true, 0, 0)],
             (Case::Fan, 0) => (0..PEERS).map(|place| large(true, place + 1, place)).collect(),

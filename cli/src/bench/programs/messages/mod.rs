@@ -3,7 +3,8 @@
 //! `lockstep bench program messages [RANKS] [MIBxSLOTS…]`, with ranks as threads of one process. It prints the
 //! machine, then lines separated by tabs: case, policy, ns, a line for each round; and once for each policy `memory`
 //! with the bytes of a rank's device that it takes, beyond those of the first policy. `Direct` uses the default ring,
-//! and prints one more line for each ring given as `8x4`. `lockstep bench p2p` prints a table of them.
+//! and prints one more line for each ring given as `8x4`. `Direct, shared` sends from blocks of a pool that its members
+//! share; `memory for a peer` are the bytes of its rings for one peer. `lockstep bench p2p` prints a table of them.
 
 mod cases;
 mod rank;
@@ -27,6 +28,10 @@ use rank::Rank;
 /// Rounds of every case.
 pub(super) const ROUNDS: usize = 9;
 
+/// The contenders whose messages take one copy.
+pub(in crate::bench) const SHARED: &str = "Direct, shared";
+pub(in crate::bench) const SHARED_BATCH: &str = "Direct, shared, in a batch";
+
 /// A contender.
 #[derive(Clone)]
 struct Contender {
@@ -34,12 +39,16 @@ struct Contender {
     policy: P2pPolicy,
     batched: bool,
     ring: DirectOptions,
+    /// Its members share the pool of the messages' memory.
+    shares: bool,
 }
 
 /// Returns the policies, and the rings that the arguments name.
 fn contenders(ranks: usize) -> Vec<Contender> {
     let ring = DirectOptions::default();
-    let of = |name: String, policy, batched| Contender { name, policy, batched, ring };
+    let of = |name: String, policy, batched| Contender { name, policy, batched, ring, shares: false };
+    let shared =
+        |name: &str, batched| Contender { shares: true, ..of(name.to_owned(), P2pPolicy::Direct, batched) };
     let peers = colours(ranks) as u32;
     let mut all = vec![of("Shared".to_owned(), P2pPolicy::Shared, false)];
     let lanes: BTreeSet<_> = [1, peers, 2 * peers].into();
@@ -49,6 +58,8 @@ fn contenders(ranks: usize) -> Vec<Contender> {
         of("Direct".to_owned(), P2pPolicy::Direct, false),
         of("in a batch".to_owned(), P2pPolicy::Shared, true),
         of("Direct, in a batch".to_owned(), P2pPolicy::Direct, true),
+        shared(SHARED, false),
+        shared(SHARED_BATCH, true),
     ]);
     let rings = std::env::args().filter_map(|argument| {
         let (mib, slots) = argument.split_once('x')?;
@@ -58,7 +69,7 @@ fn contenders(ranks: usize) -> Vec<Contender> {
         for (batched, how) in [(false, ""), (true, ", in a batch")] {
             let name = format!("Direct {mib} MiB x {slots}{how}");
             let ring = ring.slot_bytes(mib << 20).slots(slots);
-            all.push(Contender { name, policy: P2pPolicy::Direct, batched, ring });
+            all.push(Contender { ring, ..of(name, P2pPolicy::Direct, batched) });
         }
     }
     all
@@ -82,16 +93,24 @@ pub(super) fn run() -> Result<()> {
 fn measure(rank: &Rank<'_>) -> Result<()> {
     // Memory that the process takes once must not count for the first policy, so a group is made before the
     // measurement.
-    let first = rank.group("first", P2pPolicy::Shared, DirectOptions::default())?;
+    let (first, _) = rank.group("first", P2pPolicy::Shared, DirectOptions::default())?;
     let messages = Messages::new(rank.context, &first)?;
     let first = Carrier::Group(first);
     messages.warm(rank, &first)?;
     let mut carriers = vec![("copy engine".to_owned(), Carrier::CopyEngine)];
     messages.warm(rank, &carriers[0].1)?;
-    let mut shared = None;
-    for Contender { name, policy, batched, ring } in contenders(rank.machine.ranks) {
+    let (mut shared, mut sharing) = (None, Vec::new());
+    for Contender { name, policy, batched, ring, shares } in contenders(rank.machine.ranks) {
         let before = rank.left()?;
-        let group = rank.group(&name, policy, ring)?;
+        let (group, direct) = rank.group(&name, policy, ring)?;
+        if let Some(direct) = direct.filter(|_| shares) {
+            direct.share(&messages.pool)?;
+            sharing.push(direct);
+        }
+        if let Some(path) = group.p2p().path.filter(|_| name == SHARED) {
+            let peers = rank.machine.ranks.saturating_sub(1).max(1) as u64;
+            rank.say(|| format!("memory for a peer\t{name}\t{}", path.device_bytes / peers));
+        }
         let carrier = if batched { Carrier::Batches(group) } else { Carrier::Group(group) };
         messages.warm(rank, &carrier)?;
         let taken = before.saturating_sub(rank.left()?);
@@ -114,6 +133,14 @@ fn measure(rank: &Rank<'_>) -> Result<()> {
             }
         }
         rank.say(String::new);
+    }
+    for direct in &sharing {
+        let staged = direct.report()?.staged;
+        if staged > 0 {
+            return Err(
+                format!("{staged} messages from shared memory went through rings; expected none").into()
+            );
+        }
     }
     drop(messages);
     for carrier in carriers.into_iter().map(|(_, carrier)| carrier).chain([first]) {

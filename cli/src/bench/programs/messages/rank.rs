@@ -6,7 +6,7 @@ use cuda_driver::Context;
 use process_group::ProcessGroup;
 use process_group::group::P2pPolicy;
 use process_group::store::HashStore;
-use symm_mem::direct::{self, DirectOptions};
+use symm_mem::direct::{self, Direct, DirectOptions};
 
 use crate::bench::programs::support::{Machine, Result};
 
@@ -27,15 +27,19 @@ impl Rank<'_> {
         }
     }
 
-    pub(super) fn group(&self, name: &str, policy: P2pPolicy, ring: DirectOptions) -> Result<ProcessGroup> {
+    /// Makes a group, with the direct path that its policy needs.
+    pub(super) fn group(
+        &self,
+        name: &str,
+        policy: P2pPolicy,
+        ring: DirectOptions,
+    ) -> Result<(ProcessGroup, Option<Direct>)> {
         let builder =
             ProcessGroup::builder().name(name).store(self.store.clone()).rank(self.rank).p2p(policy);
         let builder = builder.world_size(self.machine.ranks).context(self.context).nccl(&self.machine.nccl);
         let group = builder.build()?;
-        if policy == P2pPolicy::Direct {
-            direct::install(&group, ring)?;
-        }
-        Ok(group)
+        let direct = (policy == P2pPolicy::Direct).then(|| direct::install(&group, ring)).transpose()?;
+        Ok((group, direct))
     }
 
     /// Returns the free device memory in bytes, once all ranks have called this.
