@@ -147,10 +147,11 @@
 //! | file | subject |
 //! |---|---|
 //! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
+//! | `handle` | [`Direct`] |
 //! | `core` | rings, the messages that go through them or past them, and aborts |
 //! | `claim` | which end of a message comes first |
 //! | `shared` | pools whose segments all members have mapped, and places in them |
-//! | `lane` | one direction of a pair: order, chunks, comparison of the two ends |
+//! | `lane`, `part` | one direction of a pair: order, chunks, comparison of the two ends; its part of a call |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page`, `half` | words to wait for, and logs of calls, in shared host memory |
@@ -164,18 +165,15 @@ mod core;
 mod error;
 mod flag_page;
 mod half;
+mod handle;
 mod lane;
 mod meeting;
+mod part;
 mod rounds;
 mod shared;
 mod zero_copy;
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    thread,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use cuda_driver::{Context, Stream, sys::Feature, vmm::HandleTypes};
 use process_group::{
@@ -187,12 +185,9 @@ use process_group::{
     store::Deadline,
 };
 
-pub use self::error::DirectError;
-use self::{core::Core, lane::Ring, shared::Segment};
-use crate::{
-    pool::SymmetricPool,
-    rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
-};
+use self::{core::Core, lane::Ring};
+pub use self::{core::DirectReport, error::DirectError, handle::Direct};
+use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions};
 
 /// The path's name.
 const NAME: &str = "direct";
@@ -332,100 +327,9 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, D
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
     let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (rendezvous, memory));
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
-    let handle = Direct {
-        group: group.name().into(),
-        deadline: options.deadline,
-        core: Arc::downgrade(&core),
-        sharing: Arc::default(),
-    };
+    let handle = Direct::new(group.name(), options.deadline, &core);
     group.install(Arc::new(DirectPath { core: Some(core) }))?;
     Ok(handle)
-}
-
-/// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
-#[derive(Debug, Clone)]
-pub struct Direct {
-    /// The group's name.
-    group: Arc<str>,
-    /// Time for a call of [`share`](Self::share).
-    deadline: Duration,
-    core: Weak<Core>,
-    /// Locked by the call that shares segments.
-    sharing: Arc<Mutex<()>>,
-}
-
-/// Messages of a direct path on this rank, from [`Direct::report`]. Messages without bytes, and messages of a rank to
-/// itself, are not counted. A captured message is counted once, when it is captured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct DirectReport {
-    /// Messages that one copy takes from buffer to buffer.
-    pub zero_copy: u64,
-    /// Messages that go through a ring.
-    pub staged: u64,
-}
-
-impl Direct {
-    /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages with blocks in these
-    /// segments are [zero-copy messages](self#zero-copy-messages). Returns the number of newly mapped segments.
-    ///
-    /// Collective: all members call it at the same point of the program, for example after a
-    /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
-    /// the members agree on every segment here. Without new segments, the call does not communicate.
-    ///
-    /// The path keeps the pool's memory until the group ends, as a communicator does that has windows in it. Segments
-    /// can be [retired](SymmetricPool::retire) before.
-    ///
-    /// # Errors
-    /// [`DirectError::Rendezvous`], the same on all members, if the members' segments differ or cannot be shared.
-    /// Segments before the one that failed stay mapped. [`DirectError::Ended`] once the group is gone.
-    pub fn share(&self, pool: &SymmetricPool) -> Result<usize, DirectError> {
-        let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
-        let core = self.core()?;
-        let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
-        // The end of the group waits for whoever holds its core, and it ends the calls below.
-        drop(core);
-        for (buffer, ordinal) in &missing {
-            rendezvous.rendezvous(buffer)?;
-            let core = self.core()?;
-            // The pool removes a mapping only when all ranks retire the segment.
-            let Some((number, _)) = rendezvous.mapping(buffer) else { continue };
-            let (memory, buffer) = (pool.memory().clone(), buffer.clone());
-            core.shared.add(pool, Segment { number, buffer, memory, ordinal: *ordinal });
-            // Peers may send from here on.
-            core.flag_pages[core.rank].set_mapped(number);
-        }
-        self.await_others()?;
-        Ok(missing.len())
-    }
-
-    /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
-    /// a ring. A member that fails here is no error: messages with it use the ring.
-    fn await_others(&self) -> Result<(), DirectError> {
-        let deadline = Deadline::after(self.deadline);
-        while !deadline.expired() {
-            let core = self.core()?;
-            let own = core.flag_pages[core.rank].mapped();
-            if core.is_over() || core.flag_pages.iter().all(|page| page.mapped() >= own) {
-                break;
-            }
-            drop(core);
-            thread::sleep(Duration::from_micros(50));
-        }
-        Ok(())
-    }
-
-    /// Returns the numbers of messages so far.
-    ///
-    /// # Errors
-    /// [`DirectError::Ended`] once the group is gone.
-    pub fn report(&self) -> Result<DirectReport, DirectError> {
-        Ok(self.core()?.report())
-    }
-
-    fn core(&self) -> Result<Arc<Core>, DirectError> {
-        self.core.upgrade().ok_or_else(|| DirectError::Ended { group: self.group.to_string() })
-    }
 }
 
 /// Allocates this rank's rings, which no peer knows yet, if the driver supports the path.

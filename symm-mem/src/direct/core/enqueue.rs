@@ -1,6 +1,6 @@
 //! Enqueues the pieces of one call.
 
-use std::sync::{MutexGuard, PoisonError, atomic::Ordering};
+use std::sync::{PoisonError, atomic::Ordering};
 
 use cuda_driver::{DevicePtr, Event, EventFlags, Stream};
 use process_group::group::path::{PathError, Way};
@@ -9,46 +9,13 @@ use super::{
     super::{
         chunk_pipeline::ChunkPipeline,
         flag_page::Word,
-        lane::{Chunk, Lane, State},
+        lane::Lane,
+        part::{Part, Piece},
         rounds::{Action, Kind, Load, Step, steps, takes_turns},
-        zero_copy::{Offer, Take, ZeroCopy},
+        zero_copy::ZeroCopy,
     },
     Core, ring_of,
 };
-
-/// A lane's part of one call.
-pub(super) struct Part<'a> {
-    pub(super) lane: &'a Lane,
-    pub(super) state: MutexGuard<'a, State>,
-    pub(super) pieces: Vec<Piece>,
-}
-
-/// A piece of a lane's part of a call, as in [rounds](super::super::rounds).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Piece {
-    Chunk(Chunk),
-    Offer(Offer),
-    Take(Take),
-}
-
-impl Part<'_> {
-    /// The chunk of a piece that is one.
-    fn chunk(&self, piece: usize) -> Chunk {
-        match self.pieces[piece] {
-            Piece::Chunk(chunk) => chunk,
-            other => unreachable!("{other:?} is carried as a chunk"),
-        }
-    }
-
-    fn kinds(&self) -> Vec<Kind> {
-        let kind = |piece: &Piece| match piece {
-            Piece::Chunk(_) => Kind::Chunk,
-            Piece::Offer(_) => Kind::Offer,
-            Piece::Take(_) => Kind::Take,
-        };
-        self.pieces.iter().map(kind).collect()
-    }
-}
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). Each lane uses streams of its own if possible: the

@@ -21,17 +21,27 @@ use process_group::{
     store::Deadline,
 };
 
-use self::enqueue::{Part, Piece};
 use super::{
-    DirectReport,
     claim::{Claim, claim, take},
     flag_page::{AHEAD, FlagPage},
     half::Half,
     lane::{Lane, Ring, compare},
+    part::{Part, Piece},
     shared::{Place, SharedPools},
     zero_copy::{Offer, Take},
 };
 use crate::rendezvous::{Rendezvous, SymmetricMemory};
+
+/// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and messages of a rank to
+/// itself, are not counted. A captured message is counted once, when it is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct DirectReport {
+    /// Messages that one copy takes from buffer to buffer.
+    pub zero_copy: u64,
+    /// Messages that go through a ring.
+    pub staged: u64,
+}
 
 /// Rings, flag pages and lanes. The last reference is dropped only after the core was seen idle.
 #[derive(Debug)]

@@ -1,0 +1,95 @@
+//! A program's handle on a direct path: pools to share, and numbers of messages.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+    time::Duration,
+};
+
+use process_group::store::Deadline;
+
+use super::{
+    DirectError,
+    core::{Core, DirectReport},
+    shared::Segment,
+};
+use crate::pool::SymmetricPool;
+
+/// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
+#[derive(Debug, Clone)]
+pub struct Direct {
+    /// The group's name.
+    group: Arc<str>,
+    /// Time for a call of [`share`](Self::share).
+    deadline: Duration,
+    core: Weak<Core>,
+    /// Locked by the call that shares segments.
+    sharing: Arc<Mutex<()>>,
+}
+
+impl Direct {
+    pub(super) fn new(group: &str, deadline: Duration, core: &Arc<Core>) -> Self {
+        Self { group: group.into(), deadline, core: Arc::downgrade(core), sharing: Arc::default() }
+    }
+
+    /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages with blocks in these
+    /// segments are [zero-copy messages](super#zero-copy-messages). Returns the number of newly mapped segments.
+    ///
+    /// Collective: all members call it at the same point of the program, for example after a
+    /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
+    /// the members agree on every segment here. Without new segments, the call does not communicate.
+    ///
+    /// The path keeps the pool's memory until the group ends, as a communicator does that has windows in it. Segments
+    /// can be [retired](SymmetricPool::retire) before.
+    ///
+    /// # Errors
+    /// [`DirectError::Rendezvous`], the same on all members, if the members' segments differ or cannot be shared.
+    /// Segments before the one that failed stay mapped. [`DirectError::Ended`] once the group is gone.
+    pub fn share(&self, pool: &SymmetricPool) -> Result<usize, DirectError> {
+        let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = self.core()?;
+        let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
+        // The end of the group waits for whoever holds its core, and it ends the calls below.
+        drop(core);
+        for (buffer, ordinal) in &missing {
+            rendezvous.rendezvous(buffer)?;
+            let core = self.core()?;
+            // The pool removes a mapping only when all ranks retire the segment.
+            let Some((number, _)) = rendezvous.mapping(buffer) else { continue };
+            let (memory, buffer) = (pool.memory().clone(), buffer.clone());
+            core.shared.add(pool, Segment { number, buffer, memory, ordinal: *ordinal });
+            // Peers may send from here on.
+            core.flag_pages[core.rank].set_mapped(number);
+        }
+        self.await_others()?;
+        Ok(missing.len())
+    }
+
+    /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
+    /// a ring. A member that fails here is no error: messages with it use the ring.
+    fn await_others(&self) -> Result<(), DirectError> {
+        let deadline = Deadline::after(self.deadline);
+        while !deadline.expired() {
+            let core = self.core()?;
+            let own = core.flag_pages[core.rank].mapped();
+            if core.is_over() || core.flag_pages.iter().all(|page| page.mapped() >= own) {
+                break;
+            }
+            drop(core);
+            thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Returns the numbers of messages so far.
+    ///
+    /// # Errors
+    /// [`DirectError::Ended`] once the group is gone.
+    pub fn report(&self) -> Result<DirectReport, DirectError> {
+        Ok(self.core()?.report())
+    }
+
+    fn core(&self) -> Result<Arc<Core>, DirectError> {
+        self.core.upgrade().ok_or_else(|| DirectError::Ended { group: self.group.to_string() })
+    }
+}

@@ -1,0 +1,43 @@
+//! A lane's part of one call.
+
+use std::sync::MutexGuard;
+
+use super::{
+    lane::{Chunk, Lane, State},
+    rounds::Kind,
+    zero_copy::{Offer, Take},
+};
+
+/// A lane's part of one call.
+pub(super) struct Part<'a> {
+    pub(super) lane: &'a Lane,
+    pub(super) state: MutexGuard<'a, State>,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece of a lane's part of a call, as in [rounds](super::rounds).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece {
+    Chunk(Chunk),
+    Offer(Offer),
+    Take(Take),
+}
+
+impl Part<'_> {
+    /// The chunk of a piece that is one.
+    pub(super) fn chunk(&self, piece: usize) -> Chunk {
+        match self.pieces[piece] {
+            Piece::Chunk(chunk) => chunk,
+            other => unreachable!("{other:?} is carried as a chunk"),
+        }
+    }
+
+    pub(super) fn kinds(&self) -> Vec<Kind> {
+        let kind = |piece: &Piece| match piece {
+            Piece::Chunk(_) => Kind::Chunk,
+            Piece::Offer(_) => Kind::Offer,
+            Piece::Take(_) => Kind::Take,
+        };
+        self.pieces.iter().map(kind).collect()
+    }
+}
