@@ -115,14 +115,13 @@ pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
     }
     let streams: Vec<_> = loads.iter().map(Load::streams_of_pieces).collect();
     let mut steps = Vec::new();
-    for round in 0..loads.iter().map(|load| load.pieces.len()).max().unwrap_or(0) {
+    let rounds = loads.iter().map(|load| load.pieces.len()).max().unwrap_or(0);
+    for round in 0..rounds {
         // Actions by the phase in which they are enqueued.
         let mut phases: [Vec<Step>; 4] = Default::default();
-        for (part, load) in loads.iter().enumerate() {
-            let Some(kind) = load.pieces.get(round) else { continue };
-            let mut add = |phase: usize, action| {
-                phases[phase].push(Step { part, stream: streams[part][round], action });
-            };
+        for (part, (load, streams)) in loads.iter().zip(&streams).enumerate() {
+            let (Some(kind), Some(stream)) = (load.pieces.get(round), streams.get(round)) else { continue };
+            let mut add = |phase: usize, action| phases[phase].push(Step { part, stream: *stream, action });
             match kind {
                 Kind::Chunk => {
                     let phase = if load.sends { 1 } else { 2 };
