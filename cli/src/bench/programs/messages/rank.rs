@@ -38,7 +38,7 @@ impl Rank<'_> {
             ProcessGroup::builder().name(name).store(self.store.clone()).rank(self.rank).p2p(policy);
         let builder = builder.world_size(self.machine.ranks).context(self.context).nccl(&self.machine.nccl);
         let group = builder.build()?;
-        let direct = (policy == P2pPolicy::Direct).then(|| direct::install(&group, ring)).transpose()?;
+        let direct = if policy == P2pPolicy::Direct { Some(direct::install(&group, ring)?) } else { None };
         Ok((group, direct))
     }
 
