@@ -30,8 +30,8 @@ pub(crate) struct Circumstances {
     pub(crate) inside_group: bool,
     /// A problem with the rank's groups.
     pub(crate) trouble: Option<String>,
-    /// True if the driver reports that a stream of their devices is capturing. Registration and deregistration cannot
-    /// be captured, and may invalidate the capture.
+    /// True if a stream of the rank's device is capturing, or the error of the driver. Registration and deregistration
+    /// cannot be captured, and may invalidate the capture.
     pub(crate) is_capturing: Result<bool, String>,
 }
 

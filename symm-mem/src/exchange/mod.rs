@@ -98,19 +98,20 @@ pub use self::{
 };
 use crate::rendezvous::{GroupInfo, PeerMemory, Rendezvous};
 
-/// A group's exchanges. Cheap to clone.
+/// The one-sided transfers of a group, as seen by one member. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Exchange {
     owner: Arc<Owner>,
 }
 
-/// Owner of an exchange: lives while a handle or a plan of it lives.
+/// The state of an exchange. Its handles and plans share it, and the last one of them drops it.
 struct Owner {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
     prefix: String,
-    /// Number of the next exchange of each set of ranks. Only one exchange of a set runs at a time.
+    /// For each set of ranks, the number of the next agreement on a plan. Its lock is held during an agreement, so one
+    /// runs at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
     plans: Mutex<HashMap<String, Named>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -130,15 +131,16 @@ impl fmt::Debug for Owner {
 }
 
 impl Drop for Owner {
-    /// The threads end by themselves once no work is outstanding.
+    /// Tells the threads to end. They first finish the transfers under way and close the dropped plans.
     fn drop(&mut self) {
         self.shared.closer.stop();
     }
 }
 
 impl Exchange {
-    /// Makes the exchange of a group. Collective: all members call it, equally often and with the same options. Each
-    /// `Exchange` has its own slots, whose addresses the members exchange in this call.
+    /// Creates an exchange for a group. Collective: all members call it, equally often and with the same options. Each
+    /// `Exchange` has its own slots: words in device memory by which members signal each other. The members map each
+    /// other's slots in this call.
     ///
     /// # Errors
     /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is the same on every member.
@@ -197,12 +199,13 @@ impl Exchange {
         Transfer::new(peer, part, memory.into(), (info.rank(), info.world_size()))
     }
 
-    /// Exchanges the plan called `plan`. Collective over the group: every member calls it with its transfers,
-    /// possibly none, in any order. The members always agree first. If all memory is already open, nothing is
-    /// opened.
+    /// Agrees on the plan called `plan` with the other members. Collective over the group: every member calls it with
+    /// its own ends of transfers, or with none. Members may list their transfers in different orders, except those
+    /// between the same two ranks. After the agreement, the members open the memory of their peers that they have not
+    /// open yet.
     ///
-    /// An earlier plan of that name becomes stale. This rank first waits for that plan's transfers under way. If they
-    /// do not end within an eighth of [`ExchangeOptions::deadline`], the exchange fails on all members.
+    /// An earlier plan of that name becomes stale: its calls fail. This rank first waits until that plan's transfers
+    /// have ended. If they take longer than an eighth of [`ExchangeOptions::deadline`], the call fails on all members.
     ///
     /// # Errors
     /// [`ExchangeError`]. All members get the same [`Refused`](ExchangeError::Refused), before their deadlines.
@@ -211,19 +214,20 @@ impl Exchange {
         self.exchange_among(&all, plan, transfers)
     }
 
-    /// Number of peers' allocations that are open.
+    /// Returns the number of peers' allocations that are open.
     #[must_use]
     pub fn open_handles(&self) -> usize {
         self.owner.shared.handles.count()
     }
 
-    /// Number of further transfers that this rank can have.
+    /// Returns how many more transfers this rank can have at this time, out of [`ExchangeOptions::channels`].
     #[must_use]
     pub fn free_channels(&self) -> usize {
         self.owner.shared.slots().free()
     }
 
-    /// Takes the plans that peers did not close in time, since the last call.
+    /// Returns the plans that peers have not closed within the [lease](ExchangeOptions::lease), and forgets them: the
+    /// next call returns only later ones.
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()

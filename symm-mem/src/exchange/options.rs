@@ -7,11 +7,14 @@ use cuda_driver::vmm::HandleTypes;
 /// Options of a group's exchanges. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// Time after which every member has an answer. A member may arrive up to half of it later than the first.
+    /// The time limit of the agreement on a plan. The members wait for each other for half of it: a member may come that
+    /// much later than the first. Opening of peers' memory has its own limit of at least 10 s, and the members' answers
+    /// of at least 5 s.
     pub deadline: Duration,
-    /// Largest number of transfers that a rank has at one time, over all of its plans.
+    /// The largest number of transfers that a rank has at one time, over all of its plans.
     pub channels: usize,
-    /// Time that peers may hold lent memory after this rank has dropped the plan.
+    /// The time, from when this rank drops a plan, within which peers must close the memory that it lent them. Memory
+    /// that a peer closes later is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Handle types by which the slots are shared; by default all that the driver [grants](HandleTypes::granted).
     /// Across hosts, every rank needs fabric handles.

@@ -1,11 +1,14 @@
-//! Deadlines of waits. A separate thread checks them: nothing else limits a stream that waits for a word, and a host
-//! thread that waits for the stream cannot check the time. The thread makes no call that waits for the device or for
-//! other threads.
+//! The watch thread of an exchange, which enforces the deadlines of its transfers. A stream waits for a word in device
+//! memory without a time limit, and a host thread that waits for the stream cannot check the time either. The watch
+//! thread makes no call that waits for the device or for other threads.
 //!
-//! A failed plan is given up in two steps on the same stream. First the peers' abort words are set. Then this rank's
-//! waits are released. So a peer knows that the plan has failed before a released stream writes anything to it. While
-//! the plan has operations under way, the first step is repeated until it succeeds. The second is then repeated until
-//! no operation is left, since a peer may overwrite the words meanwhile.
+//! When a plan has failed, the thread writes two kinds of words, both on the exchange's control stream:
+//! 1. It sets the abort words of the peers.
+//! 2. It sets the words that this rank's streams wait for, which releases the streams.
+//!
+//! A released stream may then write to a peer. Because of the order, the peer can see by then that the plan has failed.
+//! While operations of the plan are under way, the thread repeats step 1 until it succeeds. After that it repeats step
+//! 2, because a peer may overwrite the words.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,10 +25,10 @@ use super::{
     shared::{Mirror, Shared},
 };
 
-/// Polling interval while something is under way; also the delay with which a deadline may be noticed.
+/// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
 pub(super) const TICK: Duration = Duration::from_millis(5);
 
-/// Interval at which the peers' abort words are read.
+/// The interval at which the thread reads the words by which peers report that they have given up a plan.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of consecutive failed queries after which the device is considered lost.
@@ -34,7 +37,7 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// Index of the transfer, and the event that the operation waits for. `None`: only its end is watched.
+    /// The index of the transfer, and the step of the peer that the operation waits for. `None` if it waits for no peer.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -45,8 +48,8 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// Returns whether the operation is no longer under way. A lost device runs nothing, but a single query may also
-    /// fail; so it takes [`UNANSWERED`] failures.
+    /// Returns true if the operation has ended. A device that is lost runs nothing, so the operation also counts as
+    /// ended after [`UNANSWERED`] failed queries in a row. A single query may fail for another reason.
     fn has_ended(&mut self) -> bool {
         match self.done.query() {
             Ok(ended) => {
@@ -123,8 +126,8 @@ impl Watch {
         }
     }
 
-    /// Watches an enqueued operation, after whose end `watched.done` was recorded. `former` is the event of the
-    /// previous operation of the same transfer, which may now be free for reuse.
+    /// Watches an enqueued operation. The caller has recorded `watched.done` behind it on its stream. `former` is the
+    /// event of the previous operation of the same transfer. It is reused if nothing else refers to it.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
         watched.core.begun();
         self.tell(|state| {
@@ -194,10 +197,11 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// The operation that a stream runs first: its plan, and the event that it waits for.
+/// The first operation of a stream that has not ended: its plan, its transfer, and the step that it waits for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Removes operations that have ended, and returns their events; marks plans with late operations as failed.
+/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed,
+/// and adds them to `failed`.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
     // Operations behind a busy one of the same stream are busy too. The first busy one of each stream is the one that
@@ -302,8 +306,8 @@ fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> b
     }
     for wire in &core.wires {
         let awaited = wire.awaited.load(Ordering::Acquire);
-        // SAFETY: a word of this rank's slots, mapped as long too. Enqueued behind the writes to the peers, on the same
-        // stream. If a write fails, the next call repeats it.
+        // SAFETY: a word of this rank's slots, which stay mapped as long as `shared` lives. The write comes after the
+        // writes to the peers, because it is on the same stream. If it fails, the next call repeats it.
         let _ = unsafe { shared.control.write_value32(wire.own.count, awaited) };
         if core.captured.load(Ordering::Acquire) {
             // SAFETY: as above.

@@ -105,11 +105,13 @@ impl PeerMemory {
         Self::mapped(mapped(context, &memory, whole)?, bytes, subject)
     }
 
-    /// Wraps a mapping of the caller as memory for rendezvous, for a [`PeerAllocator`] outside of this crate: one for
-    /// another kind of device, or one with its own way to reserve addresses and pages. Peers map all of the physical
-    /// memory, so the mapping must cover all of it, and must give access to this rank's device. The physical memory
-    /// must be exportable, and accessible to the devices of the peers. Of its bytes, `bytes` are in use. With `id` it
-    /// is [persistent](PeerAllocator::persistent) memory, and every rank gives the same id.
+    /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] outside
+    /// of this crate.
+    ///
+    /// - `mapping` must cover all of the physical memory, because peers map all of it. It must give access to this
+    ///   rank's device. The physical memory must be exportable, and accessible to the devices of the peers.
+    /// - `bytes` is the size that the memory reports ([`bytes`](Self::bytes)), at most that of the mapping.
+    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank. `None` for other memory.
     ///
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or more than the mapping has.
@@ -154,9 +156,11 @@ impl PeerMemory {
         self.inner.bytes
     }
 
-    /// Returns whether this is the only handle to the memory: no clone, buffer or [`SymmetricMemory`] holds it. For a
-    /// [`PeerAllocator`] that keeps one handle to each persistent allocation, and must not return it again before all
-    /// others are dropped. No other thread can change the result to false while it is true.
+    /// Returns true if this is the only handle to the memory: there is no clone, and no buffer or [`SymmetricMemory`]
+    /// of it. A result of true stays true until a handle is made from this one.
+    ///
+    /// A [`PeerAllocator`] keeps one handle to each persistent allocation. It may return the allocation again only if
+    /// that handle is the only one.
     ///
     /// [`SymmetricMemory`]: super::SymmetricMemory
     #[must_use]
@@ -203,8 +207,9 @@ pub trait PeerAllocator: Send + Sync {
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// Returns the persistent memory of `id`. After the last handle to it was dropped, the next call returns the same
-    /// memory, which keeps the mappings of its peers. [`PeerMemory::is_unique`] says whether other handles are alive.
+    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, with the
+    /// mappings that peers have of it, and fail while a handle from an earlier call is alive
+    /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors
     /// [`AllocationError::StillAlive`], [`AllocationError::OtherSize`], and the errors of

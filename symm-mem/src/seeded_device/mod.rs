@@ -1,16 +1,16 @@
-//! Whole ranks on the embedded device, under its seeded scheduler. They combine the state machines of commits and of
-//! rendezvous, the store's state machines, NCCL's raw function table, and an arena over virtual memory that peers
-//! map.
+//! Runs commits and rendezvous of several ranks on the embedded device, under its seeded scheduler. A rank uses the
+//! real state machines of agreements and of the store's clients, NCCL's raw function table, and an arena over virtual
+//! memory that its peers map.
 //!
-//! Every rank is an actor with two helpers, as in a real program: a service actor that makes the library's blocking
-//! calls, and a watch actor that aborts the group if the members' verdict is that it is dead. All waits go through
-//! the scheduler, on the virtual clock.
+//! Every rank is an actor with two helpers, as in a real program: a service actor makes the library's blocking calls,
+//! and a watch actor aborts a group if the members' verdict says that it is dead. All waits go through the scheduler,
+//! on its virtual clock.
 //!
-//! Checked for every seed:
-//! - Members are given the same result, before its deadline, and no rank waits forever.
-//! - The culprit is named, and groups without it stay usable.
+//! Every seed checks:
+//! - All members of a meeting get the same result before the deadline, and no rank waits forever.
+//! - An error names the culprit, which is the rank that the seed makes differ or fail. Groups without it stay usable.
 //! - Sums over windows and the contents of peers' memory are correct.
-//! - Nothing leaks and nothing is misused, also if a rank dies.
+//! - Nothing leaks and the device is not misused, even if a rank dies.
 //! - The same seed repeats the same run.
 
 mod library;
@@ -62,7 +62,7 @@ fn run(seed: u64) -> Run {
         .seeded(random.next())
         .start()
         .expect("no other world is alive");
-    // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+    // SAFETY: the functions belong to `world`, and everything made from them is dropped before it.
     let (cuda, nccl) =
         unsafe { (cuda_driver::sys::Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
     let driver = Driver::new(cuda.expect("the table has what it must have")).expect("there is a device");
@@ -108,7 +108,8 @@ fn run(seed: u64) -> Run {
     Run { scenario, ended, struck, record: record.finish(), steps: history.len() }
 }
 
-/// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
+/// The number of seeds: 100, which draws every trouble several times. The environment variable `TEST_EFFORT` multiplies
+/// it.
 fn seeds() -> u64 {
     100 * crate::common::test_effort()
 }

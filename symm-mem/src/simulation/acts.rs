@@ -1,4 +1,5 @@
-//! The local actions of ranks: their programs without the meetings.
+//! Executes the programs of ranks. Actions of a rank alone are done here. Actions that need other ranks begin a meeting
+//! of `meetings` or `plans`.
 
 use std::collections::BTreeMap;
 

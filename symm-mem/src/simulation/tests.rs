@@ -13,7 +13,8 @@ use super::{
     run,
 };
 
-/// The number of seeds: enough to draw every trouble many times, times the variable `TEST_EFFORT`.
+/// The number of seeds: 2000, which draws every trouble many times. The environment variable `TEST_EFFORT` multiplies
+/// it.
 fn seeds() -> u64 {
     2_000 * crate::common::test_effort()
 }

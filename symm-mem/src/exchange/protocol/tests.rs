@@ -38,7 +38,7 @@ fn record(rank: u32, count: u32) -> Record {
     if count == 1 {
         ends.clear();
     }
-    // With two ranks, the peer is both next and last: order the ends as the peer's.
+    // With two ranks, the next rank is also the last one. Both must list their transfers in the same order.
     if count == 2 && rank == 1 {
         ends.rotate_left(2);
     }
@@ -144,7 +144,7 @@ fn what_is_held_is_not_opened_again() {
     // If one rank lacks an allocation, all of them report an outcome.
     records[0].held.pop();
     assert!(matches!(decide(&records), Decision::Act { .. }));
-    // The same number of another rank is another allocation.
+    // Numbers identify allocations of one rank only. Here rank 0 holds the right numbers, but of the wrong ranks.
     records[0].held = vec![Held { peer: 2, id: id(11) }, Held { peer: 3, id: id(10) }];
     assert!(matches!(decide(&records), Decision::Act { .. }));
 }

@@ -48,7 +48,7 @@ pub enum Subject {
         /// The pool's allocation log just after the operation that created the segment.
         log: LogPoint,
     },
-    /// An allocation of its own.
+    /// An allocation that belongs to no pool and is not persistent.
     Allocation,
     /// A persistent allocation, identified by its number.
     Persistent {
@@ -110,9 +110,9 @@ wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } }
 pub struct Record {
     /// The group.
     pub group: GroupId,
-    /// The number of times that this rank has created the group's rendezvous.
+    /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group.
     pub life: u64,
-    /// The number of rendezvous that this rank began before this one, in this life.
+    /// How many meetings this rank has begun before this one, since it created the current `Rendezvous`.
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,
@@ -130,7 +130,8 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The number of the rendezvous that mapped the allocation's peers on this rank, if they are still mapped.
+    /// If this rank already has the corresponding memory of its peers mapped: the `number` of the meeting that mapped
+    /// it.
     pub mapped: Option<u64>,
     /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
@@ -163,8 +164,8 @@ wire_struct!(Record {
     handles,
 });
 
-/// The prefix of the store keys of a rendezvous, and of anything built on its mapped memory. It contains the group's
-/// id and no name. The numbers are counted by the group's rendezvous and not by the process.
+/// Returns the prefix of the store keys of a meeting, and of anything built on the memory that it maps. `life` and
+/// `number` are those of the [`Record`]. They are equal on all members, because each counts them for the group.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }
