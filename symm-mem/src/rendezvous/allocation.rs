@@ -48,9 +48,10 @@ pub enum AllocationError {
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
     /// A size of 0 bytes, a size larger than the address space, or one larger than the mapping.
-    #[error(
-        "an allocation of {bytes:?} bytes; expected at least 1, and at most what addresses can count or the mapping has"
-    )]
+    #[error("{}; expected at least 1 byte, and no more than the mapping has", match bytes {
+        Some(bytes) => format!("invalid size of {bytes} bytes"),
+        None => "invalid size of more bytes than fit into an address".to_owned(),
+    })]
     Size {
         /// The requested size in bytes, or `None` if it overflows.
         bytes: Option<usize>,
@@ -327,5 +328,18 @@ impl Allocators {
 impl fmt::Debug for Allocators {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_set().entries(self.by_kind.keys()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_named_as_numbers() {
+        let text = |bytes| AllocationError::Size { bytes }.to_string();
+        let expected = "; expected at least 1 byte, and no more than the mapping has";
+        assert_eq!(text(Some(0)), format!("invalid size of 0 bytes{expected}"));
+        assert_eq!(text(None), format!("invalid size of more bytes than fit into an address{expected}"));
     }
 }
