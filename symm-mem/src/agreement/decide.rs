@@ -4,6 +4,8 @@
 //! decision stored first. Decisions depend on the set of records and not on their order, so the error is the same
 //! whichever member computes it.
 
+use std::cmp::Reverse;
+
 use process_group::group::GroupId;
 
 use super::{
@@ -277,8 +279,9 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    let (left, rank) =
-        records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank))).min()?;
+    // NCCL reserves as much on every member as the largest device of all members has.
+    let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
+    let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
 }
 

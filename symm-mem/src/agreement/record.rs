@@ -174,7 +174,8 @@ pub struct Record {
     pub capabilities: Capabilities,
     /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator has left, if known.
+    /// The bytes of symmetric address space that its communicator would have left if no member had a larger device, if
+    /// known.
     pub address_space_left: Option<u64>,
     /// The log of the group's commits.
     pub committed: LogPoint,

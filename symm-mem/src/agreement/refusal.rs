@@ -194,7 +194,8 @@ pub enum Refusal {
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
     AddressSpaceExhausted {
-        /// The rank with the least space left.
+        /// The rank with the largest device, the lowest of several. Its device determines the address space of all
+        /// members.
         rank: u32,
         /// The bytes that the new windows need.
         needed: u64,

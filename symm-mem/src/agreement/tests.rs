@@ -541,6 +541,24 @@ fn only_the_member_that_ended_the_group_is_blamed() {
     assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });
 }
 
+/// NCCL reserves as much address space on every member as the largest device has.
+#[test]
+fn the_largest_device_determines_the_address_space() {
+    let of = |left: [Option<u64>; 3]| {
+        let with = |(rank, left)| {
+            let (rank, record) = plain(rank, &[(4 << 20, 7), (2 << 20, 8)]);
+            (rank, Record { address_space_left: left, ..record })
+        };
+        decide(&Vec::from_iter((0..).zip(left).map(with)))
+    };
+    let is_registered = |left| matches!(of(left), Decision::Act { plan: Plan::Register { .. } });
+    assert!(is_registered([Some(5 << 20), Some(6 << 20), None]));
+    assert!(is_registered([None; 3]));
+    let exhausted = |rank| Refusal::AddressSpaceExhausted { rank, needed: 6 << 20, left: 5 << 20 };
+    assert_eq!(refusal(of([Some(4 << 20), Some(5 << 20), Some(5 << 20)])), exhausted(1));
+    assert_eq!(refusal(of([None, None, Some(5 << 20)])), exhausted(2));
+}
+
 #[test]
 fn a_group_of_one_needs_no_window() {
     let decision = decide(&[plain(5, &[(64, 1)])]);

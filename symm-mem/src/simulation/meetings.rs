@@ -74,7 +74,7 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let (library, windows) = self.scenario.library(rank);
         let deadline = self.deadline(rank, deadline);
-        let left = self.scenario.address_space(rank);
+        let left = self.scenario.address_space(group, rank);
         let state = self.rank(rank);
         let Some(membership) = state.groups.get_mut(&group) else {
             self.soon(Event::Resume(rank));

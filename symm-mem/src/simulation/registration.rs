@@ -97,7 +97,7 @@ impl World {
     ) -> Result<(), Violation> {
         let bytes = extents.iter().map(|extent| extent.bytes).sum();
         let met = self.library.register(group, rank, extents, token, fails)?;
-        self.may_register(&met, bytes)?;
+        self.may_register(group.group.uid, &met, bytes)?;
         if fails {
             let outcome = Outcome::Failed { ordinal: None, cause: "unhandled cuda error".to_owned() };
             self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
@@ -121,14 +121,17 @@ impl World {
 
     /// Checks that these ranks may register `bytes` bytes together. The library does not check this, and would hang
     /// or fail.
-    fn may_register(&self, met: &[Met], bytes: u64) -> Result<(), Violation> {
+    fn may_register(&self, group: u64, met: &[Met], bytes: u64) -> Result<(), Violation> {
+        // The largest device determines the address space of all members.
+        let members = self.scenario.groups[&group].iter();
+        let space = members.map(|rank| self.scenario.address_space(group, *rank)).max().unwrap_or(0);
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
         for Met { rank, .. } in met {
             let state = &self.ranks[*rank as usize];
             if state.capture.is_some() {
                 return wrong(*rank, "while it captures");
             }
-            if self.scenario.address_space(*rank) < bytes {
+            if space < bytes {
                 return wrong(*rank, "for which it has no addresses");
             }
             if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {

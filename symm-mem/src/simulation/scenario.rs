@@ -233,9 +233,13 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// The bytes of address space that windows may still use on `rank`.
-    pub(super) fn address_space(&self, rank: u32) -> u64 {
-        if self.trouble == Trouble::AddressSpace && self.is_culprit(rank) { 3 << 20 } else { 1 << 40 }
+    /// The bytes of address space that windows of `group` may still use if no member has a larger device than `rank`.
+    pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
+        match self.trouble {
+            Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,
+            Trouble::AddressSpace if self.groups[&group].contains(&self.culprit) => 2 << 20,
+            _ => 1 << 40,
+        }
     }
 
     pub(super) fn is_culprit(&self, rank: u32) -> bool {

@@ -39,7 +39,7 @@ pub(super) enum Trouble {
     OtherRelease,
     /// Its environment forbids windows.
     OtherEnvironment,
-    /// Its communicators' symmetric address space is nearly full.
+    /// The symmetric address space of its communicators is nearly full, and it has the largest device.
     AddressSpace,
     /// It has enqueued one more collective than the others.
     HalfEnqueued,
