@@ -75,6 +75,7 @@ use std::{
     fmt,
     sync::{Arc, Mutex, PoisonError, Weak},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
@@ -149,7 +150,10 @@ impl Exchange {
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let group = info.name().to_owned();
-        let (slab, tools) = match prepared(&info, context, &options) {
+        // The others wait for this rank in the rendezvous, for half of its deadline. The rest of that is for the work
+        // below, so that this rank can still tell them its error.
+        let patience = rendezvous.inner.options.deadline / 8 * 3;
+        let (slab, tools) = match prepared(&info, context, &options, patience) {
             Ok(prepared) => prepared,
             Err(error) => {
                 // A rank without slots posts the error to the others.
@@ -259,14 +263,15 @@ impl Exchange {
     }
 }
 
-/// Allocates this rank's slots, which no peer knows yet, and the tools to read them.
+/// Allocates this rank's slots, which no peer knows yet, and the tools to read them. Waits for at most `patience` until
+/// another rank of this process is not closing memory.
 fn prepared(
     info: &GroupInfo,
     context: &Context,
     options: &ExchangeOptions,
+    patience: Duration,
 ) -> Result<(PeerMemory, Tools), ExchangeError> {
-    // The time by which this rank may reach the rendezvous later than the others.
-    let deadline = Deadline::after(options.deadline / 2);
+    let deadline = Deadline::after(patience);
     let present = Present::new(own_rank(info), deadline);
     let present = present.ok_or_else(|| ExchangeError::Closing { waited: deadline.waited() })?;
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
@@ -274,4 +279,51 @@ fn prepared(
     let slab = PeerMemory::new(context, bytes, handles)?;
     slab.clear(context)?;
     Ok((slab, Tools::new(context, options.channels, present)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use cuda_driver::{Driver, sys::Api};
+    use gpu_sim::World;
+    use process_group::store::HashStore;
+    use rusty_fork::rusty_fork_test;
+
+    use super::*;
+    use crate::rendezvous::RendezvousOptions;
+
+    rusty_fork_test! {
+        /// The members meet in a rendezvous, so its deadline says how long they wait, not that of later exchanges.
+        #[test]
+        fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
+            let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();
+            // SAFETY: the functions belong to `world`, and everything made from them is dropped before it.
+            let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+            let context = driver.device(0).unwrap().retain_primary().unwrap();
+            let far = Duration::from_secs(60);
+            let other = Present::new(7, Deadline::after(far)).unwrap();
+            let (closing, is_closing) = mpsc::channel();
+            let (end, is_ended) = mpsc::channel::<()>();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    let moment = quiet::moment().unwrap();
+                    closing.send(()).unwrap();
+                    // Far longer than half of the exchange's deadline.
+                    let _ = is_ended.recv_timeout(Duration::from_millis(100));
+                    drop(moment);
+                });
+                is_closing.recv().unwrap();
+                let info = GroupInfo::new("alone", 0, [0], Arc::new(HashStore::new())).unwrap();
+                let options = RendezvousOptions::default().deadline(far);
+                let rendezvous = Rendezvous::new(info, &context, options).unwrap();
+                let options = ExchangeOptions::default().channels(1).deadline(Duration::ZERO);
+                let exchange = Exchange::new(&rendezvous, options).unwrap();
+                drop(end);
+                assert!(exchange.close(Deadline::after(far)).is_empty());
+            });
+            drop((other, context, driver));
+            world.finish().unwrap();
+        }
+    }
 }

@@ -145,7 +145,7 @@ pub(crate) struct Identity {
 pub(crate) struct Inner {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
-    options: RendezvousOptions,
+    pub(crate) options: RendezvousOptions,
     pub(crate) identity: Identity,
     key: RendezvousKey,
     /// The number of the next rendezvous. The lock admits one rendezvous at a time.
