@@ -246,9 +246,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// If an operation takes long, reads the slots and marks a plan as failed if a peer has given it up. The slots are read
-/// asynchronously, since this thread never waits for the device: a copy started now is used on a later call. `begun` is
-/// the time at which the copy was started.
+/// If an operation takes long, copies the slots to the host, and marks a plan as failed if a peer has given it up. This
+/// thread never waits for the device, so a later call reads the copy. `begun` is the time at which the copy was
+/// enqueued, or `None` if none is under way.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],
@@ -263,9 +263,12 @@ fn look_around(
     if begun.is_some_and(|begun| begun.elapsed() < POLL_INTERVAL) || waits().next().is_none() {
         return;
     }
-    if let Some(begun) = begun.take()
-        && glanced.query().unwrap_or(false)
-    {
+    let copied = begun.map(|begun| (begun, glanced.query()));
+    if let Some((_, Ok(false))) = copied {
+        // If the device does not get to the copy, further ones fill its queue, and a call that enqueues one then blocks.
+        return;
+    }
+    if let Some((begun, Ok(true))) = copied {
         // A copy older than the operation may hold words of the slots' previous plan.
         for watched in waits().filter(|watched| watched.since < begun) {
             if let Some(peer) = glance.abandoned(&watched.core) {

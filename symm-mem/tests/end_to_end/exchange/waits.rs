@@ -102,6 +102,36 @@ fn who_is_abandoned_does_not_wait_for_the_deadline() {
     });
 }
 
+/// A device that does not get to a copy of the slots is given no further one, so its queue does not fill up.
+#[test]
+fn slots_are_read_once_at_a_time() {
+    on_world(2, options(), |world, rank| {
+        let memory = rank.mapped(4096);
+        let parts = [Part::PutInitiator, Part::PutTarget];
+        let plan = one(rank, "plan", &memory, parts);
+        (rank.meet)();
+        if rank.rank == 0 {
+            const NOT_READY: u32 = 600;
+            let never = Injection::new("cuEventQuery", Action::Fail(NOT_READY)).forever();
+            world.faults().inject(never).unwrap();
+            let copies = || world.calls("cuMemcpyDtoHAsync_v2");
+            let before = copies();
+            rank.enqueue_round(&plan, &parts[..1], LONG);
+            // Long enough for several copies.
+            thread::sleep(6 * SHORT);
+            assert!(copies() <= before + 1, "{} copies", copies() - before);
+            world.faults().clear();
+        }
+        (rank.meet)();
+        if rank.rank == 1 {
+            rank.enqueue_round(&plan, &parts[1..], LONG);
+        }
+        rank.stream.synchronize().unwrap();
+        plan.check().unwrap();
+        (rank.meet)();
+    });
+}
+
 /// The signal of a released copy is not taken for a copy that was done in time.
 #[test]
 fn a_copy_that_was_let_go_does_not_count_for_the_peer() {
