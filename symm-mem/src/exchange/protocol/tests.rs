@@ -176,15 +176,27 @@ fn what_stands_in_the_store_keeps_its_form() {
 proptest! {
     #[test]
     fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
-        // No input panics, and a written record is read back.
+        // Bytes that are no message are an error.
         let _ = Record::read(&mut Reader::new(&bytes));
         let _ = Decision::read(&mut Reader::new(&bytes));
-        let mut record = record(rank, COUNT);
+        // Messages are read as they were written.
+        let mut records = records(COUNT);
+        let record = &mut records[rank as usize];
         record.card = bytes;
-        let decision = decide(&[record]);
+        record.held.push(Held { peer: rank, id: id(10) });
+        record.unreachable.push(Uuid { low: 1, high: 2 });
         let mut out = Vec::new();
-        decision.write(&mut out);
-        prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
+        record.write(&mut out);
+        prop_assert_eq!(Record::read(&mut Reader::new(&out)), Ok(record.clone()));
+        record.unreachable.clear();
+        let agreed = decide(&records);
+        let is_action = matches!(agreed, Decision::Act { .. });
+        prop_assert!(is_action);
+        for decision in [agreed, decide(&records[..1])] {
+            let mut out = Vec::new();
+            decision.write(&mut out);
+            prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
+        }
     }
 
     /// A verdict is the same for every order of the outcomes.
