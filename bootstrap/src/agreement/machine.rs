@@ -20,26 +20,28 @@
 //! | acknowledgement | acknowledges the result | no wait |
 //!
 //! The wait for the verdict ends a quarter of the longest patience after the deadline of the action, at least 5 s and
-//! at most 10 min after it. If the verdict asks for another action, the phases action and outcomes are repeated. The
-//! member that sees all acknowledgements returns the keys to remove in [`Conclusion::read`].
+//! at most 10 min after it. If the verdict asks for another action, the phases action and outcomes are repeated, with new
+//! limits unless [`Protocol::shares_limits`] returns true. The member that sees all acknowledgements returns the keys to
+//! remove in [`Conclusion::read`].
 
 mod absence;
+mod action;
 
 use std::time::Duration;
 
+use self::action::Limits;
 use super::{
-    budget,
     failure::{Absentee, Failure},
     interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
     messages::{
-        DECISION, Decided, OUTCOME, Posted, RECORD, VERDICT, message, read, read_decided, sealed_failure,
-        spoken, told_failure,
+        DECISION, Decided, OUTCOME, Posted, RECORD, message, read, read_decided, sealed_failure, spoken,
+        told_failure,
     },
     place::{COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
-    protocol::{Decision, Protocol, Report},
+    protocol::{Decision, Protocol},
     trace::Trace,
     values::ValuesByRank,
-    vote::{self, Answer, Gathering, Gone, Request, Step, Vote},
+    vote::{self, Answer, Gone, Request, Step, Vote},
 };
 use crate::wire::Message;
 
@@ -59,10 +61,7 @@ enum Phase<P: Protocol> {
     /// Failing the other agreements of a circular wait. Holds the requests that are not yet sent, and the failure with
     /// which this agreement fails afterwards.
     Opening(Vote, Vec<Request>, Failure),
-    Acting {
-        plan: P::Plan,
-        outcomes_until: Duration,
-    },
+    Acting(P::Plan),
     /// Failing the other agreements of the circular wait that this failure lists. Holds the requests that are not yet
     /// sent.
     Telling(Vec<Request>, Failure),
@@ -100,6 +99,8 @@ pub struct Agreement<P: Protocol> {
     patience: Duration,
     /// The number of actions whose verdicts were read.
     actions: u32,
+    /// The time limits of the last action.
+    limits: Limits,
     has_acted: bool,
     /// True if this member's member list differs from that of the others, and the store already had a decision, not a
     /// failure, when this member proposed its failure.
@@ -143,6 +144,7 @@ impl<P: Protocol> Agreement<P> {
             begun: Duration::ZERO,
             patience,
             actions: 0,
+            limits: Limits::default(),
             has_acted: false,
             is_outside: false,
             others: None,
@@ -180,7 +182,7 @@ impl<P: Protocol> Agreement<P> {
             | Phase::Tracing(vote, ..)
             | Phase::Explaining(vote, _)
             | Phase::Opening(vote, ..) => vote.has_posted(),
-            Phase::Acting { .. } | Phase::Voting(_, Some(_)) => true,
+            Phase::Acting(_) | Phase::Voting(_, Some(_)) => true,
         }
     }
 
@@ -265,9 +267,9 @@ impl<P: Protocol> Agreement<P> {
             (Phase::Opening(vote, rest, failure), Input::Store(Answer::Result(_))) => {
                 self.open(vote, rest, failure)
             }
-            (Phase::Acting { plan, outcomes_until }, Input::Acted(outcome)) => {
+            (Phase::Acting(plan), Input::Acted(outcome)) => {
                 let prefix = outcomes(&self.member.name, self.actions);
-                let vote = self.vote(prefix, message::<P>(OUTCOME, &outcome), outcomes_until);
+                let vote = self.vote(prefix, message::<P>(OUTCOME, &outcome), self.limits.outcomes);
                 self.post(vote.proposes_now(P::is_final(&outcome)), Some(plan))
             }
             _ => self.end(Err(Ending::OutOfStep), Vec::new()),
@@ -385,27 +387,6 @@ impl<P: Protocol> Agreement<P> {
             Decision::Agreed { agreed } => self.leave(Ok(agreed), true),
             Decision::Refused { refusal } => self.leave(Err(Ending::Refused(refusal)), true),
         }
-    }
-
-    fn act(&mut self, plan: P::Plan, now: Duration) -> Output<P> {
-        let until = now.saturating_add(budget::action(self.patience, P::ACTION_FLOOR));
-        let outcomes_until = until.saturating_add(budget::outcomes(self.patience));
-        self.has_acted = true;
-        self.phase = Phase::Acting { plan: plan.clone(), outcomes_until };
-        let verdict = result_key(&outcomes(&self.member.name, self.actions));
-        Output::Act { plan, until, verdict }
-    }
-
-    /// Returns the encoded verdict on the outcomes of the action with this plan.
-    fn judge(&self, plan: &P::Plan, posted: &[Option<Vec<u8>>], why: Gathering) -> Vec<u8> {
-        let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
-            // An unreadable outcome counts as late: its key is written once, so waiting does not help.
-            (Some(bytes), _) => read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome),
-            (None, Gathering::Expired) => Report::Late,
-            (None, Gathering::Now | Gathering::Counted) => Report::Pending,
-        };
-        let reports: Vec<_> = self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
-        message::<P>(VERDICT, &P::judge(plan, &reports))
     }
 
     /// Proposes `failure` in place of the decision. If a decision or another failure is already stored, it stays.

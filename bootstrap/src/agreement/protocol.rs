@@ -11,7 +11,7 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// The magic and the version of the messages, a [`wire::Protocol`]. The magic `AG` is reserved.
     const PROTOCOL: wire::Protocol;
     /// The shortest time limit of an action. The limit is half of the longest patience among the members and at most
-    /// 10 min, but at least this value.
+    /// 10 min, but at least this value. See also [`shares_limits`](Self::shares_limits).
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
     /// True if the member list and the decision stay in the store after the agreement. Verdicts are removed. See
     /// [`PlainProtocol::KEEPS_RESULT`] and [`previous`](Self::previous).
@@ -39,6 +39,13 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// Returns the verdict on the action with this plan. `reports` contains the rank and the report of each member,
     /// in the order of [`Member::members`](super::Member::members).
     fn judge(plan: &Self::Plan, reports: &[(u32, Report<Self::Outcome>)]) -> Decision<Self>;
+
+    /// Returns true if the action with this plan has no time limits of its own, but the deadline of the action before it,
+    /// and the end of the wait for that one's outcomes. So a sequence of short actions takes no longer than one. The
+    /// first action of an agreement always has limits of its own.
+    fn shares_limits(_plan: &Self::Plan) -> bool {
+        false
+    }
 
     /// Returns the keys of the store whose values may explain why members of the agreement `name` are
     /// [missing](super#terms). A member whose patience has ended reads them if it finds no circular wait, and passes

@@ -3,7 +3,7 @@
 //! | phase | action |
 //! |---|---|
 //! | records | the members post their records; [`decide`] |
-//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]), each an action |
+//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each is an action, and all share the limits of the first one |
 //! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
 //!
 //! The deadline of a rank bounds only its wait for the other members: a short one leads to a refusal. Once the members
@@ -72,6 +72,11 @@ impl Protocol for CommitProtocol {
             Finding::Operation { sequence } => Decision::Act { plan: Plan::Recall { sequence, after } },
             Finding::End { divergence } => after.with(divergence),
         }
+    }
+
+    /// The steps of a search are short, and a search may have many.
+    fn shares_limits(plan: &Plan) -> bool {
+        matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. })
     }
 
     fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {

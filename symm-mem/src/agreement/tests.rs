@@ -9,7 +9,7 @@ use proptest::{
     sample::select,
 };
 
-use bootstrap::agreement::Protocol;
+use bootstrap::agreement::{Agreement, Input, Memory, Output, Protocol};
 
 use super::{
     ValuesByRank,
@@ -277,6 +277,57 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
         [(0, bootstrap::agreement::Report::Outcome(answer)), (1, bootstrap::agreement::Report::Late)];
     let refusal = refusal(CommitProtocol::judge(&plan, &reports));
     assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
+}
+
+/// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
+/// plans of rank 0 with the times at which their actions began, and their deadlines.
+fn searched() -> Vec<(Plan, Duration, Duration)> {
+    let (mut store, mut now, mut plans) = (Memory::default(), Duration::ZERO, Vec::new());
+    let machine = |rank: u32| {
+        let (_, record) = plain(rank, &[(64, 1)]);
+        let log = LogPoint { length: 2000, hash: rank.into() };
+        let member = bootstrap::agreement::Member { rank, ..member() };
+        Agreement::<CommitProtocol>::new(member, Record { policy: Policy::Prefix, log, ..record }, 0).unwrap()
+    };
+    let mut machines = [0, 1].map(machine);
+    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
+    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
+        for rank in 0..2 {
+            let input = match outputs[rank].clone() {
+                Output::Done(_) => continue,
+                Output::Store(request) => match store.execute(&request) {
+                    Some(answer) => Input::Store(answer),
+                    None => continue,
+                },
+                Output::Act { plan, until, .. } => {
+                    if rank == 0 {
+                        plans.push((plan.clone(), now, until));
+                        now += Duration::from_secs(2);
+                    }
+                    let hash = |length| Some(if length <= 1000 { length } else { length + rank as u64 });
+                    Input::Acted(match plan {
+                        Plan::Hashes { range, .. } => Answer::hashes(range, hash),
+                        Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
+                        Plan::Register { .. } => Answer::Registered { outcome: Outcome::Registered },
+                    })
+                }
+            };
+            outputs[rank] = machines[rank].step(input, now);
+        }
+    }
+    plans
+}
+
+/// A search does not take longer than one action, however many steps it has.
+#[test]
+fn the_steps_of_a_search_share_their_limits() {
+    let plans = searched();
+    let Some(((Plan::Register { .. }, begun, until), search)) = plans.split_last() else {
+        panic!("{plans:?}")
+    };
+    assert!(search.len() > 2, "{plans:?}");
+    assert!(search.iter().all(|(.., until)| *until == ACTION_FLOOR), "{plans:?}");
+    assert_eq!(*until, *begun + ACTION_FLOOR);
 }
 
 /// A rank that loses the store while a refusal is explained knows that nothing is registered. While a commit is

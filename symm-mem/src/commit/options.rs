@@ -14,8 +14,8 @@ pub struct CommitOptions {
     /// group unchanged.
     ///
     /// Once all members have come, the phases after their decision have their own time limits, equal on all members.
-    /// Each limit is a share of the longest deadline of a member, but at least 10 s for an action (the registration, or a
-    /// step of the search for a difference) and 5 s for the members' answers. Store requests that do not wait for a member are bounded by the store itself
+    /// Each limit is a share of the longest deadline of a member, but at least 10 s for an action (the registration, or
+    /// the whole search for a difference) and 5 s for the members' answers. Store requests that do not wait for a member are bounded by the store itself
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host
     /// is stopped, members may get the error later than the limits above, by up to this bound.
     pub deadline: Duration,

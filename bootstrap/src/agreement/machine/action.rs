@@ -1,0 +1,48 @@
+//! The actions of an agreement: their time limits, and the verdicts on their outcomes.
+
+use std::time::Duration;
+
+use super::{Agreement, Phase};
+use crate::agreement::{
+    budget,
+    interface::Output,
+    messages::{OUTCOME, VERDICT, message, read},
+    place::{outcomes, result_key},
+    protocol::{Protocol, Report},
+    vote::Gathering,
+};
+
+/// The time limits of an action, on the clock of [`Agreement::step`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Limits {
+    /// The deadline of the action.
+    action: Duration,
+    /// The end of the wait for the outcomes.
+    pub(super) outcomes: Duration,
+}
+
+impl<P: Protocol> Agreement<P> {
+    /// Asks for the action with this plan.
+    pub(super) fn act(&mut self, plan: P::Plan, now: Duration) -> Output<P> {
+        if self.actions == 0 || !P::shares_limits(&plan) {
+            let action = now.saturating_add(budget::action(self.patience, P::ACTION_FLOOR));
+            self.limits = Limits { action, outcomes: action.saturating_add(budget::outcomes(self.patience)) };
+        }
+        self.has_acted = true;
+        self.phase = Phase::Acting(plan.clone());
+        let verdict = result_key(&outcomes(&self.member.name, self.actions));
+        Output::Act { plan, until: self.limits.action, verdict }
+    }
+
+    /// Returns the encoded verdict on the outcomes of the action with this plan.
+    pub(super) fn judge(&self, plan: &P::Plan, posted: &[Option<Vec<u8>>], why: Gathering) -> Vec<u8> {
+        let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
+            // An unreadable outcome counts as late: its key is written once, so waiting does not help.
+            (Some(bytes), _) => read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome),
+            (None, Gathering::Expired) => Report::Late,
+            (None, Gathering::Now | Gathering::Counted) => Report::Pending,
+        };
+        let reports: Vec<_> = self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
+        message::<P>(VERDICT, &P::judge(plan, &reports))
+    }
+}
