@@ -76,11 +76,11 @@ pub enum Failure {
         /// The generation of each member.
         generations: ValuesByRank<u64>,
     },
-    /// A member's record cannot be read.
+    /// A member's record or outcome cannot be read: another program has written it.
     Unreadable {
         /// The member.
         rank: u32,
-        /// The problem with the record.
+        /// The problem with the record or outcome.
         cause: String,
     },
     /// Two processes take part as one rank, or the name of the agreement was used before.
@@ -174,7 +174,7 @@ impl fmt::Display for Failure {
                 )
             }
             Self::Unreadable { rank, cause } => {
-                write!(f, "the record of rank {rank} cannot be read: {cause}")
+                write!(f, "the message of rank {rank} cannot be read: {cause}")
             }
             Self::Left { rank, cause } => write!(f, "rank {rank} has left: {cause}"),
         }

@@ -35,7 +35,7 @@ use super::{
     interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
     messages::{
         DECISION, Decided, OUTCOME, Posted, RECORD, message, read, read_decided, sealed_failure, spoken,
-        told_failure,
+        told_failure, unreadable,
     },
     place::{COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
     protocol::{Decision, Protocol},
@@ -358,9 +358,7 @@ impl<P: Protocol> Agreement<P> {
         for (rank, bytes) in members().zip(posted) {
             match read::<P, Posted<P::Record>>(RECORD, bytes) {
                 Ok(posted) => records.push((rank, posted)),
-                Err(malformed) => {
-                    return sealed_failure(Failure::Unreadable { rank, cause: malformed.to_string() });
-                }
+                Err(malformed) => return unreadable(rank, &malformed),
             }
         }
         let generations = ValuesByRank::of(records.iter().map(|(rank, posted)| (*rank, posted.generation)));

@@ -51,6 +51,11 @@ pub(super) fn sealed_failure(failure: Failure) -> Vec<u8> {
     failure.to_bytes()
 }
 
+/// Encodes the failure of an agreement because the record or outcome of `rank` cannot be read.
+pub(super) fn unreadable(rank: u32, malformed: &Malformed) -> Vec<u8> {
+    sealed_failure(Failure::Unreadable { rank, cause: malformed.to_string() })
+}
+
 /// Reads a failure that takes the place of a decision or verdict. Returns `None` if `bytes` is no failure, or one of
 /// another version of [`COMMON`](super::place::COMMON).
 pub(super) fn told_failure(bytes: &[u8]) -> Option<Failure> {

@@ -141,8 +141,7 @@ pub enum Report<O> {
     /// The member has not posted its outcome yet, because a [final](Protocol::is_final) outcome of another member has
     /// ended the wait. This member is not at fault.
     Pending,
-    /// The member has not posted its outcome before the time limit: it is dead, too slow, or has lost the store. Or its
-    /// outcome cannot be read.
+    /// The member has not posted its outcome before the time limit: it is dead, too slow, or has lost the store.
     Late,
 }
 

@@ -22,7 +22,6 @@ use super::{
     ending::Ending,
     history::Divergence,
     plan::{Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection},
-    poison::Poison,
     record::Record,
     search::{Finding, name, narrow},
     start::{self, evidence, explain},
@@ -113,9 +112,7 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
     }
     let failed = |failure: Failure| match last {
         // A failure in place of the verdict on a search ends the commit before any registration.
-        Some(Plan::Register { .. }) => {
-            Ending::Poisoned(Poison::MembersLost { missing: failure.culprits(), blocked: Vec::new() })
-        }
+        Some(Plan::Register { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };
     Ending::of(ending, failed)

@@ -11,7 +11,6 @@ use bootstrap::agreement::{self, PlainProtocol};
 use super::{
     PROTOCOL,
     ending::Ending,
-    poison::Poison,
     wire::{self, wire_enum},
 };
 
@@ -70,9 +69,7 @@ impl PlainProtocol for RegistrationProtocol {
 /// others are unknown. The members have registered already, so one that has lost the store is always in doubt.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
-        agreement::Ending::Failed(failure) => {
-            Ending::Poisoned(Poison::MembersLost { missing: failure.culprits(), blocked: Vec::new() })
-        }
+        agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),
         agreement::Ending::StoreFailed | agreement::Ending::InDoubt => Ending::StoreFailed { in_doubt: true },
         agreement::Ending::Unreadable(source) => Ending::Unreadable { source },
         _ => Ending::OutOfStep,
@@ -84,6 +81,7 @@ mod tests {
     use bootstrap::agreement::{Absentee, Failure};
 
     use super::*;
+    use crate::agreement::poison::Poison;
 
     #[test]
     fn one_failure_undoes_all_and_silence_poisons() {

@@ -1,5 +1,7 @@
 //! The reasons for a dead group, and for a group without windows, as every member gets them.
 
+use bootstrap::agreement::Failure;
+
 use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
 /// The reason for a dead group: its members no longer know that they hold the same windows. All members get the same
@@ -61,6 +63,16 @@ pub enum Poison {
         /// The store's error, or the decoding error of the stored value.
         cause: String,
     },
+    /// The outcome of a member's registration or deregistration cannot be read: another program has written it.
+    #[error(
+        "OutcomeUnreadable: what rank {rank} posted after the decision cannot be read: {cause}; check that no other program writes under the keys of the pool"
+    )]
+    OutcomeUnreadable {
+        /// The member.
+        rank: u32,
+        /// The decoding error.
+        cause: String,
+    },
     /// A rank could not deregister windows of segments that all had agreed to retire.
     #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
     RetirementFailed {
@@ -78,7 +90,18 @@ wire_enum!(named Poison {
     4 => WindowsUnsupported { with, without, reason },
     5 => StoreLost { rank, cause },
     6 => RetirementFailed { rank, cause },
+    7 => OutcomeUnreadable { rank, cause },
 });
+
+impl From<Failure> for Poison {
+    /// Converts a failure of an agreement whose members may have registered or deregistered windows.
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unreadable { rank, cause } => Self::OutcomeUnreadable { rank, cause },
+            failure => Self::MembersLost { missing: failure.culprits(), blocked: Vec::new() },
+        }
+    }
+}
 
 /// The reason why agreed segments have no window. It is the same on every member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -355,8 +355,7 @@ pub fn retirement_ending(
     match (ending, last) {
         (agreement::Ending::Failed(failure), Some(RetirePlan::Deregister {})) => {
             let culprits = failure.culprits();
-            let poison = Poison::MembersLost { missing: culprits.clone(), blocked: Vec::new() };
-            Ok(Retired::Poisoned { poison, culprits, over: Vec::new() })
+            Ok(Retired::Poisoned { poison: failure.into(), culprits, over: Vec::new() })
         }
         (ending, _) => Err(Ending::of(ending, |failure: Failure| start::failed(member, failure))),
     }

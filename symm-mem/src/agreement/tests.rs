@@ -356,6 +356,20 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     assert_eq!(ended(Some(&Plan::Register { agreed: agreed() })), Ending::Poisoned(poison));
 }
 
+#[test]
+fn an_outcome_that_cannot_be_read_is_no_loss_of_a_member() {
+    use bootstrap::agreement::Ending as Common;
+    let failure = bootstrap::agreement::Failure::Unreadable { rank: 1, cause: "too short".to_owned() };
+    let poison = || Poison::OutcomeUnreadable { rank: 1, cause: "too short".to_owned() };
+    let ending =
+        commit_ending(Common::Failed(failure.clone()), &member(), Some(&Plan::Register { agreed: agreed() }));
+    assert_eq!(ending, Ending::Poisoned(poison()));
+    assert!(ending.is_agreed());
+    assert_eq!(plain_ending(Common::Failed(failure.clone())), Ending::Poisoned(poison()));
+    let retired = retirement_ending(Common::Failed(failure), &member(), Some(&RetirePlan::Deregister {}));
+    assert_eq!(retired, Ok(Retired::Poisoned { poison: poison(), culprits: vec![1], over: Vec::new() }));
+}
+
 fn member() -> bootstrap::agreement::Member {
     bootstrap::agreement::Member {
         name: "symm/1.1/0/3.0/0".to_owned(),

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::{Decision, read_verdict};
+use bootstrap::agreement::{Decision, Failure, read_verdict};
 use process_group::{
     comm::AbortHandle,
     group::HealthHandle,
@@ -49,7 +49,7 @@ impl Watch {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
                         let is_lost = match read_verdict::<CommitProtocol>(&stands) {
-                            Some(Err(_)) => true,
+                            Some(Err(failure)) => !matches!(failure, Failure::Unreadable { .. }),
                             Some(Ok(Decision::Refused { refusal: Rejection::Poisoned { poison } })) => {
                                 matches!(poison, Poison::MembersLost { .. })
                             }

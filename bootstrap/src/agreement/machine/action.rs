@@ -6,7 +6,7 @@ use super::{Agreement, Phase};
 use crate::agreement::{
     budget,
     interface::Output,
-    messages::{OUTCOME, VERDICT, message, read},
+    messages::{OUTCOME, VERDICT, message, read, unreadable},
     place::{outcomes, result_key},
     protocol::{Protocol, Report},
     vote::Gathering,
@@ -34,15 +34,21 @@ impl<P: Protocol> Agreement<P> {
         Output::Act { plan, until: self.limits.action, verdict }
     }
 
-    /// Returns the encoded verdict on the outcomes of the action with this plan.
+    /// Returns the encoded verdict on the outcomes of the action with this plan. Returns an encoded failure in its place
+    /// if an outcome cannot be read.
     pub(super) fn judge(&self, plan: &P::Plan, posted: &[Option<Vec<u8>>], why: Gathering) -> Vec<u8> {
-        let report = |bytes: &Option<Vec<u8>>| match (bytes, why) {
-            // An unreadable outcome counts as late: its key is written once, so waiting does not help.
-            (Some(bytes), _) => read::<P, P::Outcome>(OUTCOME, bytes).map_or(Report::Late, Report::Outcome),
-            (None, Gathering::Expired) => Report::Late,
-            (None, Gathering::Now | Gathering::Counted) => Report::Pending,
-        };
-        let reports: Vec<_> = self.member.members.iter().copied().zip(posted.iter().map(report)).collect();
+        let mut reports = Vec::new();
+        for (rank, bytes) in self.member.members.iter().copied().zip(posted) {
+            let report = match (bytes, why) {
+                (Some(bytes), _) => match read::<P, P::Outcome>(OUTCOME, bytes) {
+                    Ok(outcome) => Report::Outcome(outcome),
+                    Err(malformed) => return unreadable(rank, &malformed),
+                },
+                (None, Gathering::Expired) => Report::Late,
+                (None, Gathering::Now | Gathering::Counted) => Report::Pending,
+            };
+            reports.push((rank, report));
+        }
         message::<P>(VERDICT, &P::judge(plan, &reports))
     }
 }

@@ -197,6 +197,42 @@ fn a_short_patience_shortens_no_action() {
     assert!(machine.is_in_doubt());
 }
 
+/// Another program has written the outcome of rank 1. Rank 1 is not late, and waiting for it would not help.
+#[test]
+fn an_outcome_that_cannot_be_read_is_the_reason_of_a_failure() {
+    use super::super::{Memory, Request};
+    let (mut store, now) = (Memory::default(), Duration::ZERO);
+    let machine = |rank| Agreement::<Sum>::new(member_of(rank, 2, LONG), 3, 0).unwrap();
+    let mut machines = [0, 1].map(machine);
+    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
+    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
+        for rank in 0..2 {
+            let input = match outputs[rank].clone() {
+                Output::Done(_) => continue,
+                Output::Act { .. } => Input::Acted(true),
+                Output::Store(mut request) => {
+                    match &mut request {
+                        Request::Post { key, value } if key.contains("outcomes") && rank == 1 => {
+                            value.clear()
+                        }
+                        _ => {}
+                    }
+                    match store.execute(&request) {
+                        Some(answer) => Input::Store(answer),
+                        None => continue,
+                    }
+                }
+            };
+            outputs[rank] = machines[rank].step(input, now);
+        }
+    }
+    for output in outputs {
+        let Output::Done(end) = output else { unreachable!() };
+        let is_of_rank_1 = matches!(&end.result, Err(Ending::Failed(Failure::Unreadable { rank: 1, .. })));
+        assert!(is_of_rank_1 && end.has_acted, "{end:?}");
+    }
+}
+
 /// A short patience lets an agreement fail, and leaves enough time for an action that was decided. A very long one does
 /// not make members wait for hours.
 #[test]
