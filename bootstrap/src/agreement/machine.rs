@@ -37,7 +37,10 @@ use super::{
         DECISION, Decided, OUTCOME, Posted, RECORD, message, read, read_decided, sealed_failure, spoken,
         told_failure, unreadable,
     },
-    place::{COMMON, Place, Waiting, members_key, outcomes, places_key, records, result_key},
+    place::{
+        COMMON, Place, Waiting, members_key, outcomes, places_key, read_count_key, read_key, records,
+        result_key,
+    },
     protocol::{Decision, Protocol},
     trace::Trace,
     values::ValuesByRank,
@@ -286,14 +289,14 @@ impl<P: Protocol> Agreement<P> {
         let members = &self.member.members;
         let (next, ask) = match (step, answer) {
             (Acknowledging::Leaving { acknowledges: true }, Answer::Stored) => {
-                let key = self.read_key(self.member.rank);
+                let key = read_key(&self.member.name, self.member.rank);
                 (Acknowledging::Posting, Request::Post { key, value: vec![1] })
             }
             (Acknowledging::Posting, Answer::Stored) => {
-                (Acknowledging::Counting, Request::Add { key: self.read_count_key() })
+                (Acknowledging::Counting, Request::Add { key: read_count_key(&self.member.name) })
             }
             (Acknowledging::Counting, Answer::Count(count)) if count >= members.len() as u64 => {
-                let keys = members.iter().map(|rank| self.read_key(*rank)).collect();
+                let keys = members.iter().map(|rank| read_key(&self.member.name, *rank)).collect();
                 (Acknowledging::Looking, Request::Check { keys })
             }
             (Acknowledging::Looking, Answer::All(true)) => {
@@ -427,17 +430,8 @@ impl<P: Protocol> Agreement<P> {
         Vote::new(prefix, self.member.rank, self.member.members.clone(), posted, until)
     }
 
-    fn read_key(&self, rank: u32) -> String {
-        format!("{}/read/{rank}", self.member.name)
-    }
-
-    fn read_count_key(&self) -> String {
-        format!("{}/read/count", self.member.name)
-    }
-
     /// Returns the keys of the agreement, in the order in which to remove them. The keys of the lists of places are not
-    /// among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true; those of the previous
-    /// agreement are. The member that
+    /// among them, nor are the member list and the decision if [`Protocol::KEEPS_RESULT`] is true. The member that
     /// succeeds in removing the first key removes the other ones. The acknowledgements and their counter are the last,
     /// because other members may still check them.
     fn all_keys(&self) -> Vec<String> {
@@ -449,11 +443,8 @@ impl<P: Protocol> Agreement<P> {
         let mut keys = Vec::from_iter((!P::KEEPS_RESULT).then(|| decision.clone()));
         keys.extend(votes.filter(|key| *key != decision));
         keys.extend((!P::KEEPS_RESULT).then(|| members_key(name)));
-        keys.extend(
-            P::previous(name).into_iter().flat_map(|it| [result_key(&records(&it)), members_key(&it)]),
-        );
-        keys.extend(members.iter().map(|rank| self.read_key(*rank)));
-        keys.push(self.read_count_key());
+        keys.extend(members.iter().map(|rank| read_key(name, *rank)));
+        keys.push(read_count_key(name));
         keys
     }
 
@@ -464,9 +455,10 @@ impl<P: Protocol> Agreement<P> {
         {
             return Vec::new();
         }
-        let records = records(&self.member.name);
+        let name = &self.member.name;
+        let records = records(name);
         let others = self.member.members.iter().filter(|rank| **rank != self.member.rank);
-        let keys = |rank: &u32| Awaited { record: format!("{records}/{rank}"), read: self.read_key(*rank) };
+        let keys = |rank: &u32| Awaited { record: format!("{records}/{rank}"), read: read_key(name, *rank) };
         others.map(keys).collect()
     }
 

@@ -61,7 +61,8 @@
 //!   may post the record that is missing in another agreement.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
-//!   and the decision stay in the store, until the next agreement has ended if [`Protocol::previous`] names this one.
+//!   and the decision stay in the store. If a member does not take part, all keys stay. [`remove_left`] removes what
+//!   stays, once all members are in a later agreement.
 //! - **The store's host** should outlive the agreement: if the process that hosts the store exits first, the members in
 //!   doubt end with [`Ending::InDoubt`]. The caller of [`run`] may be in that process. So if an agreement fails or is
 //!   refused before an action, [`run`] waits, for up to 3 s and not past the member's deadline, until the other members that posted a record have read the
@@ -70,6 +71,7 @@
 mod budget;
 mod failure;
 mod interface;
+mod left;
 mod machine;
 #[cfg(any(test, feature = "simulation"))]
 mod memory;
@@ -86,6 +88,7 @@ mod vote;
 
 pub use failure::{Absentee, Failure, Spoken};
 pub use interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output};
+pub use left::{left_keys, remove_left};
 pub use machine::Agreement;
 #[cfg(any(test, feature = "simulation"))]
 pub use memory::Memory;

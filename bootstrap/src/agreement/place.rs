@@ -101,6 +101,16 @@ pub(super) fn members_key(name: &str) -> String {
     format!("{name}/members")
 }
 
+/// Returns the key of the acknowledgement of `rank` in the agreement with this name.
+pub(super) fn read_key(name: &str, rank: u32) -> String {
+    format!("{name}/read/{rank}")
+}
+
+/// Returns the key that counts the acknowledgements in the agreement with this name.
+pub(super) fn read_count_key(name: &str) -> String {
+    format!("{name}/read/count")
+}
+
 /// Returns the key of a rank's list of places.
 pub(super) fn places_key(rank: u32) -> String {
     format!("places/{rank}")

@@ -14,7 +14,7 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// 10 min, but at least this value. See also [`shares_limits`](Self::shares_limits).
     const ACTION_FLOOR: Duration = Duration::from_secs(10);
     /// True if the member list and the decision stay in the store after the agreement. Verdicts are removed. See
-    /// [`PlainProtocol::KEEPS_RESULT`] and [`previous`](Self::previous).
+    /// [`PlainProtocol::KEEPS_RESULT`] and [`remove_left`](super::remove_left).
     const KEEPS_RESULT: bool = false;
 
     /// The data that each member contributes to the decision.
@@ -53,12 +53,6 @@ pub trait Protocol: Clone + fmt::Debug + Eq + 'static {
     /// [`Failure::Absent`](super::Failure::Absent).
     fn evidence(_name: &str, _missing: &[Absentee]) -> Vec<String> {
         Vec::new()
-    }
-
-    /// Returns the name of the agreement before the one called `name`, which every member joins first. What that one has
-    /// left in the store ([`KEEPS_RESULT`](Self::KEEPS_RESULT)) is removed with the keys of this one.
-    fn previous(_name: &str) -> Option<String> {
-        None
     }
 
     /// Returns the reason why members are missing, which all members get in place of

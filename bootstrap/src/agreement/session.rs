@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use super::{
     failure::Failure,
     interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
+    left,
     machine::Agreement,
     messages::{asks_for_action, sealed_failure},
     place::{outcomes, records, result_key},
@@ -278,11 +279,8 @@ impl Session<'_> {
     /// member removes the keys, and this does nothing. It also does nothing if the store has failed. Errors are
     /// ignored, because keys that remain cost only memory of the store.
     fn remove(&self, keys: &[String]) {
-        if self.failure.is_none()
-            && let Some((first, rest)) = keys.split_first()
-            && matches!(self.store.delete(first), Ok(true))
-        {
-            let _ = rest.iter().try_for_each(|key| self.store.delete(key).map(drop));
+        if self.failure.is_none() {
+            left::remove(self.store, keys);
         }
     }
 }

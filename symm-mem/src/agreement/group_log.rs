@@ -15,6 +15,7 @@ use super::{
     ranks::RankList,
     record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
+    rounds::Rounds,
     start::{Start, patience},
 };
 
@@ -57,7 +58,7 @@ pub struct GroupLog {
     group: GroupId,
     rank: u32,
     members: Vec<u32>,
-    rounds: u64,
+    rounds: Rounds,
     committed: LogPoint,
     /// The length of the pool's log in the last commit that was begun.
     offered: u64,
@@ -76,7 +77,7 @@ impl GroupLog {
             group,
             rank,
             members,
-            rounds: 0,
+            rounds: Rounds::default(),
             committed: LogPoint::default(),
             offered: 0,
             equal: 0,
@@ -146,7 +147,7 @@ impl GroupLog {
     /// Counts a commit that this rank skips because it has nothing new. If a member does not skip it, the next commits of
     /// both still meet.
     pub(crate) fn skip(&mut self) {
-        self.rounds += 1;
+        self.rounds.count();
     }
 
     /// The meeting of the commit with this number.
@@ -176,8 +177,8 @@ impl GroupLog {
             log_since: situation.log_since,
             segments: segments.clone(),
         };
-        let meeting = self.meeting(self.rounds);
-        self.rounds += 1;
+        let round = self.rounds.count();
+        let meeting = self.meeting(round);
         self.offered = situation.log.length;
         (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
@@ -185,16 +186,16 @@ impl GroupLog {
     /// Counts a commit in which this rank cannot take part. Returns the place of the commit, and the refusal for the
     /// other members.
     pub(crate) fn decline(&mut self, cause: String) -> (Place, Refusal) {
-        let place = Place { name: self.meeting(self.rounds).name(), members: self.members.clone() };
-        self.rounds += 1;
-        (place, Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
+        let round = self.rounds.count();
+        self.rounds.leave(round);
+        (self.place(round), Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
     /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
     /// left without windows. The members may register for the time `patience`; the agreement waits for them for that
     /// time and `VOTE_FLOOR` longer.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
-        let name = format!("{}/plain", self.meeting(self.rounds.saturating_sub(1)).name());
+        let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();
         Member {
             name,
@@ -206,8 +207,23 @@ impl GroupLog {
         }
     }
 
+    /// Returns the places of earlier commits whose keys this rank removes from the store, each once: a member has not
+    /// taken part in them, and all members have taken part in a later one.
+    pub fn take_left(&mut self) -> Vec<Place> {
+        self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
+    }
+
+    fn place(&self, round: u64) -> Place {
+        Place { name: self.meeting(round).name(), members: self.members.clone() }
+    }
+
     /// Applies the result of a commit of `segments`.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
+        let round = self.rounds.last();
+        match result {
+            Ok(_) => self.rounds.meet(round),
+            Err(_) => self.rounds.leave(round),
+        }
         match result {
             Ok(agreed) => {
                 if agreed.pending.is_none() {

@@ -10,7 +10,7 @@ use super::{
     meeting_id::{MeetingId, MeetingKind},
     record::PoolId,
     refusal::Refusal,
-    start::{self, Start, evidence, explain, previous},
+    start::{self, Start, evidence, explain},
     wire,
 };
 
@@ -22,7 +22,8 @@ type Decision = agreement::Decision<LengthProtocol>;
 
 impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// A rank that comes after the others with another domain is told so. The next meeting removes what is kept.
+    /// A rank that comes after the others with another domain is told so. Members remove what is kept after the next
+    /// meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;
@@ -50,10 +51,6 @@ impl Protocol for LengthProtocol {
     fn explain(absence: &Absence<'_>) -> Option<Refusal> {
         explain(absence)
     }
-
-    fn previous(name: &str) -> Option<String> {
-        previous(name)
-    }
 }
 
 impl Start<LengthProtocol> {
@@ -68,18 +65,15 @@ impl Start<LengthProtocol> {
         bytes: u64,
         deadline: Duration,
     ) -> Self {
-        // No action follows the decision, so the wait for the others gets all of the deadline except for the share of
-        // the store requests.
-        let patience = deadline / 16 * 15;
-        Self::new(
-            MeetingId::new(pool, MeetingKind::Length {}, round),
-            rank,
-            members,
-            patience,
-            deadline,
-            bytes,
-        )
+        let meeting = MeetingId::new(pool, MeetingKind::Length {}, round);
+        Self::new(meeting, rank, members, length_patience(deadline), deadline, bytes)
     }
+}
+
+/// The time that a member waits for the others in an agreement on a length. No action follows the decision, so this is
+/// all of the deadline, except for a share for requests to the store.
+pub(crate) fn length_patience(deadline: Duration) -> Duration {
+    deadline / 16 * 15
 }
 
 /// Converts the ending of an agreement on a length on `member`.

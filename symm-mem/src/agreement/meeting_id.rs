@@ -49,7 +49,7 @@ impl MeetingId {
     }
 
     /// Returns the meeting whose agreement has this name.
-    pub(super) fn named(name: &str) -> Option<Self> {
+    pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();
         let ("symm", domain, pool, kind, round) = (next()?, next()?, next()?, next()?, next()?) else {
@@ -75,7 +75,7 @@ impl MeetingId {
     }
 
     /// Returns the name of the meeting's agreement.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         let Self { domain, generation, pool, kind, round } = self;
         let pool = format!("symm/{domain:x}.{generation}/{pool}");
         match kind {

@@ -32,6 +32,7 @@ mod refusal;
 mod retire;
 #[cfg(test)]
 mod retire_tests;
+mod rounds;
 mod search;
 pub mod sharing;
 mod start;
@@ -51,6 +52,8 @@ pub use decide::{decide, judge_registrations};
 pub use ending::{AgreementError, Ending};
 pub use group_log::{GroupLog, Situation};
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use length::length_patience;
 pub use length::{LengthProtocol, length_ending};
 pub use meeting_id::{MeetingId, MeetingKind};
 pub(crate) use plain::ending as plain_ending;
@@ -68,6 +71,7 @@ pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
     decide_retirement, retirement_ending,
 };
+pub(crate) use rounds::Rounds;
 pub use search::{Hashes, Range, Recalled};
 pub use start::Start;
 #[cfg(any(test, feature = "simulation"))]

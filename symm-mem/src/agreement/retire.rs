@@ -26,7 +26,7 @@ use super::{
     poison::Poison,
     record::{Enqueued, LogPoint, PoolId, Readiness},
     refusal::{Held, Refusal},
-    start::{self, Start, evidence, explain, patience, previous},
+    start::{self, Start, evidence, explain, patience},
     wire::{self, wire_enum, wire_struct},
 };
 
@@ -287,7 +287,8 @@ type Decision = agreement::Decision<RetireProtocol>;
 
 impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// A rank that comes after the others with another domain is told so. The next meeting removes what is kept.
+    /// A rank that comes after the others with another domain is told so. Members remove what is kept after the next
+    /// meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;
@@ -319,10 +320,6 @@ impl Protocol for RetireProtocol {
 
     fn explain(absence: &Absence<'_>) -> Option<Refusal> {
         explain(absence)
-    }
-
-    fn previous(name: &str) -> Option<String> {
-        previous(name)
     }
 }
 

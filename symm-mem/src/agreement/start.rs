@@ -52,12 +52,6 @@ pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
 
-/// Returns the name of the meeting before this one, of the same pool and kind. See [`Protocol::previous`].
-pub(super) fn previous(name: &str) -> Option<String> {
-    let meeting = MeetingId::named(name)?;
-    Some(MeetingId { round: meeting.round.checked_sub(1)?, ..meeting }.name())
-}
-
 /// Returns the keys that count how often the missing ranks have created the domain. See [`Protocol::evidence`].
 pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     let domain = MeetingId::named(name).map(|meeting| meeting.domain);

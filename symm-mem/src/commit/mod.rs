@@ -36,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bootstrap::agreement::{Decision, read_decision, refusal};
+use bootstrap::agreement::{Decision, read_decision, refusal, remove_left};
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
     comm::{Communicator, Group, Window, WindowRequest, WindowRequestError},
@@ -160,6 +160,9 @@ impl SymmetricPool {
 
         let cause = failure.as_ref().map(ToString::to_string);
         let result = self.end_commit(&mut group_state, result, cause, &segments, &serials, windows);
+        for place in group_state.log.take_left() {
+            remove_left(self.domain().store(), &place);
+        }
         let (result, failure) = match result {
             Ok(report)
                 if report.new_segments > 0

@@ -2,13 +2,14 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use bootstrap::agreement::{self, Failed};
+use bootstrap::agreement::{self, Failed, Member, Place, remove_left};
 use caching_alloc::core::symmetric::SymmetricError;
 use process_group::store::StoreError;
 
 use super::{SymmetricBlock, SymmetricPool};
 use crate::agreement::{
-    Ending, LengthProtocol, Malformed, PoolId, Refusal, Start, ending::store_error, length_ending,
+    Ending, LengthProtocol, Malformed, MeetingId, MeetingKind, PoolId, Refusal, Start, ending::store_error,
+    length_ending,
 };
 
 /// Error of an agreed allocation.
@@ -88,6 +89,7 @@ impl SymmetricPool {
         let (store, act) =
             (self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
         let agreed = agreement::run::<LengthProtocol>(store, member.clone(), record, act, || Ok(()));
+        self.end_round(&member, agreed.is_ok()).iter().for_each(|place| remove_left(store, place));
         let ended = |mut failed: Box<Failed<_>>| {
             let error = store_error(&mut failed, &member);
             (length_ending(failed.ending, &member), error)
@@ -100,13 +102,30 @@ impl SymmetricPool {
         })
     }
 
+    /// Records the end of a retirement or an agreement on a length, in which this rank was `member`. If `has_met` is true,
+    /// all members have taken part. Returns the places of earlier ones whose keys this rank removes from the store.
+    pub(crate) fn end_round(&self, member: &Member, has_met: bool) -> Vec<Place> {
+        let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
+        let mut meetings = self.meetings();
+        let rounds = match meeting.kind {
+            MeetingKind::Retire {} => &mut meetings.retirements,
+            MeetingKind::Length {} => &mut meetings.lengths,
+            MeetingKind::Commit { .. } => return Vec::new(),
+        };
+        if has_met {
+            rounds.meet(meeting.round);
+        }
+        rounds.leave(meeting.round);
+        let place = |round| {
+            let name = MeetingId { round, ..meeting }.name();
+            Place { name, members: member.members.clone() }
+        };
+        rounds.take_left().into_iter().map(place).collect()
+    }
+
     /// Begins the next agreement on a length. This rank needs `bytes`.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
-        let round = {
-            let mut meetings = self.meetings();
-            meetings.lengths += 1;
-            meetings.lengths - 1
-        };
+        let round = self.meetings().lengths.count();
         let domain = self.domain();
         Start::length(self.id(), round, domain.rank(), domain.ranks().to_vec(), bytes, deadline)
     }

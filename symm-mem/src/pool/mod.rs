@@ -64,7 +64,7 @@ pub use self::{
 };
 pub(crate) use self::{index::Published, lookup::Table, memory::Memory};
 use crate::{
-    agreement::{GroupId, LogPoint, PoolId},
+    agreement::{GroupId, LogPoint, PoolId, Rounds},
     commit::{GroupState, lock},
     domain::Domain,
 };
@@ -91,8 +91,8 @@ pub struct SymmetricPool {
 /// State of the meetings of the whole domain.
 #[derive(Debug, Default)]
 struct Meetings {
-    lengths: u64,
-    retirements: u64,
+    lengths: Rounds,
+    retirements: Rounds,
 }
 
 impl SymmetricPool {

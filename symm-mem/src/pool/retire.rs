@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bootstrap::agreement;
+use bootstrap::agreement::{self, remove_left};
 use cuda_driver::{Context, graph::is_capturing};
 use process_group::{
     comm::{CommError, Group, Window},
@@ -250,11 +250,7 @@ impl SymmetricPool {
         };
         let domain = self.domain();
         let record = RetirementRecord { readiness, enqueued: found.enqueued, log, groups, segments };
-        let round = {
-            let mut meetings = self.meetings();
-            meetings.retirements += 1;
-            meetings.retirements - 1
-        };
+        let round = self.meetings().retirements.count();
         Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
 
@@ -290,7 +286,9 @@ impl SymmetricPool {
         };
         let goes_on = || if releases.get() { Ok(()) } else { all_stand() };
         let store = self.domain().store();
-        match agreement::run::<RetireProtocol>(store, member.clone(), record, act, goes_on) {
+        let ended = agreement::run::<RetireProtocol>(store, member.clone(), record, act, goes_on);
+        self.end_round(&member, ended.is_ok()).iter().for_each(|place| remove_left(store, place));
+        match ended {
             Ok(retired) => (Ok(retired), windows, None),
             Err(mut failed) => {
                 let error = store_error(&mut failed, &member);

@@ -28,6 +28,7 @@ impl World {
                 return Ok(());
             }
             Action::Commit { group, policy, deadline } => return self.commit(rank, group, policy, deadline),
+            Action::Skip { group } => self.skip(rank, group),
             Action::CommitSecond { group } => return self.commit_second(rank, group),
             Action::CommitAll { groups, policy, deadline } => {
                 let state = self.rank(rank);

@@ -5,14 +5,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use bootstrap::agreement::left_keys;
 use cuda_driver::DevicePtr;
 
 use super::{
     library::Life,
-    rank::{Rank, Span, Task},
+    rank::{Span, Task},
     registration::Left,
     results::Ended,
-    trouble::Trouble,
     violation::Violation,
     work::{End, Work},
     world::{Event, World, tell},
@@ -37,26 +37,35 @@ impl World {
         let (kind, groups) = (work.kind(), work.groups());
         let lost = said.store_failed();
         state.lost |= lost;
-        let mut left = None;
+        let (mut left, mut met, mut earlier) = (None, None, Vec::new());
         let read = match (work, end) {
-            (Work::Commit { group_state, group, mut segments, serials, .. }, End::Commit(meeting)) => {
+            (
+                Work::Commit { machine, group_state, group, mut segments, serials, .. },
+                End::Commit(meeting),
+            ) => {
+                met = meeting.result.is_ok().then_some(machine.member.name);
                 let without = self.end_commit(rank, &group_state, &segments, &serials, meeting.result)?;
+                earlier = lock(&group_state).log.take_left();
                 segments.truncate(without);
                 left = (without > 0).then_some(Left { group_state, group, segments });
                 meeting.read
             }
-            (Work::Second { group_state, .. }, End::Commit(meeting)) => {
+            (Work::Second { machine, group_state, .. }, End::Commit(meeting)) => {
+                met = meeting.result.is_ok().then_some(machine.member.name);
                 let (cause, mut group_state) = (Some(LOST.to_owned()), lock(&group_state));
                 let ended =
                     state.second.end_commit(&mut group_state, meeting.result, cause, &[], &[], Vec::new());
                 drop(ended);
+                earlier = group_state.log.take_left();
                 meeting.read
             }
             (Work::Plain { group_state, group, segments, registered, .. }, End::Plain(meeting)) => {
                 self.end_plain(rank, Left { group_state, group, segments }, registered, meeting.result)?;
                 meeting.read
             }
-            (Work::Retire { ordinals, group_states, .. }, End::Retire(meeting)) => {
+            (Work::Retire { machine, ordinals, group_states }, End::Retire(meeting)) => {
+                met = meeting.result.is_ok().then(|| machine.member.name.clone());
+                earlier = state.pool.end_round(&machine.member, meeting.result.is_ok());
                 let only: Vec<_> = group_states.into_iter().map(|(_, group_state)| group_state).collect();
                 let (_, dead) =
                     state.pool.end_retirement(&ordinals, &only, &meeting.result, Some(LOST.to_owned()));
@@ -64,7 +73,9 @@ impl World {
                 dead.into_iter().for_each(|life| self.library.leave(life, rank));
                 meeting.read
             }
-            (Work::Length { .. }, End::Length(meeting)) => {
+            (Work::Length { machine }, End::Length(meeting)) => {
+                met = meeting.result.is_ok().then(|| machine.member.name.clone());
+                earlier = state.pool.end_round(&machine.member, meeting.result.is_ok());
                 if let Ok(bytes) = meeting.result {
                     self.allocate(rank, bytes)?;
                 }
@@ -107,8 +118,10 @@ impl World {
         };
         let state = self.rank(rank);
         let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
+        met.iter().for_each(|name| self.store.keys.meet(name));
         if !lost {
-            self.store.remove(&read);
+            self.store.keys.remove(&read);
+            earlier.iter().flat_map(left_keys).for_each(|keys| self.store.keys.remove(&keys));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
         let ended = now;
@@ -242,33 +255,5 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Checks for leftover keys of agreements, if no rank was late for one.
-    fn left_keys(&self) -> Result<(), Violation> {
-        let trouble = self.scenario.trouble;
-        if trouble.delays() || matches!(trouble, Trouble::OtherDomain { .. }) || self.scenario.repeats {
-            // A repeated write may come after the key was removed. No rank reads that key.
-            return Ok(());
-        }
-        let is_left = |key: &&String| {
-            let parts: Vec<&str> = key.split('/').collect();
-            match parts.as_slice() {
-                ["symm", _, "generation" | "instance", ..] => false,
-                ["symm", _, "0", kind @ ("retire" | "length"), round, "members" | "records", ..] => {
-                    // The next meeting removes what the last one has left.
-                    let count = |rank: &Rank| if *kind == "retire" { rank.retirements } else { rank.lengths };
-                    let count = self.ranks.iter().map(count).max().unwrap_or(0);
-                    round.parse::<u64>().is_ok_and(|round| round + 1 < count)
-                }
-                ["symm", ..] => true,
-                ["exchange", _, _, what, ..] => *what != "closed",
-                _ => false,
-            }
-        };
-        match self.store.values.0.keys().find(is_left) {
-            Some(key) => Err(Violation(format!("the store is left with {key}"))),
-            None => Ok(()),
-        }
     }
 }

@@ -117,6 +117,15 @@ impl World {
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
+    /// The rank skips a commit.
+    pub(super) fn skip(&mut self, rank: u32, group: u64) {
+        let state = self.rank(rank);
+        if let Some(membership) = state.groups.get_mut(&group) {
+            membership.commits += 1;
+            lock(&state.pool.group_state(membership.id, membership.members.clone())).log.skip();
+        }
+    }
+
     /// The rank posts a refusal because it cannot take part.
     fn decline(
         &mut self,
@@ -126,8 +135,12 @@ impl World {
     ) -> Result<(), Violation> {
         let (place, declined) = lock(group_state).log.decline(error.to_string());
         let (key, value) = (place.decision_key(), refusal::<CommitProtocol>(declined.into()));
-        self.soon(Event::Request(rank, u64::MAX, StoreRequest::Agreement(Request::Propose { key, value })));
-        self.soon(Event::Resume(rank));
+        // The rank waits for the answer.
+        let arrival = self.now + self.delay();
+        let answer = arrival + self.delay();
+        let request = StoreRequest::Agreement(Request::Propose { key, value });
+        self.at(arrival, Event::Request(rank, u64::MAX, request));
+        self.at(answer, Event::Resume(rank));
         Ok(())
     }
 

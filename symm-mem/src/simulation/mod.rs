@@ -12,6 +12,7 @@
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler and the store |
 //! | `acts`, `meetings`, `ends` | the local actions of ranks, their meetings, and the ends of these |
+//! | `keys` | the keys of meetings, which are removed at last |
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and its current meeting |
@@ -27,6 +28,7 @@ mod acts;
 mod device;
 mod ends;
 mod exchanges;
+mod keys;
 mod library;
 mod meetings;
 mod oracle;
@@ -56,10 +58,10 @@ use std::{
     thread,
 };
 
-#[cfg(test)]
-pub(crate) use self::random::Random;
 pub use self::violation::{Limits, Violation};
 use self::world::World;
+#[cfg(test)]
+pub(crate) use self::random::Random;
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]

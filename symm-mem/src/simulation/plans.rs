@@ -352,9 +352,10 @@ impl World {
         for own in self.ranks[rank as usize].exchanges.values_mut() {
             for (plan, mut lease) in mem::take(&mut own.leases) {
                 let said = |peer: &u32| closed_key(&plan.key, *peer, rank);
-                let has_closed = |peer: &u32| reaches_store && self.store.values.0.contains_key(&said(peer));
+                let has_closed =
+                    |peer: &u32| reaches_store && self.store.keys.values.0.contains_key(&said(peer));
                 let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
-                closed.iter().for_each(|peer| self.store.remove(&[said(peer)]));
+                closed.iter().for_each(|peer| self.store.keys.remove(&[said(peer)]));
                 match lease.step(&closed, now) {
                     Standing::Runs => own.leases.push((plan, lease)),
                     Standing::Over => own.slots.give_back(plan.slots),

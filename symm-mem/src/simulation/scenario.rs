@@ -37,6 +37,10 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
+    /// Skips a commit and counts it, as a `PoolScope` without new segments does.
+    Skip {
+        group: u64,
+    },
     /// Commits the second pool, which is empty.
     CommitSecond {
         group: u64,
@@ -406,7 +410,8 @@ impl Writer<'_> {
     fn commits(&mut self, bad: bool) {
         let swapped = bad && self.trouble == Trouble::Swapped;
         let absent = bad && self.trouble == Trouble::Absent;
-        let together = self.random.one_in(2) && !swapped && !absent;
+        let skips = bad && self.trouble == Trouble::Skips;
+        let together = self.random.one_in(2) && !swapped && !absent && !skips;
         for rank in 0..self.programs.len() {
             let mut groups = self.groups_of(rank as u32);
             let (policy, deadline) = (Policy::Strict, DEADLINE);
@@ -423,8 +428,10 @@ impl Writer<'_> {
             if rank as u32 == self.culprit && absent {
                 groups.pop();
             }
+            let skipped = if rank as u32 == self.culprit && skips { groups.pop() } else { None };
             let commit = |group| Action::Commit { group, policy, deadline };
             self.programs[rank].extend(groups.into_iter().map(commit));
+            self.programs[rank].extend(skipped.map(|group| Action::Skip { group }));
         }
     }
 

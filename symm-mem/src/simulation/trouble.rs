@@ -24,6 +24,8 @@ pub(super) enum Trouble {
     Late(u64),
     /// It skips a commit.
     Absent,
+    /// It skips a commit, and counts it.
+    Skips,
     /// Its registration with this number fails.
     RegistrationFails(u32),
     /// Its registration with this number takes that many ms.
@@ -135,6 +137,7 @@ impl Trouble {
             42 => Self::OtherProtocol,
             43 | 44 => Self::ShortDeadline(*random.pick(&[0, 200, 20_000])),
             45 => Self::CapturingUndeclared,
+            47 => Self::Skips,
             _ => Self::HalfSent,
         }
     }
@@ -152,6 +155,7 @@ impl Trouble {
             Self::Swapped
                 | Self::Late(_)
                 | Self::Absent
+                | Self::Skips
                 | Self::RegistrationFails(_)
                 | Self::RegistrationSlow(..)
                 | Self::RestsLate

@@ -12,10 +12,11 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::{Answer, Memory, Request};
+use bootstrap::agreement::{Answer, Request};
 
 use super::{
     exchanges::Allocation,
+    keys::Keys,
     library::{Extent, Library, Life},
     random::Random,
     rank::{Rank, stores},
@@ -52,17 +53,11 @@ pub(super) enum Event {
 /// The store that ranks use to agree.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    pub(super) values: Memory,
+    pub(super) keys: Keys,
     /// The waits: key, rank, and token of the rank.
     waiting: Vec<(String, u32, u64)>,
     served: u64,
     dead: bool,
-}
-
-impl Store {
-    pub(super) fn remove(&mut self, keys: &[String]) {
-        self.values.remove(keys);
-    }
 }
 
 pub(super) struct World {
@@ -127,7 +122,7 @@ impl World {
         let mut store = Store::default();
         for rank in &ranks {
             let generation = rank.pool.id().generation.to_string();
-            store.values.0.insert(generation_key(1, rank.number), generation.into_bytes());
+            store.keys.values.0.insert(generation_key(1, rank.number), generation.into_bytes());
         }
         Ok(Self {
             scenario,
@@ -298,7 +293,7 @@ impl World {
                     if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
                         self.soon(Event::Collect(lender));
                     }
-                    self.store.values.0.insert(key, value);
+                    self.store.keys.values.0.insert(key, value);
                     Answer::Stored
                 }
                 StoreRequest::Agreement(request) => match self.execute(&request) {
@@ -318,9 +313,9 @@ impl World {
     fn execute(&mut self, request: &Request) -> Option<Answer> {
         // A rank of the simulation takes part in one agreement at a time.
         if let Request::Enter { key, .. } = request {
-            self.store.values.leave_decided(key);
+            self.store.keys.values.leave_decided(key);
         }
-        let answer = self.store.values.execute(request)?;
+        let answer = self.store.keys.values.execute(request)?;
         if let Request::Propose { key, .. } = request {
             self.free_the_blocked(key);
             let waiting = std::mem::take(&mut self.store.waiting);
@@ -391,6 +386,9 @@ impl World {
             StoreRequest::Agreement(Request::Fetch { .. } | Request::Check { .. } | Request::Await { .. })
         );
         if !reads && self.scenario.repeats && self.random.one_in(6) {
+            if let StoreRequest::Agreement(request) = &request {
+                self.store.keys.repeat(request);
+            }
             let first = self.now + self.delay();
             let second = first + self.delay();
             self.at(first, Event::Request(rank, u64::MAX, request.clone()));

@@ -1,0 +1,67 @@
+//! The numbers of meetings, and the meetings that may have left keys in the store.
+
+/// The most meetings whose keys are removed later. More keys than these stay in the store.
+const MOST: usize = 64;
+
+/// Counts the meetings of one purpose on a rank, and remembers those that may have left keys in the store: a member may
+/// not have taken part, or the agreement keeps its result.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rounds {
+    next: u64,
+    /// The meetings that may have left keys, which late members may still read.
+    left: Vec<u64>,
+    /// The meetings that may have left keys, which no member reads any more.
+    removable: Vec<u64>,
+}
+
+impl Rounds {
+    /// Returns the number of the next meeting, and counts it.
+    pub(crate) fn count(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Returns the number of the last meeting.
+    pub(crate) fn last(&self) -> u64 {
+        self.next.saturating_sub(1)
+    }
+
+    /// Records that all members have taken part in meeting `round`. So none of them reads the keys of earlier meetings
+    /// any more.
+    pub(crate) fn meet(&mut self, round: u64) {
+        self.removable.extend(self.left.extract_if(.., |left| *left < round));
+    }
+
+    /// Records that meeting `round` may have left keys.
+    pub(crate) fn leave(&mut self, round: u64) {
+        self.left.push(round);
+        if self.left.len() > MOST {
+            self.left.remove(0);
+        }
+    }
+
+    /// Returns the meetings whose keys this rank removes, each once.
+    pub(crate) fn take_left(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.removable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_removed_once_all_members_have_met_later() {
+        let mut rounds = Rounds::default();
+        for round in 0..3 {
+            assert_eq!((rounds.count(), rounds.last()), (round, round));
+            rounds.leave(round);
+        }
+        assert!(rounds.take_left().is_empty());
+        rounds.meet(2);
+        assert_eq!(rounds.take_left(), [0, 1]);
+        assert!(rounds.take_left().is_empty());
+        (0..2 * MOST as u64).for_each(|_| rounds.leave(3));
+        assert_eq!(rounds.left.len(), MOST);
+    }
+}
