@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use crate::simulation::is_dead;
+
 use super::{
     library::{Group, Job},
     network::{Connection, Network},
@@ -31,7 +33,7 @@ impl Queues {
 
 /// A request to the rank's watch actor.
 pub(super) enum Watch {
-    /// Abort the group if the verdict comes before the registration is over.
+    /// Abort the group if the verdict says that it is dead, and comes before the registration is over.
     Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
     /// Abort the groups of a rank that is lost.
     Lost(u32),
@@ -43,8 +45,7 @@ pub(super) fn watch(network: Arc<Network>, queues: &Queues) {
     while let Some(watch) = queues.watches.take("something to watch", None) {
         match watch {
             Watch::Verdict { group, key, until, over } => {
-                // A verdict that comes before this rank's outcome says that the group is dead.
-                if store.get(key, until).is_some() && !over.load(Relaxed) {
+                if store.get(key, until).is_some_and(|stands| is_dead(&stands)) && !over.load(Relaxed) {
                     group.abort();
                 }
             }

@@ -61,7 +61,7 @@ use std::{
 pub use self::violation::{Limits, Violation};
 use self::world::World;
 #[cfg(test)]
-pub(crate) use self::random::Random;
+pub(crate) use self::{random::Random, world::is_dead};
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::{Answer, Request};
+use bootstrap::agreement::{Answer, Decision, Request, read_verdict};
 
 use super::{
     exchanges::Allocation,
@@ -27,7 +27,7 @@ use super::{
     work::{self, StoreRequest},
 };
 use crate::{
-    agreement::{Outcome, meeting_id::generation_key},
+    agreement::{CommitProtocol, Outcome, Rejection, meeting_id::generation_key},
     exchange::protocol::AllocationId,
     rendezvous::protocol::Record,
 };
@@ -316,8 +316,10 @@ impl World {
             self.store.keys.values.leave_decided(key);
         }
         let answer = self.store.keys.values.execute(request)?;
-        if let Request::Propose { key, .. } = request {
-            self.free_the_blocked(key);
+        if let (Request::Propose { key, .. }, Answer::Result(stands)) = (request, &answer) {
+            if is_dead(stands) {
+                self.free_the_blocked(key);
+            }
             let waiting = std::mem::take(&mut self.store.waiting);
             let (woken, waiting) = waiting.into_iter().partition(|(at, ..)| at == key);
             self.store.waiting = waiting;
@@ -359,8 +361,8 @@ impl World {
         })
     }
 
-    /// After a verdict, unblocks the members that are still in the registration, except for some that are drawn, because
-    /// unblocking is not guaranteed. Their group is dead.
+    /// Unblocks the members that are still in the registration with this verdict key, which says that their group is dead.
+    /// Leaves out some that are drawn, because unblocking is not guaranteed.
     fn free_the_blocked(&mut self, key: &str) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =
@@ -409,4 +411,12 @@ impl World {
         ranks.hash(&mut hasher);
         self.states.insert(hasher.finish());
     }
+}
+
+/// Returns true if the value of a verdict key says that a group is dead.
+pub(crate) fn is_dead(stands: &[u8]) -> bool {
+    matches!(
+        read_verdict::<CommitProtocol>(stands),
+        Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned { .. } }))
+    )
 }
