@@ -50,9 +50,10 @@ impl World {
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
-        // No other rank has created the culprit's last generation. If ranks wait for it in a rendezvous or an exchange,
-        // they are told the circle.
-        let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && circle.is_empty();
+        // No other rank has created the culprit's last generation. Only a circle through a rendezvous or an exchange says
+        // nothing of generations.
+        let is_of_pools = circle.iter().all(|it| MeetingId::at(&it.place).is_some());
+        let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && is_of_pools;
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed
     }
 
