@@ -83,7 +83,7 @@ impl Scenario {
             10 => Trouble::CannotMap,
             // Small numbers kill the rank in a strict commit, large ones in a meeting with ample time.
             _ => {
-                let scale = *random.pick(&[9, 9, 60, 200]);
+                let scale = *random.pick(&[13, 13, 60, 200]);
                 Trouble::Killed(1 + random.below(scale))
             }
         };
