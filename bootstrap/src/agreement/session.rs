@@ -301,7 +301,7 @@ fn may_pass(error: &StoreError) -> bool {
 }
 
 /// Reads keys without waiting. Returns their values in order, and `None` for a key without a value.
-fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+pub(super) fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let names: Vec<&str> = keys.iter().map(String::as_str).collect();
     // Usually all keys have values, and two requests suffice. Otherwise, or if a key is removed after the check, each
     // key is read by itself.

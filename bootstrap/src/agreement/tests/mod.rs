@@ -7,6 +7,7 @@
 //!   over a `HashStore`. [`sum`]: the protocol of all tests.
 
 mod circles;
+mod keys;
 mod model;
 mod scripted;
 mod seeds;

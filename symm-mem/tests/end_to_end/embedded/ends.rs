@@ -9,7 +9,7 @@ use process_group::{
     group::{GroupError, GroupErrorKind},
     store::{Deadline, Store},
 };
-use symm_mem::{CommitError, GroupId, Poison, Policy, RetireError, Standing, SymmetricGroup};
+use symm_mem::{CommitError, GroupId, Poison, Policy, Refusal, RetireError, Standing, SymmetricGroup};
 
 use super::{
     NCCL_2_28_9,
@@ -80,6 +80,34 @@ fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
         assert_eq!(errors.iter().map(CommitError::name).collect::<Vec<_>>(), [wanted; 2], "{errors:?}");
         assert_eq!(errors[0].to_string(), errors[1].to_string());
     }
+}
+
+/// The group of rank 1 has ended there, and rank 0 has not heard of it when it comes.
+#[test]
+fn a_commit_names_the_rank_whose_group_has_ended() {
+    on_ranks(2, |rank| {
+        let (pool, bucket) = rank.pool_with_bucket();
+        let (store, decision) =
+            (rank.world.job_store(), commit_key(&pool, rank.world.id(), "records/result"));
+        if rank.rank == 1 {
+            store.set("over", b"1").expect("it answers");
+            let group = OverAfter { group: &rank.world, decided: "over".to_owned() };
+            let error = pool.commit(&group, options()).expect_err("the group has ended");
+            assert!(matches!(error, CommitError::GroupOver { .. }), "{error}");
+        } else {
+            store.get(&decision, soon()).expect("rank 1 ends the commit");
+            match pool.commit(&rank.world, options()) {
+                Err(CommitError::Refused { refusal: Refusal::MemberLost { rank: 1, cause }, .. }) => {
+                    assert!(cause.contains("it is over"), "{cause}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // Nothing was registered, so the next commit can succeed.
+        assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
+        drop((pool, bucket));
+        rank.leave();
+    });
 }
 
 #[test]

@@ -1,0 +1,172 @@
+//! Runs of agreements about pools, and the conversions of their endings.
+
+use std::time::Duration;
+
+use bootstrap::agreement::{
+    Agreement, Ending as Common, Failure, Input, Member, Memory, Output, Protocol, Report,
+};
+
+use super::super::*;
+use super::{agreed, plain, refusal};
+
+#[test]
+fn a_search_that_a_rank_leaves_ends_without_the_difference() {
+    let records = [plain(0, &[(64, 1)]), plain(1, &[(64, 2)])];
+    let Decision::Act { plan: plan @ Plan::Hashes { .. } } = decide(&records) else {
+        panic!("{:?}", decide(&records))
+    };
+    let answer = Answer::hashes(Range { low: 0, high: 1 }, Some);
+    let reports = [(0, Report::Outcome(answer)), (1, Report::Late)];
+    let refusal = refusal(CommitProtocol::judge(&plan, &reports));
+    assert_eq!(refusal.divergence(), Some(&Divergence::NotFound {}));
+}
+
+/// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
+/// plans of rank 0 with the times at which their actions began, and their deadlines.
+fn searched() -> Vec<(Plan, Duration, Duration)> {
+    let (mut store, mut now, mut plans) = (Memory::default(), Duration::ZERO, Vec::new());
+    let machine = |rank: u32| {
+        let (_, record) = plain(rank, &[(64, 1)]);
+        let log = LogPoint { length: 2000, hash: rank.into() };
+        let member = Member { rank, ..member() };
+        Agreement::<CommitProtocol>::new(member, Record { policy: Policy::Prefix, log, ..record }, 0).unwrap()
+    };
+    let mut machines = [0, 1].map(machine);
+    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
+    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
+        for rank in 0..2 {
+            let input = match outputs[rank].clone() {
+                Output::Done(_) => continue,
+                Output::Store(request) => match store.execute(&request) {
+                    Some(answer) => Input::Store(answer),
+                    None => continue,
+                },
+                Output::Act { plan, until, .. } => {
+                    if rank == 0 {
+                        plans.push((plan.clone(), now, until));
+                        now += Duration::from_secs(2);
+                    }
+                    let hash = |length| Some(if length <= 1000 { length } else { length + rank as u64 });
+                    Input::Acted(match plan {
+                        Plan::Hashes { range, .. } => Answer::hashes(range, hash),
+                        Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
+                        Plan::Register { .. } => Answer::Registered { outcome: Outcome::Registered },
+                    })
+                }
+            };
+            outputs[rank] = machines[rank].step(input, now);
+        }
+    }
+    plans
+}
+
+/// A search does not take longer than one action, however many steps it has.
+#[test]
+fn the_steps_of_a_search_share_their_limits() {
+    let plans = searched();
+    let Some(((Plan::Register { .. }, begun, until), search)) = plans.split_last() else {
+        panic!("{plans:?}")
+    };
+    assert!(search.len() > 2, "{plans:?}");
+    assert!(search.iter().all(|(.., until)| *until == ACTION_FLOOR), "{plans:?}");
+    assert_eq!(*until, *begun + ACTION_FLOOR);
+}
+
+/// A rank that loses the store while a refusal is explained knows that nothing is registered. While a commit is
+/// explained, or windows are registered, it does not know what the others hold.
+#[test]
+fn only_a_search_after_a_refusal_leaves_no_doubt() {
+    let Decision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
+        panic!("the logs differ")
+    };
+    let Plan::Hashes { range, .. } = refused.clone() else { panic!("{refused:?}") };
+    let member = member();
+    let doubt = |plan: Option<&Plan>| commit_ending(Common::InDoubt, &member, plan);
+    assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
+    let commits = Plan::Hashes { range, after: After::Commit { agreed: agreed() } };
+    for plan in [None, Some(&commits), Some(&Plan::Register { agreed: agreed() })] {
+        assert_eq!(doubt(plan), Ending::StoreFailed { in_doubt: true }, "{plan:?}");
+    }
+    let left = Failure::Left { rank: 1, cause: "it is gone".to_owned() };
+    let ended = |plan| commit_ending(Common::Failed(left.clone()), &member, plan);
+    let lost = Refusal::MemberLost { rank: 1, cause: "it is gone".to_owned() };
+    assert_eq!(ended(None), Ending::Refused(lost.clone()));
+    assert_eq!(ended(Some(&refused)), Ending::Refused(lost.clone()));
+    // The failure takes the place of the verdict that would have asked for the registration.
+    assert_eq!(ended(Some(&commits)), Ending::Refused(lost));
+    let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
+    assert_eq!(ended(Some(&Plan::Register { agreed: agreed() })), Ending::Poisoned(poison));
+}
+
+#[test]
+fn an_outcome_that_cannot_be_read_is_no_loss_of_a_member() {
+    let failure = Failure::Unreadable { rank: 1, cause: "too short".to_owned() };
+    let poison = || Poison::OutcomeUnreadable { rank: 1, cause: "too short".to_owned() };
+    let ending =
+        commit_ending(Common::Failed(failure.clone()), &member(), Some(&Plan::Register { agreed: agreed() }));
+    assert_eq!(ending, Ending::Poisoned(poison()));
+    assert!(ending.is_agreed());
+    assert_eq!(plain_ending(Common::Failed(failure.clone())), Ending::Poisoned(poison()));
+    let retired = retirement_ending(Common::Failed(failure), &member(), Some(&RetirePlan::Deregister {}));
+    assert_eq!(retired, Ok(Retired::Poisoned { poison: poison(), culprits: vec![1], over: Vec::new() }));
+}
+
+fn member() -> Member {
+    Member {
+        name: "symm/1.1/0/3.0/0".to_owned(),
+        rank: 0,
+        members: vec![0, 1],
+        generation: 0,
+        patience: Duration::ZERO,
+        deadline: None,
+    }
+}
+
+/// Two processes run as rank 0. The others may have agreed with the other one, so this one is in doubt.
+#[test]
+fn a_rank_that_another_process_has_taken_is_in_doubt() {
+    let taken = |rank| Failure::Taken { rank };
+    let (member, doubt) = (member(), Ending::StoreFailed { in_doubt: true });
+    assert_eq!(commit_ending(Common::Failed(taken(0)), &member, None), doubt);
+    let retired = retirement_ending(Common::Failed(taken(0)), &member, None);
+    assert_eq!(retired, Err(doubt.clone()));
+    assert_eq!(length_ending(Common::Failed(taken(0)), &member), doubt);
+    assert!(doubt.doubt(0, None).is_some() && !doubt.is_agreed());
+    // All other members get the failure of rank 1, and have registered nothing.
+    let other = commit_ending(Common::Failed(taken(1)), &member, None);
+    assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
+}
+
+/// A member repeats failed requests until the user's deadline, although it waits for the others for a shorter time.
+#[test]
+fn agreements_of_a_pool_have_the_deadline_of_the_user() {
+    let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
+    let deadline = Duration::from_secs(600);
+    let member = Start::length(pool, 0, 0, vec![0, 1], 64, deadline).member;
+    assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
+    let record = RetirementRecord {
+        readiness: Readiness::Ready,
+        enqueued: Vec::new(),
+        log: LogPoint::default(),
+        groups: Vec::new(),
+        segments: Vec::new(),
+    };
+    let member = Start::retirement(pool, 0, 0, vec![0, 1], record, deadline).member;
+    assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
+}
+
+/// The group of a commit lists its members, and so does the domain of a retirement.
+#[test]
+fn different_member_lists_name_the_group_or_the_domain() {
+    let lists = || ValuesByRank::of([(0, vec![0, 1]), (1, vec![0, 1, 2])]);
+    let failed = || Failure::Members { lists: lists() };
+    let refused = |what| Ending::Refused(Refusal::MembersMismatch { what, lists: lists().map(RankList) });
+    let commit = commit_ending(Common::Failed(failed()), &member(), None);
+    assert_eq!(commit, refused(Membership::Group));
+    for name in ["symm/1.1/0/retire/0", "symm/1.1/0/length/0"] {
+        let member = Member { name: name.to_owned(), ..member() };
+        let retired = retirement_ending(Common::Failed(failed()), &member, None);
+        assert_eq!(retired, Err(refused(Membership::Domain)));
+        assert_eq!(length_ending(Common::Failed(failed()), &member), refused(Membership::Domain));
+    }
+}
