@@ -74,17 +74,15 @@ impl From<Refusal> for Ending {
 
 impl Ending {
     /// Converts the ending of an agreement. `failed` converts the failures that are common to all agreements.
-    pub(super) fn of<P: Protocol<Refusal: Into<Self>>>(
-        ending: agreement::Ending<P>,
-        failed: impl FnOnce(Failure) -> Self,
-    ) -> Self {
-        match ending {
-            agreement::Ending::Refused(refused) => refused.into(),
-            agreement::Ending::Failed(failure) => failed(failure),
-            agreement::Ending::StoreFailed => Self::StoreFailed { in_doubt: false },
-            agreement::Ending::InDoubt => Self::StoreFailed { in_doubt: true },
-            agreement::Ending::Unreadable(source) => Self::Unreadable { source },
-            _ => Self::OutOfStep,
+    pub(super) fn of<P: Protocol>(ending: agreement::Ending<P>, failed: impl FnOnce(Failure) -> Self) -> Self
+    where
+        Self: From<P::Refusal>,
+    {
+        match AgreementError::of(ending, failed) {
+            AgreementError::Refused(ending) => ending,
+            AgreementError::StoreFailed { in_doubt } => Self::StoreFailed { in_doubt },
+            AgreementError::Unreadable(source) => Self::Unreadable { source },
+            AgreementError::OutOfStep => Self::OutOfStep,
         }
     }
 
