@@ -20,3 +20,20 @@ pub(super) fn action(patience: Duration, floor: Duration) -> Duration {
 pub(super) fn outcomes(patience: Duration) -> Duration {
     (patience / 4).clamp(OUTCOME_FLOOR, CAP)
 }
+
+/// The time limits of an action, on the clock of [`Agreement::step`](super::Agreement::step).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Limits {
+    /// The deadline of the action.
+    pub(super) action: Duration,
+    /// The end of the wait for the outcomes.
+    pub(super) outcomes: Duration,
+}
+
+impl Limits {
+    /// Returns the limits of an action that begins at the time `now`. See [`action`].
+    pub(super) fn of(now: Duration, patience: Duration, floor: Duration) -> Self {
+        let action = now.saturating_add(action(patience, floor));
+        Self { action, outcomes: action.saturating_add(outcomes(patience)) }
+    }
+}

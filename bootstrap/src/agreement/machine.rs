@@ -29,8 +29,8 @@ mod action;
 
 use std::time::Duration;
 
-use self::action::Limits;
 use super::{
+    budget::Limits,
     failure::{Absentee, Failure},
     interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
     messages::{

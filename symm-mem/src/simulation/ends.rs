@@ -220,7 +220,10 @@ impl World {
             state.blocks.clear();
             self.observe(rank)?;
         }
-        self.left_keys()?;
+        let trouble = self.scenario.trouble;
+        if let Some(key) = self.store.keys.left(trouble) {
+            return Err(Violation(format!("under {trouble:?}: the store is left with {key}")));
+        }
         self.left_plans()?;
         for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
             let (rank, device) = (state.number, state.device.clone());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bootstrap::agreement::{Memory, Request};
 
-use super::{trouble::Trouble, violation::Violation, world::World};
+use super::trouble::Trouble;
 
 /// The keys of the store, and their history.
 #[derive(Debug, Default)]
@@ -57,23 +57,19 @@ impl Keys {
         let last = self.met.get(&subject.join("/"));
         last.is_some_and(|last| round.parse::<u64>().is_ok_and(|round| round < *last))
     }
-}
 
-impl World {
-    /// Checks for leftover keys of agreements.
-    pub(super) fn left_keys(&self) -> Result<(), Violation> {
-        let trouble = self.scenario.trouble;
-        let keys = &self.store.keys;
+    /// Returns a key of an agreement that was left under this trouble and should not be.
+    pub(super) fn left(&self, trouble: Trouble) -> Option<&String> {
         // Keys of a rank that dies or loses the store may stay.
         if trouble.silences() {
-            return Ok(());
+            return None;
         }
         // Ranks that are late or absent leave keys until all members meet again.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &&String| {
             // The second of two equal writes may come after the key was removed. No rank reads that key.
-            if keys.repeated.contains(*key) && keys.removed.contains(*key) {
+            if self.repeated.contains(*key) && self.removed.contains(*key) {
                 return false;
             }
             let parts: Vec<&str> = key.split('/').collect();
@@ -84,16 +80,13 @@ impl World {
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
                 // The next meeting removes what the last one has left.
                 ["symm", _, "0", "retire" | "length", _, "members" | "records", ..] => {
-                    keys.is_of_earlier(key)
+                    self.is_of_earlier(key)
                 }
-                ["symm", ..] => !any_stay || keys.is_of_earlier(key),
+                ["symm", ..] => !any_stay || self.is_of_earlier(key),
                 ["exchange", _, _, what, ..] => !any_stay && *what != "closed",
                 _ => false,
             }
         };
-        match keys.values.0.keys().find(is_left) {
-            Some(key) => Err(Violation(format!("under {trouble:?}: the store is left with {key}"))),
-            None => Ok(()),
-        }
+        self.values.0.keys().find(is_left)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Agreement, Phase};
 use crate::agreement::{
-    budget,
+    budget::Limits,
     interface::Output,
     messages::{OUTCOME, VERDICT, message, read, unreadable},
     place::{outcomes, result_key},
@@ -12,21 +12,11 @@ use crate::agreement::{
     vote::Gathering,
 };
 
-/// The time limits of an action, on the clock of [`Agreement::step`].
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Limits {
-    /// The deadline of the action.
-    action: Duration,
-    /// The end of the wait for the outcomes.
-    pub(super) outcomes: Duration,
-}
-
 impl<P: Protocol> Agreement<P> {
     /// Asks for the action with this plan.
     pub(super) fn act(&mut self, plan: P::Plan, now: Duration) -> Output<P> {
         if self.actions == 0 || !P::shares_limits(&plan) {
-            let action = now.saturating_add(budget::action(self.patience, P::ACTION_FLOOR));
-            self.limits = Limits { action, outcomes: action.saturating_add(budget::outcomes(self.patience)) };
+            self.limits = Limits::of(now, self.patience, P::ACTION_FLOOR);
         }
         self.has_acted = true;
         self.phase = Phase::Acting(plan.clone());
