@@ -34,8 +34,12 @@ fn replay(rank: &Rank, checks: usize) {
     let other = pool.allocate(BYTES).expect("there is room");
     assert_ne!(other.placement(), place, "rank {}: the graph has lost its block", rank.rank);
     thread::scope(|scope| {
-        let launches = scope.spawn(move || (0..checks).for_each(|_| launch(rank, &graph, at)));
+        let launches = scope.spawn(move || {
+            (0..checks).for_each(|_| launch(rank, &graph, at));
+            graph
+        });
         grow(rank, &pool, at);
+        // Only now is the graph dropped.
         launches.join().expect("every sum is right");
     });
 }

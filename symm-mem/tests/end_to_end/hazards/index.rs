@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 /// The hazard or error, the path of the file from the workspace's root, and the tests.
 type Entry = (&'static str, &'static str, &'static [&'static str]);
 
-const AGREEMENT: &str = "symm-mem/src/agreement/tests.rs";
+const AGREEMENT: &str = "symm-mem/src/agreement/tests/mod.rs";
 const EMBEDDED: &str = "symm-mem/tests/end_to_end/embedded/mod.rs";
 const RETIRE: &str = "symm-mem/tests/end_to_end/embedded/retire.rs";
 const CHECKS: &str = "symm-mem/tests/end_to_end/embedded/checks.rs";
@@ -102,7 +102,11 @@ const HAZARDS: &[Entry] = &[
 /// The errors, each with the rank, the ordinal and both values on every member.
 const ERRORS: &[Entry] = &[
     ("SyncTimeout", HERE, &["a_rank_that_does_not_come"]),
-    ("MemberLost", AGREEMENT, &["only_a_search_after_a_refusal_leaves_no_doubt"]),
+    (
+        "MemberLost",
+        "symm-mem/src/agreement/tests/endings.rs",
+        &["only_a_search_after_a_refusal_leaves_no_doubt"],
+    ),
     ("SegmentCountMismatch", HERE, &["an_extra_segment", "nothing_new_where_others_have_something"]),
     ("SegmentShapeMismatch", HERE, &["another_size"]),
     ("AllocationDiverged", HERE, &["the_same_sizes_by_another_way"]),
