@@ -71,7 +71,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let progress = Progress::start();
     progress.show("comparing the results of the layers");
     let mut ours = ours(Program::Collectives, &[&ranks])?;
-    let mut torch = peer::torch_distributed(&peer::CALL, options.ranks);
+    let mut torch = peer::torch_distributed(&peer::CALL, options.ranks, &[]);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("process-group's benchmark")?;
     peer::alternate(&progress, Program::Collectives.rounds(), &mut ours, &mut torch, &mut lines)

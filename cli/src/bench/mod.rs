@@ -33,7 +33,7 @@ enum What {
     Alloc(alloc::Options),
     /// Collectives: host time of an 8-byte all-reduce through each layer, compared with NCCL and PyTorch
     Call(call::Options),
-    /// Collective kernels of symmetric memory: time by size, eagerly and from a graph, with checked results
+    /// Collective kernels of symmetric memory: time by size, eagerly and from a graph, compared with NCCL and PyTorch, with checked results
     Kernels(kernels::Options),
     /// Point-to-point messages: time and device memory under each policy
     P2p(p2p::Options),
@@ -100,9 +100,14 @@ fn no_limits(bench: &str) -> anyhow::Error {
 
 /// Starts one of this workspace's benchmark programs.
 fn ours(program: Program, arguments: &[&str]) -> Result<Player> {
+    Player::start(&mut our_command(program, arguments)?)
+}
+
+/// Returns the command of one of this workspace's benchmark programs.
+fn our_command(program: Program, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("the path of this program")?);
     command.args(["bench", "program", program.name()]).args(arguments);
-    Player::start(&mut command)
+    Ok(command)
 }
 
 /// Prints a note that times of a debug build are meaningless.

@@ -13,7 +13,7 @@ use crate::progress::Progress;
 
 const ALLOC: &str = include_str!("../../peers/alloc_bench.cpp");
 
-/// A Python program of several ranks. Its argument is the number of ranks.
+/// A Python program of several ranks. Its first argument is the number of ranks.
 pub(super) struct Script {
     name: &'static str,
     text: &'static str,
@@ -22,6 +22,9 @@ pub(super) struct Script {
 /// Calls of `torch.distributed`.
 pub(super) const CALL: Script =
     Script { name: "call_bench.py", text: include_str!("../../peers/call_bench.py") };
+/// All-reduce kernels of `torch.distributed`'s symmetric memory. Its second argument is the list of the rounds' lengths.
+pub(super) const KERNELS: Script =
+    Script { name: "kernels_bench.py", text: include_str!("../../peers/kernels_bench.py") };
 /// Symmetric memory of `torch.distributed`.
 pub(super) const SYMM: Script =
     Script { name: "symm_bench.py", text: include_str!("../../peers/symm_bench.py") };
@@ -81,11 +84,15 @@ pub(super) fn python_with_torch(code: &str) -> Result<(PathBuf, String)> {
     Ok((python, String::from_utf8_lossy(&found.stdout).into_owned()))
 }
 
-/// Starts the script with the Python of [`python_with_torch`]. Returns the program, and the folder of its files.
+/// Starts the script with the Python of [`python_with_torch`] and further arguments. Returns the program, and the folder of its files.
 ///
 /// # Errors
 /// The reason why it is not available on this host.
-pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player, TempDir)> {
+pub(super) fn torch_distributed(
+    script: &Script,
+    ranks: usize,
+    further: &[&str],
+) -> Result<(Player, TempDir)> {
     let count =
         "import torch, torch.distributed as d; print(torch.cuda.device_count() * d.is_nccl_available())";
     let (python, devices) = python_with_torch(count)?;
@@ -96,7 +103,7 @@ pub(super) fn torch_distributed(script: &Script, ranks: usize) -> Result<(Player
     let folder = tempfile::tempdir().context("a folder for the program")?;
     let program = folder.path().join(script.name);
     std::fs::write(&program, script.text).with_context(|| format!("cannot write {}", program.display()))?;
-    Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()))?, folder))
+    Ok((Player::start(Command::new(&python).arg(&program).arg(ranks.to_string()).args(further))?, folder))
 }
 
 /// Runs all rounds of our program, `count`, and after each one a round of PyTorch's, until that fails: then it is its

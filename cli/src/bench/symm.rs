@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut pools = pool::measure(&progress, ranks)?;
     progress.show("preparing the transfers");
     let mut ours = ours(Program::Symm, &[&ranks.to_string()])?;
-    let mut torch = peer::torch_distributed(&peer::SYMM, ranks);
+    let mut torch = peer::torch_distributed(&peer::SYMM, ranks, &[]);
     let (mut opening, mut lines) = (String::new(), String::new());
     ours.round(&mut opening).context("symm-mem's benchmark")?;
     peer::alternate(&progress, Program::Symm.rounds(), &mut ours, &mut torch, &mut lines)

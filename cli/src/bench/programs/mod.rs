@@ -3,6 +3,7 @@
 
 mod alloc;
 mod collectives;
+pub(super) mod kernels;
 pub(super) mod messages;
 mod pool;
 mod support;
@@ -24,6 +25,7 @@ pub(super) struct Options {
 pub(super) enum Program {
     Alloc,
     Collectives,
+    Kernels,
     Messages,
     Pool,
     Symm,
@@ -34,17 +36,20 @@ impl Program {
         match self {
             Self::Alloc => "alloc",
             Self::Collectives => "collectives",
+            Self::Kernels => "kernels",
             Self::Messages => "messages",
             Self::Pool => "pool",
             Self::Symm => "symm",
         }
     }
 
-    /// The number of rounds, after the opening one of `Collectives` and `Symm`.
+    /// The number of rounds, after the opening one of `Collectives`, `Kernels` and `Symm`. Those of `Kernels` are of each
+    /// length.
     pub(super) fn rounds(self) -> usize {
         match self {
             Self::Alloc => alloc::rounds(),
             Self::Collectives => collectives::ROUNDS,
+            Self::Kernels => kernels::ROUNDS,
             Self::Messages => messages::ROUNDS,
             Self::Pool => pool::PARTS,
             Self::Symm => symm::ROUNDS,
@@ -57,6 +62,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let program = match options.program {
         Program::Alloc => alloc::run,
         Program::Collectives => collectives::run,
+        Program::Kernels => kernels::run,
         Program::Messages => messages::run,
         Program::Pool => pool::run,
         Program::Symm => symm::run,
