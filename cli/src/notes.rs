@@ -133,11 +133,11 @@ on its peer, which `alloc` also compiles first. `store --attack` takes --seconds
 
 With --json each prints one object, whose numbers have at most three decimals. `figures`, except of `kernels` and `store`, lists medians: `case`, `contender`, `ns` for one operation, and `ratio` to the \
 case's baseline. `machine`, except of `alloc` and `store`, names the devices. `bars`, of `call`, `pool` and `symm`, are the limits that --check tests (`what`, \
-`figure`, `most`, `holds`). `torch`, of `alloc`, `call` and `symm`, says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
+`figure`, `most`, `holds`). `torch`, of `alloc`, `call`, `kernels` and `symm`, says why PyTorch was left out. `pool` has `footprints` (`pools`, `reserved_bytes`, `segments`, `windows`), and \
 `symm` has the output of `pool` as `pools`. `call` has `results` (`contender`, `compared`, `differ`) and \
 `above_raw_us`, `above_raw_and_event_us`, `of_torch`, `in_graph`. `alloc` has `scaling`, and `p2p` has `memory` (`policy`, \
 `bytes`), `group_bytes`, `skipped`. `kernels` prints `ranks`, and `rows` in place of figures (`collective`, `bytes`, `eager_us`, \
-`graph_us`), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`, each with `median`, `p1`, `p99`, `least` and `most`; `latency_us` for each kind of call) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
+`graph_us`, and `peers`, each with `contender`, `eager_us`, `graph_us` and `left_out`, the reason if a time is null), and `store` prints `servers` (`server`, `latency_us`, `calls_per_second`, `join_ms`, each with `median`, `p1`, `p99`, `least` and `most`; `latency_us` for each kind of call) and `ratios`. `store --attack` prints a list (`attack`, `calls`, \
 `wait_ms` with `p50`, `p99`, `most`).
 
 The limits of --check on times are for GPUs: all of `call`, all of `symm`'s own, and allocation and look-up of `pool`. On \

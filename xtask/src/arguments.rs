@@ -17,6 +17,8 @@ pub(crate) enum Task {
     Mutants(mutants::Options),
     Sanitize(run_tests::Options),
     GpuBundle(bundle::Options),
+    /// The file of the figures.
+    PlotKernels(PathBuf),
     TorchEnv,
     /// A command of `lockstep` or `lab`, with its arguments.
     Forward(Vec<OsString>),
@@ -52,6 +54,9 @@ fn task(matches: ArgMatches) -> Task {
         Some(("gpu-bundle", options)) => Task::GpuBundle(bundle::Options {
             dir: options.get_one::<PathBuf>("dir").cloned().unwrap_or_default(),
         }),
+        Some(("plot-kernels", options)) => {
+            Task::PlotKernels(options.get_one::<PathBuf>("file").cloned().unwrap_or_default())
+        }
         Some(("torch-env", _)) => Task::TorchEnv,
         Some((name, options)) => {
             let arguments = options.get_many::<OsString>("").into_iter().flatten().cloned();
@@ -121,6 +126,14 @@ fn command() -> Command {
                         .help("The folder to write; it must not exist, or be empty"),
                 ),
         )
+        .subcommand(
+            Command::new("plot-kernels").about("Draw the figures of `lockstep bench kernels` as SVG files").arg(
+                Arg::new("file")
+                    .required(true)
+                    .value_parser(value_parser!(PathBuf))
+                    .help("The output of the benchmark's --json; the plots are written beside it"),
+            ),
+        )
         .subcommand(Command::new("torch-env").about(
             "Create a Python environment with PyTorch for tests and benchmarks, and print the path of its Python",
         ))
@@ -174,6 +187,8 @@ mod tests {
         assert!(codegen.only_kernels && codegen.check && !codegen.history);
         let Task::GpuBundle(bundle) = parsed(&["gpu-bundle", "folder"]) else { panic!("not a bundle") };
         assert_eq!(bundle.dir, PathBuf::from("folder"));
+        let Task::PlotKernels(file) = parsed(&["plot-kernels", "figures.json"]) else { panic!("no plot") };
+        assert_eq!(file, PathBuf::from("figures.json"));
         let Task::Mutants(mutants) = parsed(&["mutants", "--only", "overlap,rest-wasted"]) else {
             panic!("no mutants")
         };

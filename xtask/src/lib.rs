@@ -9,6 +9,7 @@
 //! - `arguments`: the command line
 //! - `artifacts`: the executables that cargo builds
 //! - `changed`: the crates that have changed since their checks passed
+//! - `plots`: plots of the figures in `docs/benchmarks`
 //! - `forward`: commands of the programs `lockstep` and `lab`
 //! - [`shell`], `process`: cargo commands, and child processes
 //!
@@ -29,6 +30,7 @@ mod mutants;
 #[cfg(test)]
 mod packages;
 pub mod pins;
+mod plots;
 mod process;
 mod run_tests;
 pub mod sanitize;
@@ -62,6 +64,10 @@ fn perform(task: Task) -> Result<()> {
         Task::Mutants(options) => mutants::run(&options),
         Task::Sanitize(options) => sanitize::run(&options),
         Task::GpuBundle(options) => bundle::run(&options),
+        Task::PlotKernels(file) => {
+            plots::kernels(&file)?.iter().for_each(|path| println!("{}", path.display()));
+            Ok(())
+        }
         Task::TorchEnv => torch_env::run(),
         Task::Forward(words) => forward::run(&words).map(drop),
     }

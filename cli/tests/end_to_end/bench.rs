@@ -66,3 +66,50 @@ fn a_check_without_a_bar_is_a_usage_error_that_names_the_benchmarks_with_bars() 
         );
     }
 }
+
+#[test]
+fn the_kernels_are_measured_beside_nccl() {
+    let output = bench(&["kernels", "--largest", "1", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let report = figures(&output);
+    assert_eq!(report["ranks"], 2);
+    let rows = report["rows"].as_array().unwrap();
+    let collectives =
+        ["all-reduce, one-shot", "all-reduce, two-shot", "reduce-scatter", "all-gather", "all-to-all"];
+    for collective in collectives {
+        let of: Vec<_> = rows.iter().filter(|row| row["collective"] == collective).collect();
+        let bytes: Vec<_> = of.iter().map(|row| row["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(bytes, [8, 64, 512, 4096, 32_768, 262_144, 1 << 20], "{collective}");
+        for row in of {
+            assert!(row["eager_us"].is_f64() && row["graph_us"].is_f64(), "{row}");
+            let peers = row["peers"].as_array().unwrap();
+            let names: Vec<_> = peers.iter().map(|peer| peer["contender"].as_str().unwrap()).collect();
+            let torch: &[&str] = if collective.starts_with("all-reduce") {
+                &["torch one-shot", "torch two-shot"]
+            } else {
+                &[]
+            };
+            assert_eq!(names, [&["NCCL", "NCCL with windows"], torch].concat(), "{collective}");
+            for peer in peers {
+                let is_measured = peer["eager_us"].is_f64() && peer["graph_us"].is_f64();
+                assert_eq!(is_measured, peer["left_out"].is_null(), "a time or a reason: {peer}");
+            }
+            // The embedded NCCL has windows.
+            if report["machine"].as_str().unwrap().starts_with("embedded device") {
+                assert!(peers[..2].iter().all(|peer| peer["eager_us"].is_f64()), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_single_rank_measures_its_kernels() {
+    let output = bench(&["kernels", "--ranks", "1", "--largest", "1"]);
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(told.starts_with("collective kernels, bf16, 1 ranks on "), "{told}");
+    assert!(
+        told.contains("NCCL with windows: left out: a communicator of one rank needs no windows\n"),
+        "{told}"
+    );
+}
