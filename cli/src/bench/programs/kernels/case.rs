@@ -42,7 +42,7 @@ impl Collective {
 pub(in crate::bench) enum Mode {
     /// One by one.
     Eager,
-    /// As nodes of a graph.
+    /// Together, from a captured graph.
     Graph,
 }
 

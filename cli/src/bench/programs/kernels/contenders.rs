@@ -1,6 +1,7 @@
 //! The kernels of symm-mem, and NCCL's with and without windows, each with a buffer of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::{Context, DevicePtr, Stream};
@@ -14,8 +15,10 @@ use symm_mem::rendezvous::{
 
 use super::case::{Case, Collective, ELEMENT};
 use super::devices::Devices;
-use super::rank::PATIENCE;
 use crate::bench::programs::support::{Result, far};
+
+/// Longer than any kernel waits for another rank.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::bench) enum Contender {

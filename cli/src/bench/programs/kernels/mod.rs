@@ -10,6 +10,7 @@
 //! ADDRESS`. Otherwise the ranks are threads of one process, because embedded devices exist in one process only, and
 //! kernels of several processes do not run on one GPU at the same time.
 
+mod arguments;
 mod case;
 mod contenders;
 mod devices;
@@ -22,6 +23,7 @@ use process_group::store::{HashStore, Store, TcpStore};
 
 use crate::bench::programs::support::{Result, far};
 use crate::child::KillOnDrop;
+use arguments::{Arguments, MEMBER};
 pub(in crate::bench) use case::{COLLECTIVES, Collective, Mode, case_name};
 pub(in crate::bench) use contenders::Contender;
 use devices::Devices;
@@ -29,33 +31,6 @@ use rank::Rank;
 
 /// Samples of each figure.
 pub(super) const ROUNDS: usize = 3;
-
-/// Word before the arguments of a rank that rank 0 has started.
-const MEMBER: &str = "member";
-
-struct Arguments {
-    ranks: usize,
-    /// The length of each round.
-    rounds: Vec<usize>,
-    /// Rank of this process, and the address of rank 0's store.
-    member: Option<(usize, String)>,
-    in_turn: bool,
-}
-
-impl Arguments {
-    fn read() -> Result<Self> {
-        let all: Vec<String> =
-            std::env::args().skip_while(|argument| argument != "kernels").skip(1).collect();
-        let (ranks, rounds) = all.first().zip(all.get(1)).ok_or("expected RANKS and BYTES[,BYTES]...")?;
-        let rounds = rounds.split(',').map(str::parse).collect::<Result<_, _>>()?;
-        let member = match all.get(2..5) {
-            Some([word, rank, address]) if word == MEMBER => Some((rank.parse()?, address.clone())),
-            _ => None,
-        };
-        let in_turn = all.iter().any(|argument| argument == "in-turn");
-        Ok(Self { ranks: ranks.parse()?, rounds, member, in_turn })
-    }
-}
 
 pub(super) fn run() -> Result<()> {
     let arguments = Arguments::read()?;

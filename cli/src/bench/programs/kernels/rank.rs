@@ -2,20 +2,16 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cuda_driver::graph::CaptureMode;
 use cuda_driver::{Context, DevicePtr, Event, EventFlags, Stream, StreamFlags};
-use process_group::store::{Store, rendezvous};
+use process_group::store::{Deadline, Store, rendezvous};
 
-use super::Arguments;
+use super::arguments::Arguments;
 use super::case::{COLLECTIVES, Case, ELEMENT, Mode, case_name, input};
-use super::contenders::{Contender, Contenders};
+use super::contenders::{Contender, Contenders, PATIENCE};
 use super::devices::Devices;
 use crate::bench::programs::support::{Result, far};
-
-/// Longer than any kernel waits for another rank.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Channel on which the ranks meet before a measurement. The collective kernels use others.
 const CHANNEL: u32 = 0;
@@ -82,7 +78,7 @@ impl<'a> Rank<'a> {
             }
             self.store.set(&turn, b"")?;
         } else {
-            let patient = process_group::store::Deadline::after(10 * PATIENCE);
+            let patient = Deadline::after(10 * PATIENCE);
             self.store.get(&turn, patient)?;
         }
         Ok(())
