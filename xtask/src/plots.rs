@@ -129,15 +129,19 @@ fn plot(report: &Value, collective: &str, source: &str) -> Result<String> {
         }
     }
     text(&mut svg, (20.0, TOP + HEIGHT / 2.0), "middle", 12, GREY, "µs");
-    let mut left = 16.0;
+    let (mut left, mut top) = (16.0, 380.0);
     let (contenders, _) = panels.first().context("no panel")?;
     for (series, colour) in contenders.iter().zip(COLOURS.iter().cycle()) {
-        line(&mut svg, (left, 394.0), (left + 22.0, 394.0), colour, 2.0);
         let is_measured = panels.iter().flat_map(|(all, _)| all);
         let is_measured = is_measured.filter(|it| it.name == series.name).any(|it| !it.points.is_empty());
         let name = format!("{}{}", series.name, if is_measured { "" } else { " (left out)" });
-        text(&mut svg, (left + 27.0, 398.0), "start", 12, INK, &name);
-        left += 47.0 + 6.2 * name.len() as f64;
+        let wide = 47.0 + 6.2 * name.len() as f64;
+        if left + wide > f64::from(width) {
+            (left, top) = (16.0, top + 18.0);
+        }
+        line(&mut svg, (left, top), (left + 22.0, top), colour, 2.0);
+        text(&mut svg, (left + 27.0, top + 4.0), "start", 12, INK, &name);
+        left += wide;
     }
     let about = format!("Logarithmic scales. Values: {source}.");
     text(&mut svg, (16.0, 420.0), "start", 11, GREY, &about);

@@ -108,8 +108,5 @@ fn a_single_rank_measures_its_kernels() {
     assert!(output.status.success(), "{output:?}");
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(told.starts_with("collective kernels, bf16, 1 ranks on "), "{told}");
-    assert!(
-        told.contains("NCCL with windows: left out: a communicator of one rank needs no windows\n"),
-        "{told}"
-    );
+    assert!(told.contains("NCCL with windows: left out: "), "{told}");
 }
