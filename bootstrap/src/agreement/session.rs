@@ -14,7 +14,6 @@ use super::{
     vote::{Answer, Gone, Request},
 };
 use crate::{
-    random::random,
     runtime::{self, Instant},
     store::{Deadline, Store, StoreError, publish},
 };
@@ -108,7 +107,7 @@ pub fn run<P: Protocol>(
     let (deadline, retry_until) = (member.deadline, member.deadline.unwrap_or(member.patience));
     let _running = Running::of(member.rank, &member.name);
     let mut session = Session { store, begun: Instant::now(), failure: None };
-    let nonce = random().map_err(|error| format!("no random number for an agreement: {error}"));
+    let nonce = runtime::random().map_err(|error| format!("no random number for an agreement: {error}"));
     let begun = nonce.and_then(|nonce| Agreement::<P>::new(member, record, u64::from_le_bytes(nonce)));
     let mut machine = begun.map_err(|problem| {
         let (ending, store) = (Ending::StoreFailed, Some(StoreError::Argument(problem)));

@@ -89,6 +89,17 @@ pub fn process() -> u32 {
     with(|runtime| runtime.process())
 }
 
+/// Returns `N` random bytes of the current runtime, at most 256. In a seeded world they are predictable, so do not use
+/// them for secrets there.
+///
+/// # Errors
+/// Those of [`Runtime::fill_random`].
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    with(|runtime| runtime.fill_random(&mut bytes))?;
+    Ok(bytes)
+}
+
 /// In a seeded world, lets the scheduler run another rank first, and records `label` in the history of the run. Does
 /// nothing on [`Standard`], or if the caller unwinds from a panic.
 pub fn yield_point(label: &'static str) {

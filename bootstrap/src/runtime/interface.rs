@@ -11,6 +11,7 @@ use super::{
     sockets::{ClientSocket, ServerSockets},
     system_sockets,
 };
+use crate::random;
 
 /// A count of notifications, which threads use to wait for a condition.
 ///
@@ -132,6 +133,15 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// each thread that a rank starts.
     fn process(&self) -> u32 {
         std::process::id()
+    }
+
+    /// Fills at most 256 bytes with random numbers. The default implementation takes them from the operating system.
+    /// `Seeded` computes them, so that equal runs have equal numbers.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn fill_random(&self, bytes: &mut [u8]) -> io::Result<()> {
+        random::fill(bytes)
     }
 
     /// Lets a simulated runtime run another thread before the calling thread continues. The scheduler of that runtime

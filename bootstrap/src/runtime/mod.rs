@@ -51,16 +51,20 @@ mod seeded;
 #[cfg(feature = "simulation")]
 mod seeded_pipe;
 #[cfg(feature = "simulation")]
+mod seeded_routes;
+#[cfg(feature = "simulation")]
 mod seeded_sockets;
 mod sockets;
 mod standard;
 mod system_sockets;
 mod thread;
 
-pub use current::{Entered, Instant, connect, enter, listen, process, sleep, wait, yield_point};
+pub use current::{Entered, Instant, connect, enter, listen, process, random, sleep, wait, yield_point};
 pub use interface::{Event, Runtime};
 #[cfg(feature = "simulation")]
 pub use seeded::Seeded;
+#[cfg(feature = "simulation")]
+pub use seeded_routes::Route;
 #[cfg(feature = "simulation")]
 pub use seeded_sockets::SocketFaults;
 pub use sockets::{Accepted, ClientSocket, Interest, LATE, Ready, ServerSockets};

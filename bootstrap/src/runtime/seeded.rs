@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     panic::resume_unwind,
     sync::{
         Arc,
@@ -16,10 +16,12 @@ use gpu_sim::sched::{self, Signal, WaitError};
 
 use super::{
     interface::{Event, Runtime},
+    seeded_routes::Route,
     seeded_sockets::{Network, SocketFaults},
     sockets::{ClientSocket, ServerSockets},
     standard::Standard,
 };
+use crate::hash::fnv64;
 
 /// Runs on the seeded scheduler of `gpu_sim::sched`: ranks and threads are coroutines on one thread, the seed chooses
 /// the one that runs, and the clock is virtual. On a thread that runs no ranks of a seeded world it behaves as
@@ -54,7 +56,7 @@ use super::{
 ///
 /// TCP sockets connect ranks of the world, whatever the IP address: a connection is two queues of bytes. The seed
 /// decides how long bytes are under way and into which parts they are split. It also decides when the
-/// [faults](SocketFaults) happen.
+/// [faults](SocketFaults) happen. [`set_route`](Self::set_route) interrupts the connections of one rank.
 ///
 /// If the world ends, or if nothing in the world can continue (a deadlock, which
 /// [`run_actors`](gpu_sim::World::run_actors) reports), a wait unwinds like a panic, but without a call of the panic
@@ -69,6 +71,8 @@ pub struct Seeded {
     /// The sum of the times by which waits and sleeps of unwinding ranks have advanced the clock, in nanoseconds. The
     /// clock of this runtime is the world's clock plus this sum.
     skipped: AtomicU64,
+    /// The number of random numbers that were computed.
+    computed: AtomicU64,
     network: Arc<Network>,
 }
 
@@ -90,6 +94,13 @@ impl Seeded {
     /// calls. Its connections close as it drops them. Calls of other threads of the rank are not counted.
     pub fn crash_after(&self, calls: u64) {
         self.network.crash_after(calls);
+    }
+
+    /// Sets the route of all connections, present and later, whose client has connected to this IP address, whatever
+    /// the port. All addresses name the same machine. So ranks that connect to different addresses of one server, for
+    /// example `127.0.0.2` and `127.0.0.3`, have different routes to it.
+    pub fn set_route(&self, address: IpAddr, route: Route) {
+        self.network.set_route(address, route);
     }
 
     /// Converts the error of a wait or sleep to the result of [`Runtime::wait`]:
@@ -166,6 +177,20 @@ impl Runtime for Seeded {
     fn process(&self) -> u32 {
         let task = if sched::is_seeded() { sched::current() } else { 0 };
         std::process::id().wrapping_add(u32::try_from(task).unwrap_or(u32::MAX))
+    }
+
+    /// The numbers depend on the time of the world, which depends on its seed. They are not drawn from the seed, so that
+    /// the code that asks for one has the same schedule as before.
+    fn fill_random(&self, bytes: &mut [u8]) -> io::Result<()> {
+        if !sched::is_seeded() {
+            return Standard.fill_random(bytes);
+        }
+        let time = u64::try_from(sched::now().as_nanos()).unwrap_or(u64::MAX);
+        for part in bytes.chunks_mut(8) {
+            let number = [time, self.computed.fetch_add(1, Relaxed)].map(u64::to_le_bytes);
+            part.copy_from_slice(&fnv64(number.as_flattened()).to_le_bytes()[..part.len()]);
+        }
+        Ok(())
     }
 
     fn yield_point(&self, label: &'static str) {

@@ -40,12 +40,14 @@ pub(super) struct Pipe {
     /// The number of bytes from which on the pipe is full.
     capacity: usize,
     end: Option<End>,
+    /// True while nothing arrives, neither bytes nor the end. They arrive later, as TCP repeats what is lost.
+    is_held: bool,
 }
 
 impl Pipe {
     pub(super) fn new() -> Self {
         let capacity = [64, 4 << 10, 64 << 10][sched::draw(3) as usize];
-        Self { parts: VecDeque::new(), length: 0, capacity, end: None }
+        Self { parts: VecDeque::new(), length: 0, capacity, end: None, is_held: false }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -55,21 +57,31 @@ impl Pipe {
     /// Returns true if the pipe accepts no bytes now. A pipe that has ended is not full, because a write returns an
     /// error at once.
     pub(super) fn is_full(&self) -> bool {
-        self.length >= self.capacity && self.end.is_none()
+        self.length >= self.capacity && self.seen_end().is_none()
     }
 
     pub(super) fn is_reset(&self) -> bool {
-        self.end == Some(End::Reset)
+        self.seen_end() == Some(End::Reset)
+    }
+
+    /// Holds back the bytes and the end, or lets them arrive again.
+    pub(super) fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
+    /// Returns the end, unless it is held back.
+    fn seen_end(&self) -> Option<End> {
+        self.end.filter(|_| !self.is_held)
     }
 
     /// Returns the time at which the next bytes arrive, or have arrived.
     pub(super) fn arrival(&self) -> Option<Instant> {
-        self.parts.front().map(|(at, _)| *at)
+        self.parts.front().map(|(at, _)| *at).filter(|_| !self.is_held)
     }
 
     /// Returns true if [`read`](Self::read) has a result.
     pub(super) fn is_readable(&self, now: Instant) -> bool {
-        self.arrival().map_or(self.end.is_some(), |at| at <= now)
+        self.arrival().map_or(self.seen_end().is_some(), |at| at <= now)
     }
 
     /// Ends the pipe, unless it has ended already.
@@ -119,7 +131,7 @@ impl Pipe {
     /// Accepts some of the bytes, and returns their number. Returns an error after the end, and `None` if the pipe is
     /// full.
     pub(super) fn write(&mut self, bytes: &[u8], now: Instant) -> Option<io::Result<usize>> {
-        if self.end.is_some() {
+        if self.seen_end().is_some() {
             return Some(Err(io::ErrorKind::ConnectionReset.into()));
         }
         let most = bytes.len().min(self.capacity - self.length);

@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt, io, mem,
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     panic::resume_unwind,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -23,6 +23,7 @@ use super::{
     current::{Instant, process, sleep, wait, yield_point},
     interface::Event,
     seeded_pipe::{End, Pipe, delay, one_in},
+    seeded_routes::{Route, Routes},
     sockets::{Accepted, ClientSocket, Interest, LATE, Ready, ServerSockets},
 };
 
@@ -42,6 +43,7 @@ pub struct SocketFaults {
 pub(super) struct Network {
     faults: SocketFaults,
     state: Mutex<State>,
+    routes: Routes<Link>,
 }
 
 #[derive(Default)]
@@ -99,6 +101,16 @@ impl Link {
         self.server.event.notify_all();
     }
 
+    fn set_route(&self, route: Route) {
+        self.change(|pipes| {
+            pipes.to_server.hold(route == Route::Silent);
+            pipes.to_client.hold(route == Route::Silent);
+        });
+        if route == Route::Refused {
+            self.cut();
+        }
+    }
+
     /// Cuts the connection. Each direction loses the bytes in transit, or delivers them.
     fn cut(&self) {
         self.change(|pipes| {
@@ -127,13 +139,18 @@ impl Link {
 
 impl Network {
     pub(super) fn new(faults: SocketFaults) -> Self {
-        Self { faults, state: Mutex::default() }
+        Self { faults, ..Self::default() }
     }
 
     /// See [`Seeded::crash_after`](super::Seeded::crash_after).
     pub(super) fn crash_after(&self, calls: u64) {
         let process = process();
         lock(&self.state).crashes.insert(process, calls);
+    }
+
+    /// See [`Seeded::set_route`](super::Seeded::set_route).
+    pub(super) fn set_route(&self, address: IpAddr, route: Route) {
+        self.routes.set(address, route).iter().for_each(|link| link.set_route(route));
     }
 
     /// Lets other ranks run, and crashes the calling rank if that is due.
@@ -184,6 +201,7 @@ impl Network {
         if time > limit {
             return Err(io::ErrorKind::TimedOut.into());
         }
+        self.routes.pass(address.ip(), limit.saturating_sub(time))?;
         let listener = lock(&self.state).listeners.get(&address.port()).cloned();
         let Some(server) = listener.filter(|_| !one_in(self.faults.refused)) else {
             return Err(io::ErrorKind::ConnectionRefused.into());
@@ -194,6 +212,7 @@ impl Network {
             to_client: Event::new("the server's bytes"),
             server,
         });
+        self.routes.add(address.ip(), &link);
         let mut queue = lock(&link.server.queue);
         let at = Instant::now() + delay();
         let at = queue.back().map_or(at, |(before, _)| at.max(*before));

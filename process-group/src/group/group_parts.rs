@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
+use bootstrap::runtime;
 use cuda_driver::Context;
-use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::shared_settings::SharedSettings;
 use super::{
@@ -102,8 +102,7 @@ pub(super) fn take_numbers(numbers: &PrefixStore, is_first: bool, count: usize) 
         return Ok(0);
     }
     if !numbers.check(&[KEY])? {
-        let mut random = [0; 4];
-        getrandom(&mut random, GetRandomFlags::empty())
+        let random = runtime::random()
             .map_err(|error| StoreError::Argument(format!("no random number for a group: {error}")))?;
         // The number of groups takes the lower bits. The sign bit stays clear.
         let first = i64::from(u32::from_le_bytes(random) >> 1) << GroupId::STORE_SHIFT;
