@@ -59,9 +59,9 @@ pub(super) enum Fault {
     Crash,
     /// It does nothing for a while. Its threads go on.
     Stall(Duration),
-    /// All its calls of the store fail, from this time on.
+    /// Its connections to the store are cut, and new ones refused, from this time on.
     LoseStore(Duration),
-    /// No call of the store returns, from this time on, until it fails after a minute.
+    /// No byte arrives at the store or comes from it, from this time on.
     Silence(Duration),
     /// It aborts all its groups.
     Abort,
@@ -153,10 +153,5 @@ impl Plan {
                 Step::Pause { times: (0..size).map(time).collect() }
             }
         }
-    }
-
-    /// The random numbers of a rank.
-    pub(super) fn random(&self, rank: usize) -> Random {
-        Random::new(self.seed << 8 | rank as u64)
     }
 }

@@ -5,19 +5,19 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::runtime::{self, Instant, Seeded};
+use bootstrap::runtime::{self, Instant, Route, Seeded};
 use cuda_driver::{Context, Driver, Stream, StreamFlags, memory::DeviceMemory};
 use gpu_sim::World;
 use process_group::{
     ProcessGroup,
     comm::{DataType::F32, Nccl, ReduceOp, ShrinkMode, wait_for_dropped},
     group::{Buffer, GroupError, GroupErrorKind, GroupSettings, Request, Witnesses},
-    store::{Deadline, HashStore},
+    store::{Deadline, TcpStore},
 };
 
 use super::{
     plan::{Fault, Plan, Random, Step},
-    store::{Answers, RankStore},
+    store::{self, RouteToStore},
 };
 
 /// The limit of waits for other members.
@@ -67,7 +67,8 @@ pub(super) struct Run {
 type Ended = Arc<Mutex<Vec<ProcessGroup>>>;
 
 pub(super) fn run(plan: &Plan) -> std::result::Result<Run, String> {
-    let _runtime = runtime::enter(Arc::new(Seeded::new()));
+    let network = Arc::new(Seeded::new());
+    let _runtime = runtime::enter(network.clone());
     let world = World::builder().devices(plan.size).capacity(1 << 30).seeded(plan.seed).start().unwrap();
     let origin = Instant::now();
     // SAFETY: the world's functions behave as the driver's and NCCL's, and it outlives what is made of them.
@@ -78,27 +79,29 @@ pub(super) fn run(plan: &Plan) -> std::result::Result<Run, String> {
         )
     };
     let (driver, nccl) = (Driver::new(driver).unwrap(), Nccl::new(nccl));
-    let (store, ended) = (HashStore::new(), Ended::default());
-    let stores: Vec<_> = (0..plan.size).map(|rank| RankStore::new(&store, plan.random(rank))).collect();
+    let (host, ended) = (store::host(), Ended::default());
+    let routes: Vec<_> = (0..plan.size).map(|rank| RouteToStore::new(&network, rank)).collect();
     let actor = |rank: usize| -> (String, Box<dyn FnOnce() -> Report + Send>) {
         let (plan, driver, nccl) = (plan.clone(), driver.clone(), nccl.clone());
-        let (store, ended) = (stores[rank].clone(), ended.clone());
+        let (route, ended) = (routes[rank].clone(), ended.clone());
         let body = move || {
             let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
             let random = Random::new(!plan.seed << 8 | rank as u64);
-            Rank { plan, rank, context, nccl, store, ended, random, origin, report: Report::default() }.work()
+            let (store, report) = (Arc::new(route.connect()), Report::default());
+            Rank { plan, rank, context, nccl, store, route, ended, random, origin, report }.work()
         };
         (format!("rank {rank}"), Box::new(body))
     };
     let reports = world.run_actors((0..plan.size).map(actor).collect()).map_err(|error| error.to_string())?;
     let time = origin.elapsed();
-    stores.iter().for_each(|store| store.set(Answers::WithErrors));
+    routes.iter().for_each(|route| route.set(Route::Refused));
     drop(std::mem::take(&mut *ended.lock().unwrap()));
     if !wait_for_dropped(Deadline::after(Duration::from_secs(60))) {
         return Err("dropped communicators are not freed after 60 s".into());
     }
     // Threads that still wait for an answer of the store end.
     runtime::sleep(Duration::from_secs(30));
+    drop(host);
     let history = world.history();
     drop((driver, nccl));
     world.finish().map_err(|error| error.to_string())?;
@@ -110,7 +113,8 @@ struct Rank {
     rank: usize,
     context: Context,
     nccl: Nccl,
-    store: Arc<RankStore>,
+    store: Arc<TcpStore>,
+    route: RouteToStore,
     ended: Ended,
     random: Random,
     origin: Instant,
@@ -234,7 +238,7 @@ impl Rank {
                 Ok(false)
             }
             Fault::Crash => {
-                self.store.set(Answers::Never);
+                self.route.set(Route::Silent);
                 Err(Stop::Crashed)
             }
             Fault::Stall(time) => {
@@ -242,11 +246,11 @@ impl Rank {
                 Ok(false)
             }
             Fault::LoseStore(time) => {
-                self.later(time, |store| store.set(Answers::WithErrors));
+                self.later(time, |route| route.set(Route::Refused));
                 Ok(false)
             }
             Fault::Silence(time) => {
-                self.later(time, |store| store.set(Answers::Never));
+                self.later(time, |route| route.set(Route::Silent));
                 Ok(false)
             }
             // There is no group yet.
@@ -303,14 +307,14 @@ impl Rank {
     }
 
     /// Runs `act` on another thread after this time, or at once if it is zero.
-    fn later(&self, time: Duration, act: impl FnOnce(&RankStore) + Send + 'static) {
+    fn later(&self, time: Duration, act: impl FnOnce(&RouteToStore) + Send + 'static) {
         if time.is_zero() {
-            return act(&self.store);
+            return act(&self.route);
         }
-        let store = self.store.clone();
+        let route = self.route.clone();
         let act = move || {
             runtime::sleep(time);
-            act(&store);
+            act(&route);
         };
         runtime::spawn("fault", act).unwrap();
     }

@@ -1,98 +1,41 @@
-//! The store of a rank, which a fault makes silent or lets fail.
+//! The store of the ranks: one [`TcpStore`] over the sockets of the seeded world. Each rank reaches its host by a route
+//! of its own, which a fault interrupts.
 
 use std::{
-    io,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU8, Ordering::SeqCst},
-    },
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
     time::Duration,
 };
 
-use bootstrap::runtime::{self, Event};
-use process_group::store::{
-    Deadline, HashStore, Store, StoreError,
-    machine::{Reply, Request},
-};
+use bootstrap::runtime::{Route, Seeded};
+use process_group::store::{Deadline, TcpStore};
 
-use super::plan::Random;
+const PORT: u16 = 29500;
 
-type Result<T> = std::result::Result<T, StoreError>;
-
-/// How the store answers a rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum Answers {
-    Always,
-    /// Calls block, and fail after a minute: the process of the rank is gone, or its host is cut off.
-    Never,
-    /// Calls fail.
-    WithErrors,
+/// Hosts the store. The host is no rank.
+pub(super) fn host() -> TcpStore {
+    TcpStore::host(PORT).expect("nothing listens in a new world")
 }
 
-/// The store of one rank. Every call takes up to a millisecond.
-pub(super) struct RankStore {
-    inner: HashStore,
-    answers: AtomicU8,
-    changed: Event,
-    random: Mutex<Random>,
+/// The route of a rank to the store's host.
+#[derive(Clone)]
+pub(super) struct RouteToStore {
+    network: Arc<Seeded>,
+    address: IpAddr,
 }
 
-impl RankStore {
-    pub(super) fn new(inner: &HashStore, random: Random) -> Arc<Self> {
-        Arc::new(Self {
-            inner: inner.clone(),
-            answers: AtomicU8::new(Answers::Always as u8),
-            changed: Event::new("an answer of a store that is silent"),
-            random: Mutex::new(random),
-        })
+impl RouteToStore {
+    pub(super) fn new(network: &Arc<Seeded>, rank: usize) -> Self {
+        let address = Ipv4Addr::new(127, 0, 1, rank as u8).into();
+        Self { network: network.clone(), address }
     }
 
-    pub(super) fn set(&self, answers: Answers) {
-        self.answers.store(answers as u8, SeqCst);
-        self.changed.notify_all();
+    pub(super) fn set(&self, route: Route) {
+        self.network.set_route(self.address, route);
     }
 
-    fn ready(&self) -> Result<()> {
-        let deadline = Deadline::after(Duration::from_secs(60));
-        loop {
-            let seen = self.changed.count();
-            let answers = self.answers.load(SeqCst);
-            if answers == Answers::Always as u8 {
-                return Ok(());
-            }
-            let is_blocked = answers == Answers::Never as u8 && !deadline.expired();
-            if !is_blocked || !runtime::wait(&self.changed, seen, deadline.remaining()) {
-                return Err(StoreError::HostDied {
-                    address: "a test".into(),
-                    operation: "a call".into(),
-                    source: Arc::new(io::ErrorKind::ConnectionReset.into()),
-                });
-            }
-        }
-    }
-
-    fn answer<T>(&self, call: impl FnOnce(&HashStore) -> Result<T>) -> Result<T> {
-        self.ready()?;
-        let time = self.random.lock().unwrap().below(1000);
-        runtime::sleep(Duration::from_micros(time));
-        let result = call(&self.inner);
-        self.ready()?;
-        result
-    }
-}
-
-impl Store for RankStore {
-    fn call(&self, request: Request) -> Result<Option<Reply>> {
-        self.answer(|store| store.call(request))
-    }
-
-    fn call_when_there(
-        &self,
-        keys: Vec<Vec<u8>>,
-        request: Option<Request>,
-        deadline: Deadline,
-    ) -> Result<Option<Reply>> {
-        self.answer(|store| store.call_when_there(keys, request, deadline))
+    pub(super) fn connect(&self) -> TcpStore {
+        let address = format!("{}:{PORT}", self.address);
+        TcpStore::connect(&address, Deadline::after(Duration::from_secs(30))).expect("the host serves")
     }
 }
