@@ -1,8 +1,8 @@
-//! The clock, waits, threads and TCP sockets of this crate, behind one small interface.
+//! The clock, waits, threads, TCP sockets and random numbers of this crate, behind one small interface.
 //!
-//! Code that reads the clock, waits, starts a thread or opens a TCP socket uses [`Instant`], [`sleep`], [`wait`],
-//! [`spawn`], [`connect`] and [`listen`] instead of the standard library. They call the [`Runtime`] of the current
-//! thread:
+//! Code that reads the clock, waits, starts a thread, opens a TCP socket or needs a random number uses [`Instant`],
+//! [`sleep`], [`wait`], [`spawn`], [`connect`], [`listen`] and [`random`] instead of the standard library. They call the
+//! [`Runtime`] of the current thread:
 //! - [`Standard`]: the threads, the monotonic clock and the sockets of the operating system. It is the default.
 //! - `Seeded`, with the feature `simulation`: the seeded scheduler of `gpu_sim::sched`. All ranks of a program run
 //!   on one thread, in an order that a seed decides, the clock is virtual, and connections are queues of bytes in memory.

@@ -9,6 +9,8 @@ mod seeded_deadlines;
 #[cfg(feature = "simulation")]
 mod seeded_ranks;
 #[cfg(feature = "simulation")]
+mod seeded_routes;
+#[cfg(feature = "simulation")]
 mod seeded_tcp;
 mod several_hosts;
 mod store_attack;
