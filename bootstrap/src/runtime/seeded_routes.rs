@@ -13,7 +13,7 @@ use super::{
     interface::Event,
 };
 
-/// What happens to the connections of clients that have connected to one IP address. See
+/// The state of the connections whose clients have connected to one IP address. See
 /// [`Seeded::set_route`](super::Seeded::set_route).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Route {

@@ -55,7 +55,7 @@ pub(super) enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
-    /// Its process ends.
+    /// Its machine fails: nothing of it arrives at the store any more, not even the ends of its connections.
     Crash,
     /// It does nothing for a while. Its threads go on.
     Stall(Duration),
