@@ -83,8 +83,8 @@ impl Judge<'_> {
     /// Judges a rank without an error.
     fn succeeded(&self, rank: usize) -> Result<(), String> {
         let may = match self.fault {
-            // A stall may be short, and a group of other ranks has no part in a difference.
-            Fault::None | Fault::Stall(_) | Fault::Differ => true,
+            // A stall may be short, a cut may hit no call, and a group of other ranks has no part in a difference.
+            Fault::None | Fault::Stall(_) | Fault::CutStore(_) | Fault::Differ => true,
             // The rank may have ended before.
             Fault::LoseStore(time) | Fault::Silence(time) | Fault::AbortAside(time) if !time.is_zero() => {
                 true
@@ -122,7 +122,8 @@ impl Judge<'_> {
     /// The time after which the fault begins.
     fn delay(&self) -> Duration {
         match self.fault {
-            Fault::LoseStore(time) | Fault::Silence(time) | Fault::AbortAside(time) => time,
+            Fault::LoseStore(time) | Fault::CutStore(time) => time,
+            Fault::Silence(time) | Fault::AbortAside(time) => time,
             _ => Duration::ZERO,
         }
     }
@@ -170,6 +171,9 @@ impl Judge<'_> {
             }
             (Fault::LoseStore(_) | Fault::Silence(_), Store(_) | WorkTimeout { .. } | Comm(_)) => is_own,
             (Fault::LoseStore(_) | Fault::Silence(_), Lost { .. } | MemberFailed { .. }) => is_of_culprit,
+            // The rank still has the store, so it is not lost.
+            (Fault::CutStore(_), Store(_)) => is_own,
+            (Fault::CutStore(_), MemberFailed { .. }) => is_of_culprit,
             (Fault::Crash, Lost { .. }) => is_of_culprit,
             (Fault::AbortAside(_), Comm(CommError::Closed { .. })) => is_own,
             (Fault::Abort | Fault::AbortAside(_) | Fault::Drop, Left { .. }) => is_of_culprit,

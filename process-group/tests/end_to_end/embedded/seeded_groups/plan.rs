@@ -61,6 +61,8 @@ pub(super) enum Fault {
     Stall(Duration),
     /// Its connections to the store are cut, and new ones refused, from this time on.
     LoseStore(Duration),
+    /// Its connections to the store are cut after this time. New ones can be made.
+    CutStore(Duration),
     /// No byte arrives at the store or comes from it, from this time on.
     Silence(Duration),
     /// It aborts all its groups.
@@ -76,10 +78,10 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// True if the rank ends its part in all groups.
+    /// True if the rank ends its part in all groups, at least if it has an error.
     pub(super) fn is_end(self) -> bool {
-        matches!(self, Self::Crash | Self::Silence(_) | Self::LoseStore(_) | Self::Abort | Self::Drop)
-            || matches!(self, Self::AbortAside(_))
+        matches!(self, Self::Crash | Self::Silence(_) | Self::LoseStore(_) | Self::CutStore(_))
+            || matches!(self, Self::Abort | Self::AbortAside(_) | Self::Drop)
     }
 }
 
@@ -114,7 +116,8 @@ impl Plan {
             0 | 1 => Fault::None,
             2 | 3 => Fault::Crash,
             4 => Fault::Stall(Duration::from_millis(random.below(16_000))),
-            5 => Fault::LoseStore(soon),
+            5 if seed.is_multiple_of(2) => Fault::LoseStore(soon),
+            5 => Fault::CutStore(soon),
             6 => Fault::Silence(soon),
             7 => Fault::Abort,
             8 => Fault::AbortAside(soon),

@@ -249,6 +249,13 @@ impl Rank {
                 self.later(time, |route| route.set(Route::Refused));
                 Ok(false)
             }
+            Fault::CutStore(time) => {
+                self.later(time, |route| {
+                    route.set(Route::Refused);
+                    route.set(Route::Open);
+                });
+                Ok(false)
+            }
             Fault::Silence(time) => {
                 self.later(time, |route| route.set(Route::Silent));
                 Ok(false)
