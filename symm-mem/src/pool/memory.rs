@@ -72,6 +72,12 @@ impl Pins {
         }
     }
 
+    /// The pins for a graph that cannot hold a pin itself: those of the declared captures, or the one that is never
+    /// released.
+    fn without_graph(&self) -> Vec<u64> {
+        if self.declared.is_empty() { vec![FOR_GOOD] } else { self.declared.iter().copied().collect() }
+    }
+
     /// Removes `pin`. Returns the blocks that must be freed now, because their owners have dropped them.
     fn unpin(&mut self, pin: u64) -> Vec<Placement> {
         self.declared.remove(&pin);
@@ -243,7 +249,9 @@ impl Memory {
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
         self.arena().pins().hold(hold.pin, ordinal, &[]);
         if !stream.keep_in_graph(hold)? {
-            self.arena().pins().hold(FOR_GOOD, ordinal, &[]);
+            let mut arena = self.arena();
+            let pins = arena.pins();
+            pins.without_graph().into_iter().for_each(|pin| pins.hold(pin, ordinal, &[]));
         }
         Ok(())
     }
@@ -251,11 +259,8 @@ impl Memory {
     /// Pins memory for a graph that cannot hold a pin itself: the pins of the declared captures hold it, or it is
     /// pinned forever.
     pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {
-        let mut declared: Vec<u64> = self.arena().pins().declared.iter().copied().collect();
-        if declared.is_empty() {
-            declared.push(FOR_GOOD);
-        }
-        self.hold_range(&declared, address, bytes);
+        let pins = self.arena().pins().without_graph();
+        self.hold_range(&pins, address, bytes);
     }
 
     /// The owner of the block at `place` has dropped it. Frees it now, or with the last pin.
