@@ -48,7 +48,8 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // A later message may have reused the word. Then this one was not withdrawn.
+    // In a batch of more than 512 messages, a later message may have reused the word. Then this one was not withdrawn,
+    // because an end that withdraws makes no claim any more. Only a claim that was under way comes later.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 

@@ -13,8 +13,8 @@
 //! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
 //! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes them. Then come the
 //! [claims](super::claim) of the messages from the peer, which both ends write. The page begins with a flag (this rank
-//! has ended its waits, so data that it sends or receives afterwards is invalid), and with the number of the last
-//! segment that this rank has [mapped](super::shared).
+//! has ended its waits, so data that it sends or receives afterwards is invalid), with another flag (this rank maps no
+//! further segments), and with the number of the last segment that this rank has [mapped](super::shared).
 
 use std::{
     io,
@@ -34,7 +34,10 @@ const LINE: usize = 64;
 /// Offset of the flag that the rank has ended its waits.
 const GAVE_UP: usize = 0;
 
-/// Offset of the number behind that of the last segment that the rank has mapped.
+/// Offset of the flag that the rank maps no further segments.
+const STOPPED: usize = 4;
+
+/// Offset of one more than the number of the last segment that the rank has mapped.
 const MAPPED: usize = 8;
 
 /// Words of zero-copy messages for every peer: by direction, phase, and whether the message is captured.
@@ -199,7 +202,7 @@ impl FlagPage {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// The lower bits of the number behind that of the last eager zero-copy message with `peer` that this rank's
+    /// The lower bits of one more than the number of the last eager zero-copy message with `peer` that this rank's
     /// streams have passed.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
@@ -211,18 +214,18 @@ impl FlagPage {
 
     /// The words from offset `at` on.
     fn words_at<T: Words>(&self, at: usize, count: usize) -> &[T] {
-        debug_assert!(
-            at + count * size_of::<T>() <= self.layout.bytes() && at.is_multiple_of(align_of::<T>())
+        assert!(
+            at + count * size_of::<T>() <= self.layout.bytes() && at.is_multiple_of(align_of::<T>()),
+            "{count} words at {at}, outside of a page of {:?}",
+            self.layout
         );
-        // SAFETY: the layout keeps these words aligned and inside the mapping, which lives as long as `self`. Other
-        // processes access them by whole words only.
+        // SAFETY: the words are aligned and inside the mapping, as checked, and it lives as long as `self`. Devices and
+        // other processes access them by whole words only.
         unsafe { std::slice::from_raw_parts(self.memory.start().add(at).cast::<T>().as_ptr(), count) }
     }
 
     fn word_at(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: the layout keeps the word aligned and inside the mapping, which lives as long as `self`. Devices
-        // and other processes access it by whole words only.
-        unsafe { self.memory.start().add(at).cast::<AtomicU32>().as_ref() }
+        &self.words_at(at, 1)[0]
     }
 
     /// Announces that this rank ends its waits.
@@ -235,14 +238,24 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Announces that this rank has mapped the segment of this number.
+    /// Announces that this rank has mapped the segment of this number, and those with lower numbers.
     pub(super) fn set_mapped(&self, number: u64) {
         self.words_at::<AtomicU64>(MAPPED, 1)[0].store(number + 1, Ordering::Release);
     }
 
-    /// The number behind that of the last segment that the page's rank has mapped.
+    /// One more than the number of the last segment that the page's rank has mapped.
     pub(super) fn mapped(&self) -> u64 {
         self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire)
+    }
+
+    /// Announces that this rank maps no further segments.
+    pub(super) fn stop_mapping(&self) {
+        self.word_at(STOPPED).store(1, Ordering::Release);
+    }
+
+    /// Returns whether the page's rank has announced that it maps no further segments.
+    pub(super) fn has_stopped_mapping(&self) -> bool {
+        self.word_at(STOPPED).load(Ordering::Acquire) != 0
     }
 
     /// Ends the current waits of streams for this rank's words, apart from the words of zero-copy messages that
@@ -283,12 +296,14 @@ impl Signal {
 }
 
 /// # Safety
-/// The type consists of atomic words of 64 bits, for which any content is valid.
+/// The type consists of atomic words, without padding, for which any content is valid.
 unsafe trait Words {}
 
 // SAFETY: it is one.
+unsafe impl Words for AtomicU32 {}
+// SAFETY: it is one.
 unsafe impl Words for AtomicU64 {}
-// SAFETY: it consists of two, without padding.
+// SAFETY: it consists of two.
 unsafe impl Words for LogEntry {}
 
 /// An end's half of a message, and the place of its buffer.

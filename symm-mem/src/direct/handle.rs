@@ -11,9 +11,10 @@ use process_group::store::Deadline;
 use super::{
     DirectError,
     core::{Core, DirectReport},
+    flag_page::FlagPage,
     shared::Segment,
 };
-use crate::pool::SymmetricPool;
+use crate::{pool::SymmetricPool, rendezvous::RendezvousError};
 
 /// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
 #[derive(Debug, Clone)]
@@ -32,8 +33,9 @@ impl Direct {
         Self { group: group.into(), deadline, core: Arc::downgrade(core), sharing: Arc::default() }
     }
 
-    /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages with blocks in these
-    /// segments are [zero-copy messages](super#zero-copy-messages). Returns the number of newly mapped segments.
+    /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages are
+    /// [zero-copy messages](super#zero-copy-messages) if the buffer of the end that comes first is a block in these
+    /// segments. Returns the number of newly mapped segments.
     ///
     /// Collective: all members call it at the same point of the program, for example after a
     /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
@@ -44,25 +46,35 @@ impl Direct {
     ///
     /// # Errors
     /// [`DirectError::Rendezvous`], the same on all members, if the members' segments differ or cannot be shared.
-    /// Segments before the one that failed stay mapped. [`DirectError::Ended`] once the group is gone.
+    /// Segments before the one that failed stay mapped. After an error of another kind, for example of the store, on this
+    /// rank only, the other members may have mapped the segment. Then they send to this rank through the ring if their
+    /// buffers lie in that segment, or in one that is shared later. [`DirectError::Ended`] once the group is gone.
     pub fn share(&self, pool: &SymmetricPool) -> Result<usize, DirectError> {
         let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         let core = self.core()?;
         let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
         // The end of the group waits for whoever holds its core, and it ends the calls below.
         drop(core);
-        for (buffer, ordinal) in &missing {
-            rendezvous.rendezvous(buffer)?;
+        for buffer in &missing {
+            let (number, _) = rendezvous.map(buffer).inspect_err(|error| self.stop_after(error))?;
             let core = self.core()?;
-            // The pool removes a mapping only when all ranks retire the segment.
-            let Some((number, _)) = rendezvous.mapping(buffer) else { continue };
-            let (memory, buffer) = (pool.memory().clone(), buffer.clone());
-            core.shared.add(pool, Segment { number, buffer, memory, ordinal: *ordinal });
+            let own = &core.flag_pages[core.rank];
+            core.shared.add(pool, Segment { number, buffer: buffer.clone() });
             // Peers may send from here on.
-            core.flag_pages[core.rank].set_mapped(number);
+            if !own.has_stopped_mapping() {
+                own.set_mapped(number);
+            }
         }
         self.await_others()?;
         Ok(missing.len())
+    }
+
+    /// Announces no further segments if other members may have mapped one that this rank has not. They take a later
+    /// number for a sign that this rank has mapped all.
+    fn stop_after(&self, error: &RendezvousError) {
+        if let (false, Ok(core)) = (matches!(error, RendezvousError::Refused { .. }), self.core()) {
+            core.flag_pages[core.rank].stop_mapping();
+        }
     }
 
     /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
@@ -72,7 +84,8 @@ impl Direct {
         while !deadline.expired() {
             let core = self.core()?;
             let own = core.flag_pages[core.rank].mapped();
-            if core.is_over() || core.flag_pages.iter().all(|page| page.mapped() >= own) {
+            let knows = |page: &Arc<FlagPage>| page.mapped() >= own || page.has_stopped_mapping();
+            if core.is_over() || core.flag_pages.iter().all(knows) {
                 break;
             }
             drop(core);

@@ -1,9 +1,6 @@
 //! Lanes: the messages of one direction between this rank and a peer, their order and their chunks.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, OnceLock, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cuda_driver::{
     Context, DevicePtr, Event, EventFlags, Stream, StreamFlags,
@@ -11,7 +8,7 @@ use cuda_driver::{
 };
 use process_group::group::path::{MessageDifference, Way};
 
-use super::{half::Half, rounds::STREAMS};
+use super::{half::Half, pushes::Pushes, rounds::STREAMS};
 
 /// One direction between this rank and a peer.
 #[derive(Debug)]
@@ -28,16 +25,6 @@ pub(super) struct Lane {
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
-}
-
-/// Messages that the sender copies into the receiver's buffer. An abort leaves time for them to end: a receiver whose
-/// abort has returned may reuse its buffer.
-#[derive(Debug, Default)]
-struct Pushes {
-    /// Numbers of the eager messages whose end the host has not seen, ascending.
-    eager: VecDeque<u64>,
-    /// Number of captured messages. It is unknown when their graphs run.
-    captured: usize,
 }
 
 /// Progress of a lane.
@@ -114,6 +101,15 @@ impl Lane {
         Ok(Self { way, peer, streams, end, second_end, unmarked, pushes, state })
     }
 
+    /// Index among all lanes of a rank.
+    pub(super) fn number(&self) -> usize {
+        Self::number_of(self.way, self.peer)
+    }
+
+    pub(super) fn number_of(way: Way, peer: usize) -> usize {
+        2 * peer + usize::from(way == Way::Receive)
+    }
+
     /// Returns one of the lane's own streams; `None` while another capture uses it.
     pub(super) fn stream(
         &self,
@@ -135,36 +131,9 @@ impl Lane {
         Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
     }
 
-    /// Notes that message `number` may be copied into the receiver's buffer by the sender. `passed` is the number
-    /// behind that of the last such message that this rank's streams have passed.
-    pub(super) fn note_push(&self, number: u64, captured: bool, passed: u32) {
-        let mut pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
-        if captured {
-            pushes.captured += 1;
-            return;
-        }
-        while pushes.eager.front().is_some_and(|first| is_passed(*first, passed)) {
-            pushes.eager.pop_front();
-        }
-        pushes.eager.push_back(number);
-    }
-
-    /// Forgets message `number`, the last one, because the sender does not copy it into the receiver's buffer.
-    pub(super) fn forget_push(&self, number: u64, captured: bool) {
-        let mut pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
-        if captured {
-            pushes.captured -= 1;
-        } else {
-            pushes.eager.retain(|noted| *noted != number);
-        }
-    }
-
-    /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
-    /// the messages that nobody will copy.
-    pub(super) fn has_push(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
-        let pushes = self.pushes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut outstanding = pushes.eager.iter().filter(|number| !is_passed(**number, passed));
-        if captured { pushes.captured > 0 } else { outstanding.any(|number| is_taken(*number)) }
+    /// Messages that the sender copies into the receiver's buffer.
+    pub(super) fn pushes(&self) -> MutexGuard<'_, Pushes> {
+        self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes `stream` continue after the lane's work.
@@ -227,11 +196,6 @@ impl Lane {
     }
 }
 
-/// Returns whether message `number` is before `passed`, of which only the lower bits are known.
-fn is_passed(number: u64, passed: u32) -> bool {
-    (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
-}
-
 /// Compares the halves of message `number`, of this rank and of the peer.
 pub(super) fn compare(
     (rank, peer): (usize, usize),
@@ -255,16 +219,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn numbers_pass_in_order_also_when_their_lower_bits_wrap() {
-        for number in [0, 1, 5, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, 3 << 40] {
-            assert!(!is_passed(number, number as u32));
-            assert!(is_passed(number, (number as u32).wrapping_add(1)));
-            assert!(is_passed(number, (number as u32).wrapping_add(600)));
-            assert!(!is_passed(number + 600, number as u32));
-        }
-    }
 
     proptest! {
         /// Both ends cut a message alike for any buffer addresses. Chunks cover the message, and slots are used in

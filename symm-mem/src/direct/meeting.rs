@@ -122,7 +122,7 @@ impl Protocol for FlagPageProtocol {
         });
         let late = || {
             let (rank, _) = reports.iter().find(|(_, report)| *report == Report::Late)?;
-            Some((*rank, "it did not open the boards of the others in time".to_owned()))
+            Some((*rank, "it did not open the flag pages of the others in time".to_owned()))
         };
         match failed.or_else(late) {
             Some((rank, problem)) => Decision::Refused { refusal: Refusal::Failed { rank, problem } },
@@ -142,7 +142,7 @@ struct Own {
 impl Own {
     fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
         let (descriptor, page) =
-            FlagPage::create(group.context(), layout).map_err(|error| format!("its board: {error}"))?;
+            FlagPage::create(group.context(), layout).map_err(|error| format!("its flag page: {error}"))?;
         let page = Arc::new(page);
         let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
         let local = FLAG_PAGES.register(page.clone());
@@ -175,13 +175,13 @@ impl Own {
             if !elsewhere(&place) {
                 return FLAG_PAGES
                     .find(addresses[place].token)
-                    .ok_or_else(|| format!("the board of place {place} is gone"));
+                    .ok_or_else(|| format!("the flag page of place {place} is gone"));
             }
             let at = met.iter().position(|peer| peer.link.place() == place as u64);
             let descriptor = at.and_then(|at| met.swap_remove(at).descriptors.pop());
-            let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no board"))?;
+            let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no flag page"))?;
             let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
-            Ok(Arc::new(opened.map_err(|error| format!("the board of place {place}: {error}"))?))
+            Ok(Arc::new(opened.map_err(|error| format!("the flag page of place {place}: {error}"))?))
         };
         (0..world).map(page).collect()
     }
@@ -217,7 +217,7 @@ pub(super) fn agreed<T>(
     let (mut make, mut made) = (Some(make), None);
     let act = |addresses: &Vec<PageAddress>, deadline, _: &dyn Fn() -> bool| {
         let (Ok(own), Some(make)) = (&own, make.take()) else {
-            return Opened::Failed { problem: "it has no board".to_owned() };
+            return Opened::Failed { problem: "it has no flag page".to_owned() };
         };
         let opened = own.open_all(group, layout, addresses, deadline);
         match opened.and_then(|flag_pages| make(flag_pages).map_err(|error| error_text(&error))) {
@@ -233,7 +233,7 @@ pub(super) fn agreed<T>(
     // The agreement is over, so no rank opens this rank's flag page any more.
     drop(own);
     match result {
-        Ok(()) => made.ok_or_else(|| unmade(group, rank, "it has opened no board".to_owned())),
+        Ok(()) => made.ok_or_else(|| unmade(group, rank, "it has opened no flag page".to_owned())),
         Err(failed) => Err(failure(group, &record.options, *failed)),
     }
 }
@@ -263,7 +263,7 @@ fn failure(group: &ProcessGroup, own: &str, failed: Failed<FlagPageProtocol>) ->
         (_, Some(source)) => DirectError::Store { group: name, source },
         (other, None) => {
             let problem =
-                format!("the agreement on its boards: {other:?}; does another program use its keys?");
+                format!("the agreement on its flag pages: {other:?}; does another program use its keys?");
             DirectError::Store { group: name, source: StoreError::Argument(problem) }
         }
     }

@@ -118,8 +118,13 @@
 //!
 //! The messages of one batch always complete, in any order within the batch. So do separate calls that all ranks make
 //! in the same order. Separate calls in different orders need streams that do not block each other: for example, if
-//! two ranks first receive and then send. Then every stream needs its own hardware queue, also the lanes' streams. If
-//! a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues; a batch needs none.
+//! two ranks first receive and then send. The same is true if one end calls a send and a receive apart, and the other end
+//! has both in one batch and comes second: zero-copy messages may then wait for each other. Then every stream needs its
+//! own hardware queue, also the lanes' streams. If a device has more than eight streams,
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. No queue is needed if both ends use a batch.
+//!
+//! If two ranks each have more than 512 messages to the other in one batch, in both directions, both may wait on the host
+//! until the deadline, and fail with [`PathError::Ahead`](process_group::group::PathError::Ahead). Use several batches.
 //!
 //! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
 //! three, and a message takes two more. One stream holds about 200 messages of a chunk, 200 zero-copy messages of any
@@ -140,9 +145,20 @@
 //! and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait up to 2 s longer for each
-//! other: until the receiver's stream is ready, and the sender has copied. A peer that died costs these 2 s too. Only a
-//! sender that is alive and takes longer may still write.
+//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait longer for each other. The
+//! receiver's stream waits up to 2 s until the sender has copied. The sender's stream waits up to 4 s until the
+//! receiver's stream is ready, from the abort or from when the receiver gave up, whichever is later. When that time is
+//! over, the sender copies. A peer that died costs these times too.
+//!
+//! So there are two cases in which a sender writes too early or too late. A sender that takes longer than 2 s for its
+//! earlier work and the copy may write after the receiver's abort has returned. And if a receiver has not come to the
+//! message when the 4 s are over, the sender writes while the receiver's earlier work may still use the buffer.
+//!
+//! If a launch fails after a sender has taken one of its offers, the stream still passes this message: the caller may
+//! reuse the buffer only behind it.
+//!
+//! It is unknown when a graph runs. So the end of an aborted group takes at least 2 s on a rank that has captured
+//! a receive whose sender copies, and 4 s on a rank that has captured such a send, even if no graph is left.
 //!
 //! | file | subject |
 //! |---|---|
@@ -152,6 +168,7 @@
 //! | `claim` | which end of a message comes first |
 //! | `shared` | pools whose segments all members have mapped, and places in them |
 //! | `lane`, `part` | one direction of a pair: order, chunks, comparison of the two ends; its part of a call |
+//! | `pushes` | messages that the sender copies into the receiver's buffer, until an abort may return |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page`, `half` | words to wait for, and logs of calls, in shared host memory |
@@ -169,6 +186,7 @@ mod handle;
 mod lane;
 mod meeting;
 mod part;
+mod pushes;
 mod rounds;
 mod shared;
 mod zero_copy;

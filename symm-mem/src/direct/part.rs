@@ -13,6 +13,9 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
+    /// The number of the lane's first message that this call has logged and not yet enqueued, as far as senders copy
+    /// these messages into receivers' buffers.
+    pub(super) unlaunched: u64,
 }
 
 /// A piece of a lane's part of a call, as in [rounds](super::rounds).
@@ -21,6 +24,17 @@ pub(super) enum Piece {
     Chunk(Chunk),
     Offer(Offer),
     Take(Take),
+}
+
+impl Piece {
+    /// The number of the message, if the sender copies it into the receiver's buffer.
+    pub(super) fn pushed(&self) -> Option<u64> {
+        match self {
+            Self::Chunk(_) => None,
+            Self::Offer(offer) => offer.pushed,
+            Self::Take(take) => take.pushed,
+        }
+    }
 }
 
 impl Part<'_> {

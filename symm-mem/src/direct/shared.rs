@@ -14,8 +14,6 @@ pub(super) struct Segment {
     pub(super) number: u64,
     /// The whole segment on this rank, under which the pool keeps its mappings of the peers' segments.
     pub(super) buffer: Buffer,
-    pub(super) memory: Arc<Memory>,
-    pub(super) ordinal: u32,
 }
 
 #[derive(Debug)]
@@ -52,41 +50,40 @@ impl Place {
 
 impl SharedPools {
     /// The segments of `pool` that are not mapped yet, in the order of their ordinals.
-    pub(super) fn missing(&self, pool: &SymmetricPool) -> Vec<(Buffer, u32)> {
+    pub(super) fn missing(&self, pool: &SymmetricPool) -> Vec<Buffer> {
         let memory = pool.memory();
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let shared = all.iter().find(|shared| Arc::ptr_eq(&shared.memory, memory));
         let is_new = |ordinal: u32| {
-            shared.is_none_or(|shared| shared.segments.iter().all(|segment| segment.ordinal != ordinal))
+            shared.is_none_or(|shared| shared.segments.iter().all(|it| it.buffer.ordinal() != ordinal))
         };
         let arena = memory.arena();
         let new = arena.segments().iter().filter(|segment| !segment.retired && is_new(segment.ordinal));
-        new.map(|segment| (Buffer::of_segment(memory, segment.ordinal, segment.bytes), segment.ordinal))
-            .collect()
+        new.map(|segment| Buffer::of_segment(memory, segment.ordinal, segment.bytes)).collect()
     }
 
     /// Adds a segment of `pool` that all members have mapped.
     pub(super) fn add(&self, pool: &SymmetricPool, segment: Segment) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(shared) = all.iter_mut().find(|shared| Arc::ptr_eq(&shared.memory, &segment.memory)) {
+        if let Some(shared) = all.iter_mut().find(|shared| Arc::ptr_eq(&shared.memory, pool.memory())) {
             // The pool has removed the mappings of segments that were retired meanwhile.
             let arena = shared.memory.arena();
             let is_live = |ordinal: u32| arena.segments().get(ordinal as usize).is_some_and(|it| !it.retired);
-            shared.segments.retain(|segment| is_live(segment.ordinal));
+            shared.segments.retain(|segment| is_live(segment.buffer.ordinal()));
             drop(arena);
             return shared.segments.push(segment);
         }
-        let table = pool.published().clone();
-        all.push(Shared { memory: segment.memory.clone(), table, segments: vec![segment] });
+        let (memory, table) = (pool.memory().clone(), pool.published().clone());
+        all.push(Shared { memory, table, segments: vec![segment] });
     }
 
     /// The place of `bytes` bytes at `address`, if they lie in one segment that all members have mapped.
     pub(super) fn place(&self, address: u64, bytes: u64) -> Option<(u64, Place)> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         all.iter().find_map(|shared| {
-            let (ordinal, offset) = shared.table.segment_of(address, bytes)?;
-            let segment = shared.segments.iter().find(|segment| segment.ordinal == ordinal)?;
-            Some((segment.number, Place::new(segment.number, offset)?))
+            let place = shared.table.place(address, bytes)?;
+            let segment = shared.segments.iter().find(|segment| segment.buffer.ordinal() == place.ordinal)?;
+            Some((segment.number, Place::new(segment.number, place.offset)?))
         })
     }
 

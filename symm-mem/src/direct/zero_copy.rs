@@ -45,14 +45,19 @@ impl ZeroCopy<'_> {
         self.own.signal_at(self.peer, Signal { way, phase, captured })
     }
 
-    /// The operation that sets the peer's word.
-    fn tell(&self, phase: Phase) -> MemoryOp {
+    /// The peer's word.
+    fn told(&self, phase: Phase) -> DevicePtr {
         let way = match self.way {
             Way::Send => Way::Receive,
             Way::Receive => Way::Send,
         };
         let signal = Signal { way, phase, captured: self.captured };
-        MemoryOp::Write32 { at: self.other.signal_at(self.rank, signal), value: 1 }
+        self.other.signal_at(self.rank, signal)
+    }
+
+    /// The operation that sets the peer's word.
+    fn tell(&self, phase: Phase) -> MemoryOp {
+        MemoryOp::Write32 { at: self.told(phase), value: 1 }
     }
 
     /// The operations that wait for a phase, and reset its word.
@@ -76,7 +81,7 @@ impl ZeroCopy<'_> {
     /// The flag pages and the message's buffers are valid until the stream has executed this, as for the methods below.
     pub(super) unsafe fn ready(&self, stream: &Stream) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { stream.batch(&[self.tell(Phase::Ready)]) }
+        unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
     /// Waits until the peer has copied the message.

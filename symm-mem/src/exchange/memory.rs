@@ -205,7 +205,7 @@ impl Memory {
         match &self.backing {
             Backing::Plain(_) => Ok(None),
             Backing::Virtual(buffer) => match buffer.allocation() {
-                Some(allocation) => buffer.physical(context, &allocation).map(Some),
+                Some(allocation) => buffer.physical(context, &allocation),
                 None => Ok(None),
             },
         }

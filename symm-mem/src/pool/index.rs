@@ -69,12 +69,19 @@ impl Index {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<BufferLocation>, LookupError> {
+        let Some(placement) = self.place(address, bytes)? else { return Ok(None) };
+        let standing = self.standing(placement.ordinal, group);
+        Ok(Some(BufferLocation { placement, standing }))
+    }
+
+    /// The place of the `bytes` bytes at `address`, if they begin in a segment.
+    #[inline]
+    fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
         let Some((begin, end, ordinal)) = self.around(address) else { return Ok(None) };
         if bytes > end - address {
             return Err(LookupError::SpansSegments { address, bytes, ordinal, end });
         }
-        let standing = self.standing(ordinal, group);
-        Ok(Some(BufferLocation { placement: Placement { ordinal, offset: address - begin }, standing }))
+        Ok(Some(Placement { ordinal, offset: address - begin }))
     }
 }
 
@@ -121,10 +128,9 @@ impl Published {
         self.table.load_full()
     }
 
-    /// The segment that contains the `bytes` bytes at `address`, and their offset in it.
-    pub(crate) fn segment_of(&self, address: u64, bytes: u64) -> Option<(u32, u64)> {
-        let (begin, end, ordinal) = self.read(|index| index.around(address))?;
-        (bytes <= end - address).then_some((ordinal, address - begin))
+    /// The place of the `bytes` bytes at `address`, if they lie in one segment.
+    pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<Placement> {
+        self.read(|index| index.place(address, bytes)).ok().flatten()
     }
 
     /// Publishes a table. The caller holds the lock of the arena, so that no update of the table is lost.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caching_alloc::core::symmetric::Placement;
-use cuda_driver::{Context, DevicePtr, vmm::PhysicalMemory};
+use cuda_driver::{Context, DevicePtr, Stream, vmm::PhysicalMemory};
 
 use super::{PeerMemory, buffers::PeerMappingCache, protocol::Subject};
 use crate::pool::{Memory as PoolMemory, SymmetricBlock};
@@ -27,12 +27,12 @@ enum Memory {
 }
 
 impl Memory {
-    /// The memory of the pool, and the place in it.
-    fn in_pool(&self) -> Option<(&PoolMemory, Placement)> {
+    /// The memory of the pool, and the place in it; or the allocation, if it is none of a pool.
+    fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
         match self {
-            Self::Pool(block) => Some((block.memory(), block.placement())),
-            Self::Segment(memory, ordinal) => Some((memory, Placement { ordinal: *ordinal, offset: 0 })),
-            Self::Own(_) => None,
+            Self::Pool(block) => Ok((block.memory(), block.placement())),
+            Self::Segment(memory, ordinal) => Ok((memory, Placement { ordinal: *ordinal, offset: 0 })),
+            Self::Own(memory) => Err(memory),
         }
     }
 }
@@ -107,32 +107,37 @@ impl Buffer {
     }
 
     /// The segment number of the allocation, by which the mapping cache identifies it.
-    pub(super) fn ordinal(&self) -> u32 {
+    pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
     }
 
     /// The cache of the allocation's peer mappings.
     pub(super) fn peer_mappings(&self) -> &PeerMappingCache {
-        match &self.memory {
-            Memory::Pool(block) => block.memory().peer_mappings(),
-            Memory::Segment(memory, _) => memory.peer_mappings(),
-            Memory::Own(memory) => &memory.inner.peer_mappings,
+        match self.memory.in_pool() {
+            Ok((memory, _)) => memory.peer_mappings(),
+            Err(memory) => &memory.inner.peer_mappings,
         }
     }
 
-    pub(crate) fn allocation(&self) -> Option<Allocation> {
-        if let Memory::Own(memory) = &self.memory {
-            let mapping = &memory.inner.mapping;
-            let (subject, base, bytes) = (memory.inner.subject, mapping.ptr(), mapping.bytes());
-            return Some(Allocation {
-                subject,
-                number: Some(memory.inner.number),
-                base,
-                bytes,
-                frozen: false,
-            });
+    /// Pins the segment for the graph that `stream` captures, because the graph uses the peers' mappings of it. Does
+    /// nothing for memory that is in no pool.
+    pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
+        match self.memory.in_pool() {
+            Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),
+            Err(_) => Ok(()),
         }
-        let (memory, Placement { ordinal, .. }) = self.memory.in_pool()?;
+    }
+
+    /// The whole allocation; `None` if it is a segment that was retired.
+    pub(crate) fn allocation(&self) -> Option<Allocation> {
+        let (memory, Placement { ordinal, .. }) = match self.memory.in_pool() {
+            Ok(place) => place,
+            Err(PeerMemory { inner }) => {
+                let (base, bytes) = (inner.mapping.ptr(), inner.mapping.bytes());
+                let (subject, number) = (inner.subject, Some(inner.number));
+                return Some(Allocation { subject, number, base, bytes, frozen: false });
+            }
+        };
         let arena = memory.arena();
         let segment = arena.segments().get(ordinal as usize).filter(|segment| !segment.retired)?;
         Some(Allocation {
@@ -144,17 +149,17 @@ impl Buffer {
         })
     }
 
-    /// The physical memory of the allocation.
+    /// The physical memory of the allocation; `None` if it is a segment that was retired meanwhile.
     pub(crate) fn physical(
         &self,
         context: &Context,
         allocation: &Allocation,
-    ) -> Result<PhysicalMemory, cuda_driver::Error> {
-        match &self.memory {
-            Memory::Own(memory) => Ok(memory.inner.mapping.memory().clone()),
-            Memory::Pool(_) | Memory::Segment(..) => {
-                PhysicalMemory::retain(context, allocation.base, allocation.bytes)
-            }
+    ) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
+        if let Memory::Own(memory) = &self.memory {
+            return Ok(Some(memory.inner.mapping.memory().clone()));
         }
+        let retained = PhysicalMemory::retain(context, allocation.base, allocation.bytes);
+        // Another thread may have retired the segment in the meantime. Then other memory may lie at its address.
+        if self.allocation().is_some() { retained.map(Some) } else { Ok(None) }
     }
 }

@@ -234,10 +234,17 @@ impl Rendezvous {
     /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused), before their deadlines.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
         let buffer: Buffer = buffer.into();
-        let mapped = buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()).map(|(since, _)| since);
+        let (_, peers) = self.map(&buffer)?;
+        Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
+    }
+
+    /// A [rendezvous](Self::rendezvous). Returns the peers, and the number of the rendezvous that mapped them, which is
+    /// equal on all members.
+    pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
+        let mapped = self.mapping(buffer).map(|(since, _)| since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
         buffer.peer_mappings().put(&self.inner.key, buffer.ordinal(), since, peers.clone());
-        Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
+        Ok((since, peers))
     }
 
     /// Allocates memory for a tensor on every member, and maps it on all others: [`PeerMemory::new`] and
@@ -386,8 +393,11 @@ impl Rendezvous {
     fn prepare(&self, candidate: Candidate, number: u64) -> Result<(Record, Offer, Candidate), String> {
         let Candidate { buffer, mapped } = &candidate;
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
-        let physical =
-            buffer.physical(&self.inner.context, &allocation).map_err(|error| error_text(&error))?;
+        let physical = buffer.physical(&self.inner.context, &allocation);
+        let physical = physical.map_err(|error| error_text(&error))?;
+        let physical = physical.ok_or(
+            "another thread has retired the segment; call retire and this function one after the other",
+        )?;
         let (offer, handles) = Offer::make(&physical)?;
         let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
         let record = Record {

@@ -12,7 +12,6 @@ use process_group::{group::path::Way, store::Deadline};
 
 use super::{
     super::{
-        claim::withdraw,
         flag_page::{Phase, Signal},
         lane::Lane,
     },
@@ -22,8 +21,12 @@ use super::{
 /// Time for launched work to end once no caller waits for it any more.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time after an abort in which senders may still copy zero-copy messages into receivers' buffers.
+/// Time after an abort in which a receiver's buffers stay in use by senders that copy zero-copy messages into them.
 const GRACE: Duration = Duration::from_secs(2);
+
+/// Time after an abort in which a sender waits for a receiver's buffer. Then the wait ends, and the sender copies. It is
+/// longer than [`GRACE`], so that the receiver has ended all uses of the buffer, or has signalled, before.
+const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
     /// Returns whether nothing runs any more, apart from captured work.
@@ -40,20 +43,29 @@ impl Core {
             // The flag comes first: chunks now go into slots that are not free, and no peer may take them for valid
             // messages.
             own.give_up();
-            let waits = !self.is_grace_over();
-            own.release(|peer, signal| waits && self.expects_push(peer, signal));
-        } else {
-            // A call may have failed after it made an offer, and before it enqueued anything.
-            let done = Signal { way: Way::Receive, phase: Phase::Done, captured: false };
-            (0..self.world).for_each(|peer| {
-                self.expects_push(peer, done);
-            });
+            own.release(|peer, signal| self.holds(peer, signal));
         }
         is_idle
     }
 
-    fn is_grace_over(&self) -> bool {
-        self.aborted.get().is_some_and(|aborted| aborted.elapsed() >= GRACE)
+    /// Returns whether this rank waits no longer for copies of messages with `peer` into receivers' buffers.
+    fn is_grace_over(&self, peer: usize, way: Way) -> bool {
+        let is_past = |since: &Instant, grace| since.elapsed() >= grace;
+        self.aborted.get().is_some_and(|aborted| match way {
+            Way::Receive => is_past(aborted, GRACE),
+            Way::Send => {
+                // The receiver's own time begins no later than it gives up.
+                let has_given_up = self.flag_pages[peer].has_given_up();
+                let given_up = has_given_up.then(|| self.given_up_since[peer].get_or_init(Instant::now));
+                is_past(given_up.map_or(aborted, |given_up| given_up.max(aborted)), SENDER_GRACE)
+            }
+        })
+    }
+
+    /// Returns whether the wait for `signal` must not be ended yet. Withdraws this rank's offers to receive that no peer has
+    /// taken, also when the time for copies is over.
+    fn holds(&self, peer: usize, signal: Signal) -> bool {
+        self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
 
     /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
@@ -66,9 +78,9 @@ impl Core {
             return false;
         }
         let own = &self.flag_pages[self.rank];
-        let is_taken = |number| way == Way::Send || !withdraw(own.claim(peer, number), number);
-        let lane = &self.lanes[2 * peer + usize::from(way == Way::Receive)];
-        lane.has_push(captured, own.passed(peer, way), is_taken)
+        let is_taken = |number| way == Way::Send || !self.withdraw(peer, number);
+        let lane = &self.lanes[Lane::number_of(way, peer)];
+        lane.pushes().has_any(captured, own.passed(peer, way), is_taken)
     }
 
     /// Another rank that has ended its waits, if there is one.
@@ -140,9 +152,9 @@ impl Core {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);
         while quiet < QUIET && !until.expired() {
-            let (waits, is_held) = (!self.is_grace_over(), Cell::new(false));
+            let is_held = Cell::new(false);
             let held = |peer, signal| {
-                let held = waits && self.expects_push(peer, signal);
+                let held = self.holds(peer, signal);
                 is_held.set(is_held.get() || held);
                 held
             };

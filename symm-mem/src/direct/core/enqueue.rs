@@ -19,19 +19,20 @@ use super::{
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). Each lane uses streams of its own if possible: the
-    /// first lane uses the caller's stream, and lanes with many chunks also use a second stream.
+    /// first lane uses the caller's stream, and lanes with many chunks also use a second stream. Updates
+    /// [`Part::unlaunched`].
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     pub(super) unsafe fn enqueue(
         &self,
-        mut parts: Vec<Part<'_>>,
+        parts: &mut [Part<'_>],
         stream: &Stream,
         capture: Option<u64>,
     ) -> Result<(), PathError> {
         let words: Vec<_> = parts.iter().map(|part| self.words(part.lane)).collect();
         let kinds: Vec<_> = parts.iter().map(Part::kinds).collect();
-        let firsts = self.part_ways(&parts, stream, capture)?;
+        let firsts = self.part_ways(parts, stream, capture)?;
         let slots = self.ring.slots[usize::from(capture.is_some())];
         let mut pipelines = Vec::with_capacity(parts.len());
         for (((part, kinds), first), words) in parts.iter().zip(&kinds).zip(firsts).zip(&words) {
@@ -69,6 +70,11 @@ impl Core {
             if let Err(error) = unsafe { self.enqueue_step(part, pipeline, step, capture.is_some()) } {
                 carried = Err(error.into());
                 break;
+            }
+            if let Action::Done(at) | Action::Offer(at) | Action::Take(at) = step.action
+                && let Some(number) = part.pieces[at].pushed()
+            {
+                parts[step.part].unlaunched = number + 1;
             }
         }
         // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.

@@ -22,7 +22,7 @@ use process_group::{
 };
 
 use super::{
-    claim::{Claim, claim, take},
+    claim::{Claim, claim, take, withdraw},
     flag_page::{AHEAD, FlagPage},
     half::Half,
     lane::{Lane, Ring, compare},
@@ -59,6 +59,8 @@ pub(super) struct Core {
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
+    /// By rank, the time at which the abort of this rank first saw that the other one has given up.
+    given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
     /// A graph has captured a message. It is unknown when the graph runs.
@@ -93,14 +95,6 @@ struct Called {
     is_first: bool,
 }
 
-/// The transport of a message, on which both ends agree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Transport {
-    Ring,
-    Offer(Offer),
-    Take(Take),
-}
-
 /// Index of the ring from rank `from` in the memory of rank `to`; a rank has no ring from itself.
 pub(super) fn ring_of(from: usize, to: usize) -> usize {
     if from < to { from } else { from - 1 }
@@ -125,6 +119,7 @@ impl Core {
             forks: Default::default(),
             is_aborted: AtomicBool::new(false),
             aborted: OnceLock::new(),
+            given_up_since: (0..world).map(|_| OnceLock::new()).collect(),
             inside: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
             launched: Default::default(),
@@ -148,7 +143,13 @@ impl Core {
     fn enter(&self) -> Result<Inside<'_>, PathError> {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(self);
-        if self.is_aborted.load(Ordering::SeqCst) { Err(PathError::Aborted) } else { Ok(inside) }
+        self.check()?;
+        Ok(inside)
+    }
+
+    /// Returns [`PathError::Aborted`] after an abort.
+    fn check(&self) -> Result<(), PathError> {
+        if self.is_aborted.load(Ordering::SeqCst) { Err(PathError::Aborted) } else { Ok(()) }
     }
 
     /// # Safety
@@ -161,42 +162,58 @@ impl Core {
     ) -> Result<(), PathError> {
         let _inside = self.enter()?;
         let capture = self.capture(stream)?;
-        let lane_of = |message: &Message| 2 * message.peer + usize::from(message.way == Way::Receive);
         let mut wanted: Vec<_> =
             messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
         // Locked in one order, since other threads lock them too; sending lanes come first.
-        wanted.sort_unstable_by_key(|lane| (lane % 2, *lane));
+        wanted.sort_unstable_by_key(|lane| order(*lane));
         wanted.dedup();
         let part = |at: &usize| {
             let lane = &self.lanes[*at];
-            Part {
-                lane,
-                state: lane.state.lock().unwrap_or_else(PoisonError::into_inner),
-                pieces: Vec::new(),
-            }
+            let state = lane.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let unlaunched = self.flag_pages[self.rank].log(lane.peer, lane.way).count();
+            Part { lane, state, pieces: Vec::new(), unlaunched }
         };
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
+        // SAFETY: the caller's contract.
+        let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
+        // The group is over, so its graphs must not run any more.
+        if launched.is_err() && capture.is_none() {
+            // SAFETY: as above.
+            unsafe { self.fail(parts, stream) };
+        }
+        launched
+    }
+
+    /// Launches `messages`, given their lanes in the order in which they were locked.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn launch_parts(
+        &self,
+        parts: &mut Vec<Part<'_>>,
+        messages: &[Message],
+        stream: &Stream,
+        (capture, deadline): (Option<u64>, Deadline),
+    ) -> Result<(), PathError> {
         // All messages are compared before a peer's offer is taken, and before anything is enqueued.
         let others = messages.iter().filter(|message| message.peer != self.rank);
         let called = others.map(|message| self.call(message, capture.is_some(), deadline));
         for called in called.collect::<Result<Vec<_>, _>>()? {
-            let (message, transport) = (called.message, self.transport(&called, stream)?);
+            let (message, zero_copy) = (called.message, self.zero_copy(&called, stream)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
-            let Ok(place) = wanted.binary_search_by_key(&order(lane_of(&message)), |lane| order(*lane))
-            else {
-                continue;
-            };
-            let Part { state, pieces, .. } = &mut parts[place];
-            match transport {
-                Transport::Ring => {
+            let wanted = order(lane_of(&message));
+            let place = parts.binary_search_by_key(&wanted, |part| order(part.lane.number()));
+            let Part { state, pieces, .. } =
+                &mut parts[place.unwrap_or_else(|_| unreachable!("the lane of {message:?} is locked"))];
+            match zero_copy {
+                Some(piece) => pieces.push(piece),
+                None => {
                     let mut chunks = Vec::new();
                     state.cut(self.ring, at, bytes, capture.is_some(), &mut chunks);
                     pieces.extend(chunks.into_iter().map(Piece::Chunk));
                 }
-                Transport::Offer(offer) => pieces.push(Piece::Offer(offer)),
-                Transport::Take(take) => pieces.push(Piece::Take(take)),
             }
-            let launched = &self.launched[usize::from(transport == Transport::Ring)];
+            let launched = &self.launched[usize::from(zero_copy.is_none())];
             launched.fetch_add(u64::from(bytes > 0), Ordering::Relaxed);
         }
         parts.retain(|part| !part.pieces.is_empty());
@@ -205,6 +222,25 @@ impl Core {
             self.to_oneself(messages, stream)?;
             self.enqueue(parts, stream, capture)
         }
+    }
+
+    /// After a failed launch: withdraws the offers to receive that were not enqueued. A sender that has taken one copies
+    /// it. So the stream still passes these messages, and only then the caller may reuse their buffers.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
+        for Part { lane, pieces, unlaunched, .. } in &mut parts {
+            let Lane { way, peer, .. } = **lane;
+            // If this rank is the sender, it does not copy any more.
+            let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
+            let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
+            *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
+        }
+        parts.retain(|part| !part.pieces.is_empty());
+        // If the driver fails again, its context is broken.
+        // SAFETY: the caller's contract.
+        let _ = unsafe { self.enqueue(&mut parts, stream, None) };
     }
 
     /// The capture that `stream` is in, if any.
@@ -238,49 +274,59 @@ impl Core {
         let number = own.put(half.0, place.0);
         let called = Called { message: *message, captured, number, place, is_first: true };
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
-        // An abort withdraws what is noted, so a receiver notes its offer before it makes it.
+        // An abort withdraws the offers that are noted. So a receiver notes its offer first, and then makes it only if
+        // there was no abort before.
         if offers_to_receive {
             self.note_push(&called);
+        }
+        if let Err(aborted) = self.check() {
+            if offers_to_receive {
+                self.lane(message).pushes().forget(number, captured);
+            }
+            return Err(aborted);
         }
         if claim(self.claim_of(&called), number, way) == Claim::First {
             return Ok(called);
         }
         if offers_to_receive {
-            self.lane(message).forget_push(number, captured);
+            self.lane(message).pushes().forget(number, captured);
         }
         let (theirs, place) = other.get(number);
         compare((self.rank, peer), way, number, (half, Half(theirs)))?;
         Ok(Called { place: Place(place), is_first: false, ..called })
     }
 
-    /// Takes the peer's offer, if there is one, and returns the transport of a message.
-    fn transport(&self, called: &Called, stream: &Stream) -> Result<Transport, PathError> {
+    /// Takes the peer's offer, if there is one. Returns the piece of a zero-copy message, and `None` for a message that
+    /// goes through the ring.
+    fn zero_copy(&self, called: &Called, stream: &Stream) -> Result<Option<Piece>, PathError> {
         let Called { message, captured, number, place, is_first } = *called;
         let Message { way, peer, buffer } = message;
-        let Some(place) = place.get() else { return Ok(Transport::Ring) };
+        let Some(place) = place.get() else { return Ok(None) };
         if is_first {
-            return Ok(Transport::Offer(Offer { pushed: (way == Way::Receive).then_some(number) }));
+            return Ok(Some(Piece::Offer(Offer { pushed: (way == Way::Receive).then_some(number) })));
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
+        // As for a claim: an abort leaves time for the copies that are noted.
         if way == Way::Send {
             self.note_push(called);
         }
-        if !take(self.claim_of(called), number) {
-            // The peer has given up, so nobody receives the message.
+        let taken = self.check().map(|()| take(self.claim_of(called), number));
+        if !matches!(taken, Ok(true)) {
             if way == Way::Send {
-                self.lane(&message).forget_push(number, captured);
+                self.lane(&message).pushes().forget(number, captured);
             }
-            return Ok(Transport::Ring);
+            // If the peer has withdrawn the offer, it has given up, so nobody receives the message.
+            return taken.map(|_| None);
         }
-        Ok(Transport::Take(match way {
+        Ok(Some(Piece::Take(match way {
             Way::Send => Take { to: there, from: buffer.ptr, bytes, pushed: Some(number) },
             Way::Receive => Take { to: buffer.ptr, from: there, bytes, pushed: None },
-        }))
+        })))
     }
 
     fn lane(&self, message: &Message) -> &Lane {
-        &self.lanes[2 * message.peer + usize::from(message.way == Way::Receive)]
+        &self.lanes[lane_of(message)]
     }
 
     /// The word that both ends of a message share.
@@ -292,10 +338,15 @@ impl Core {
         self.flag_pages[to].claim(from, *number)
     }
 
+    /// Withdraws this rank's offer to receive message `number` from `peer`. Returns false if the peer has taken it.
+    fn withdraw(&self, peer: usize, number: u64) -> bool {
+        withdraw(self.flag_pages[self.rank].claim(peer, number), number)
+    }
+
     /// Notes that the sender may copy this message into the receiver's buffer.
     fn note_push(&self, Called { message, number, captured, .. }: &Called) {
         let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
-        self.lane(message).note_push(*number, *captured, passed);
+        self.lane(message).pushes().note(*number, *captured, passed);
     }
 
     /// Waits while `ahead` returns that this rank is too many messages ahead of the peer.
@@ -339,7 +390,7 @@ impl Core {
         let segment = self.shared.find(number).ok_or_else(gone)?;
         let (_, peers) = self.rendezvous.mapping(&segment.buffer).ok_or_else(gone)?;
         if let Some(stream) = capturing {
-            segment.memory.segment_used_by_graph(segment.ordinal, stream)?;
+            segment.buffer.segment_used_by_graph(stream)?;
         }
         let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= peers.bytes() as u64);
         match peers.addresses().get(peer) {
@@ -368,6 +419,11 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// Index of a message's lane.
+fn lane_of(message: &Message) -> usize {
+    Lane::number_of(message.way, message.peer)
 }
 
 /// Sort key: the order in which lanes are locked.

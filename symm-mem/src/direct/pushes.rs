@@ -1,0 +1,158 @@
+//! Messages of a lane that the sender copies into the receiver's buffer. An abort leaves time for them to end: a receiver
+//! whose abort has returned may reuse its buffer.
+
+use std::collections::VecDeque;
+
+/// The messages of one lane.
+#[derive(Debug, Default)]
+pub(super) struct Pushes {
+    /// Numbers of the eager messages whose end the host has not seen, ascending.
+    eager: VecDeque<u64>,
+    /// Number of captured messages. It is unknown when their graphs run.
+    captured: usize,
+}
+
+impl Pushes {
+    /// Notes message `number`. `passed` is one more than the number of the last such message that this rank's streams
+    /// have passed.
+    pub(super) fn note(&mut self, number: u64, captured: bool, passed: u32) {
+        if captured {
+            self.captured += 1;
+            return;
+        }
+        while self.eager.front().is_some_and(|first| is_passed(*first, passed)) {
+            self.eager.pop_front();
+        }
+        self.eager.push_back(number);
+    }
+
+    /// Forgets message `number`, the last one, because the sender does not copy it into the receiver's buffer.
+    pub(super) fn forget(&mut self, number: u64, captured: bool) {
+        if captured {
+            self.captured -= 1;
+        } else {
+            let last = self.eager.pop_back();
+            debug_assert_eq!(last, Some(number));
+        }
+    }
+
+    /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
+    /// the messages that nobody will copy.
+    ///
+    /// It is called for all messages, the last one first. It withdraws offers, and the peer takes them in order. So
+    /// after an offer that was withdrawn, the peer takes none.
+    pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
+        if captured {
+            return self.captured > 0;
+        }
+        let outstanding = self.eager.iter().rev().filter(|number| !is_passed(**number, passed));
+        let mut has_any = false;
+        for number in outstanding {
+            has_any |= is_taken(*number);
+        }
+        has_any
+    }
+
+    /// After a failed launch: forgets the eager messages from number `first` on, but not those for which `is_taken`
+    /// returns true. Returns these, ascending. `is_taken` is called for the last one first, as above.
+    pub(super) fn fail(&mut self, first: u64, is_taken: impl Fn(u64) -> bool) -> Vec<u64> {
+        let begin = self.eager.partition_point(|number| *number < first);
+        let failed = self.eager.split_off(begin);
+        let mut taken: Vec<_> = failed.into_iter().rev().filter(|number| is_taken(*number)).collect();
+        taken.reverse();
+        self.eager.extend(&taken);
+        taken
+    }
+}
+
+/// Returns whether message `number` is before `passed`, of which only the lower bits are known.
+fn is_passed(number: u64, passed: u32) -> bool {
+    (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::RefCell,
+        sync::{Barrier, atomic::AtomicU64},
+        thread,
+    };
+
+    use process_group::group::path::Way;
+
+    use super::{
+        super::claim::{claim, take, withdraw},
+        *,
+    };
+
+    /// Offers to receive the messages 0 to `count` - 1, and their notes.
+    fn offers(count: u64) -> (Vec<AtomicU64>, Pushes) {
+        let mut pushes = Pushes::default();
+        let offer = |number| {
+            pushes.note(number, false, 0);
+            let shared = AtomicU64::new(0);
+            claim(&shared, number, Way::Receive);
+            shared
+        };
+        ((0..count).map(offer).collect(), pushes)
+    }
+
+    #[test]
+    fn numbers_pass_in_order_also_when_their_lower_bits_wrap() {
+        for number in [0, 1, 5, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, 3 << 40] {
+            assert!(!is_passed(number, number as u32));
+            assert!(is_passed(number, (number as u32).wrapping_add(1)));
+            assert!(is_passed(number, (number as u32).wrapping_add(600)));
+            assert!(!is_passed(number + 600, number as u32));
+        }
+    }
+
+    #[test]
+    fn an_abort_withdraws_every_offer_that_is_open_the_last_one_first() {
+        for taken in 0..4 {
+            let (shared, pushes) = offers(4);
+            assert!((0..taken).all(|number| take(&shared[number as usize], number)));
+            let asked = RefCell::new(Vec::new());
+            let is_taken = |number: u64| {
+                asked.borrow_mut().push(number);
+                !withdraw(&shared[number as usize], number)
+            };
+            assert_eq!(pushes.has_any(false, 0, is_taken), taken > 0);
+            assert_eq!(*asked.borrow(), [3, 2, 1, 0]);
+            for number in taken..4 {
+                assert!(!take(&shared[number as usize], number), "{taken} were taken, and {number} is open");
+            }
+        }
+    }
+
+    /// A peer that finds an offer withdrawn takes no later one.
+    #[test]
+    fn the_offers_that_a_peer_takes_come_first() {
+        for _ in 0..2000 {
+            let (shared, pushes) = offers(6);
+            let begin = Barrier::new(2);
+            let taken = thread::scope(|scope| {
+                let peer = scope.spawn(|| {
+                    begin.wait();
+                    let taken = (0..).zip(&shared).map(|(number, shared)| take(shared, number));
+                    taken.collect::<Vec<_>>()
+                });
+                begin.wait();
+                pushes.has_any(false, 0, |number| !withdraw(&shared[number as usize], number));
+                peer.join().unwrap()
+            });
+            assert!(taken.is_sorted_by(|earlier, later| earlier >= later), "{taken:?}");
+        }
+    }
+
+    #[test]
+    fn a_failed_launch_keeps_the_messages_that_are_taken() {
+        let (shared, mut pushes) = offers(5);
+        assert!((0..4).all(|number| take(&shared[number as usize], number)));
+        assert_eq!(pushes.fail(2, |number| !withdraw(&shared[number as usize], number)), [2, 3]);
+        assert!(!take(&shared[4], 4), "it is withdrawn");
+        assert!(pushes.has_any(false, 3, |number| number == 3), "it may still be copied");
+        assert_eq!(pushes.fail(1, |_| false), []);
+        assert!(pushes.has_any(false, 0, |number| number == 0) && !pushes.has_any(false, 1, |_| true));
+    }
+}
