@@ -8,7 +8,7 @@ use process_group::{
 };
 use symm_mem::{
     SymmetricBlock, SymmetricPool,
-    direct::{Direct, DirectError, DirectReport},
+    direct::{Direct, DirectError, DirectOptions, DirectReport},
 };
 
 use super::rig::{Rank, far, small};
@@ -27,7 +27,11 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     pub(super) fn new(rank: &'a Rank) -> Self {
-        let (group, direct) = rank.direct(rank.builder(), small());
+        Self::with(rank, small())
+    }
+
+    pub(super) fn with(rank: &'a Rank, options: DirectOptions) -> Self {
+        let (group, direct) = rank.direct(rank.builder(), options);
         let (pool, stream) = (rank.pool(&group), rank.stream());
         Self { rank, group, direct, pool, stream }
     }

@@ -19,6 +19,7 @@ use symm_mem::{
     direct::{self, Direct, DirectOptions},
 };
 
+use super::hook;
 use crate::common::turn;
 
 /// Limit for anything that should succeed.
@@ -48,10 +49,11 @@ impl Machine {
     pub(super) fn start(devices: usize) -> Self {
         let turn = turn();
         let world = World::builder().devices(devices).capacity(256 << 20).start().unwrap();
+        hook::remember(|| world.cuda());
         // SAFETY: the world's functions behave as the driver's and NCCL's, and it outlives what is made of them.
         let (cuda, nccl) = unsafe {
             (
-                cuda_driver::sys::Api::from_parts(world.cuda()).unwrap(),
+                cuda_driver::sys::Api::from_parts(hook::hooked(world.cuda())).unwrap(),
                 nccl_sys::Api::from_parts(world.nccl()).unwrap(),
             )
         };

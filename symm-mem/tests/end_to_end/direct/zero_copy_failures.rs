@@ -1,0 +1,395 @@
+//! Zero-copy messages whose launch fails, or comes at the same time as an abort, a retirement or a failure of the store.
+
+use std::{
+    sync::{Arc, Barrier, mpsc},
+    thread,
+    time::Duration,
+};
+
+use cuda_driver::{
+    WaitCondition,
+    graph::{CaptureMode, Graph},
+    sys::{CUresult, CUstreamCaptureMode},
+};
+use process_group::{
+    comm::DataType,
+    error_text,
+    group::{Buffer, Work},
+    store::PrefixStore,
+};
+use symm_mem::{Refusal, RetireError, direct::DirectError};
+
+use super::{
+    hook::{self, FailsOnThread},
+    job::{Job, MIB},
+    rig::{Machine, PATIENCE, Rank, buffer, far, pattern, small},
+};
+use crate::common::intercept::Intercepted;
+
+const LENGTH: usize = 1000;
+
+/// A receive of rank 1 through the ring, which rank 0 never sends. Its wait ends only by aborts: the last of them has
+/// ended the other waits too, and has withdrawn the offers.
+fn unanswered(job: &Job<'_>) -> (Work, cuda_driver::Stream, cuda_driver::memory::DeviceMemory) {
+    let (stream, memory) = (job.rank.stream(), job.rank.memory(&[0; 64 * 3 * 8]));
+    // SAFETY: the caller keeps the memory until the stream is done.
+    let work = unsafe { job.group.raw().recv(buffer(&memory), 0, &stream) }.unwrap();
+    (work, stream, memory)
+}
+
+/// The launch of a receiver fails after the sender has taken its offers: the sender copies before the receiver's abort
+/// returns, and not afterwards.
+#[test]
+fn no_peer_writes_into_a_buffer_after_a_receive_that_failed() {
+    // Number of messages, and the one whose launch fails.
+    for (messages, failing) in [(1, 1), (2, 1), (2, 2)] {
+        let machine = Machine::start(2);
+        let (claimed, taken, done) = (Barrier::new(2), Barrier::new(2), Barrier::new(2));
+        let [claimed, taken, done] = [claimed, taken, done].map(Arc::new);
+        machine.ranks(2, |rank| {
+            let job = Job::new(&rank);
+            let blocks: Vec<_> = (0..messages).map(|_| job.block(LENGTH)).collect();
+            job.direct.share(&job.pool).unwrap();
+            let each = |at: &symm_mem::SymmetricBlock| Buffer::new(at.ptr(), LENGTH, DataType::U8);
+            if job.me() == 0 {
+                claimed.wait();
+                // SAFETY: the memory lives until the stream is done.
+                let work = job.group.batch(&job.stream, |batch| unsafe {
+                    blocks.iter().try_for_each(|block| batch.send(each(block), 1))
+                });
+                work.unwrap();
+                assert_eq!(job.report(), (messages as u64, 0), "all offers are taken");
+                taken.wait();
+                // Ends once rank 1 lets it copy, or with the aborts.
+                job.stream.synchronize().unwrap();
+            } else {
+                let hook = (claimed.clone(), taken.clone());
+                hook::before("cuStreamBatchMemOp_v2", failing, move || {
+                    hook.0.wait();
+                    hook.1.wait();
+                    CUresult::CUDA_ERROR_UNKNOWN
+                });
+                // SAFETY: as above.
+                let work = job.group.batch(&job.stream, |batch| unsafe {
+                    blocks.iter().try_for_each(|block| batch.recv(each(block), 0))
+                });
+                work.unwrap_err();
+                job.group.abort_handle().abort(far()).unwrap();
+                job.stream.synchronize().unwrap();
+                blocks.iter().for_each(|block| rank.write(block.ptr(), &[4; LENGTH]));
+            }
+            done.wait();
+            if job.me() == 1 {
+                assert!(blocks.iter().all(|block| rank.read(block.ptr(), LENGTH) == [4; LENGTH]));
+            }
+            job.group.abort(far()).unwrap();
+            drop(blocks);
+        });
+        machine.finish();
+    }
+}
+
+/// A call that has begun before an abort makes no offer after it.
+#[test]
+fn a_call_makes_no_offer_after_an_abort() {
+    // The call asks several times whether the stream captures: once in the path.
+    for nth in 1..=4 {
+        let machine = Machine::start(2);
+        let done = Barrier::new(2);
+        machine.ranks(2, |rank| {
+            let job = Job::new(&rank);
+            let block = job.block(LENGTH);
+            job.direct.share(&job.pool).unwrap();
+            let mut result = None;
+            if job.me() == 1 {
+                let (_work, stream, _memory) = unanswered(&job);
+                let (entered, has_entered) = mpsc::channel();
+                let (aborted, is_aborted) = mpsc::channel::<()>();
+                thread::scope(|scope| {
+                    let call = scope.spawn(|| {
+                        hook::before("cuStreamGetCaptureInfo_v2", nth, move || {
+                            entered.send(()).unwrap();
+                            is_aborted.recv().unwrap();
+                            CUresult::CUDA_SUCCESS
+                        });
+                        let work = job.message(block.ptr(), LENGTH);
+                        hook::remove();
+                        work
+                    });
+                    let is_inside = has_entered.recv().is_ok();
+                    let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
+                    stream.synchronize().unwrap();
+                    if is_inside {
+                        aborted.send(()).unwrap();
+                        result = Some((call.join().unwrap().is_err(), job.report().0));
+                    }
+                    abort.join().unwrap().unwrap();
+                });
+            }
+            done.wait();
+            job.group.abort(far()).unwrap();
+            assert!(result.is_none_or(|result| result == (true, 0)), "call {nth}: {result:?}");
+            drop(block);
+        });
+        machine.finish();
+    }
+}
+
+/// A sender has taken one of two offers when the receiver aborts, and its call for the other one has begun. The other
+/// offer is withdrawn at once, although the receiver still waits for the first copy.
+#[test]
+fn an_abort_withdraws_the_offers_behind_one_that_is_taken() {
+    // As above.
+    for nth in 1..=4 {
+        let machine = Machine::start(2);
+        let at = Arc::new(Barrier::new(2));
+        machine.ranks(2, |rank| {
+            let job = Job::new(&rank);
+            let blocks = [job.block(LENGTH), job.block(LENGTH)];
+            job.direct.share(&job.pool).unwrap();
+            if job.me() == 1 {
+                let (_work, stream, _memory) = unanswered(&job);
+                let _works = blocks.each_ref().map(|block| job.message(block.ptr(), LENGTH).unwrap());
+                at.wait();
+                at.wait();
+                thread::scope(|scope| {
+                    let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
+                    stream.synchronize().unwrap();
+                    at.wait();
+                    abort.join().unwrap().unwrap();
+                });
+                job.stream.synchronize().unwrap();
+                blocks.iter().for_each(|block| rank.write(block.ptr(), &[4; LENGTH]));
+                at.wait();
+                at.wait();
+                assert!(blocks.iter().all(|block| rank.read(block.ptr(), LENGTH) == [4; LENGTH]));
+            } else {
+                let (gate, side) = (rank.memory(&[0; 4]), rank.memory(&[0; 64 * 3 * 8]));
+                at.wait();
+                // The message through the ring is the first one. It waits for a stream that is held.
+                let held = rank.stream();
+                // SAFETY: the memory lives until the streams are done.
+                unsafe {
+                    held.wait_value32(gate.ptr(), WaitCondition::GreaterOrEqual, 1).unwrap();
+                    job.group.raw().send(buffer(&side), 1, &held).unwrap();
+                }
+                job.message(blocks[0].ptr(), LENGTH).unwrap();
+                let hook = at.clone();
+                hook::before("cuStreamGetCaptureInfo_v2", nth, move || {
+                    hook.wait();
+                    hook.wait();
+                    CUresult::CUDA_SUCCESS
+                });
+                // Refused, or sent to nobody.
+                let _ = job.message(blocks[1].ptr(), LENGTH);
+                let is_before = hook::remove();
+                if is_before {
+                    at.wait();
+                    at.wait();
+                }
+                let zero_copy = job.report().0;
+                gate.copy_from_host(0, &1u32.to_le_bytes()).unwrap();
+                held.synchronize().unwrap();
+                job.stream.synchronize().unwrap();
+                at.wait();
+                at.wait();
+                assert_eq!(zero_copy, 1 + u64::from(is_before), "call {nth}");
+            }
+            job.group.abort(far()).unwrap();
+            drop(blocks);
+        });
+        machine.finish();
+    }
+}
+
+/// A sender copies into a buffer that its receiver has not reached only after the receiver's own time for copies is
+/// over. Here, rank 1 still reads the buffer. The end of its wait for rank 2 shows that the time is over.
+#[test]
+fn a_sender_waits_longer_for_a_buffer_than_its_receiver_for_the_copy() {
+    let machine = Machine::start(3);
+    let at = Barrier::new(3);
+    machine.ranks(3, |rank| {
+        let job = Job::new(&rank);
+        let blocks = [job.block(LENGTH), job.block(LENGTH)];
+        job.direct.share(&job.pool).unwrap();
+        let (gate, seen, other) = (rank.memory(&[0; 4]), rank.memory(&[0; LENGTH]), rank.stream());
+        let at_block = |block: usize| Buffer::new(blocks[block].ptr(), LENGTH, DataType::U8);
+        rank.write(blocks[0].ptr(), &[1 + job.me() as u8; LENGTH]);
+        // SAFETY: the memory lives until the streams are done.
+        let hold = || unsafe { job.stream.wait_value32(gate.ptr(), WaitCondition::GreaterOrEqual, 1) };
+        let open = || gate.copy_from_host(0, &1u32.to_le_bytes()).unwrap();
+        match job.me() {
+            // SAFETY: as above.
+            1 => unsafe {
+                hold().unwrap();
+                job.stream.copy(seen.ptr(), blocks[0].ptr(), LENGTH).unwrap();
+                job.group.raw().recv(at_block(0), 0, &job.stream).unwrap();
+                job.group.raw().recv(at_block(1), 2, &other).unwrap();
+                at.wait();
+                at.wait();
+                thread::scope(|scope| {
+                    let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
+                    other.synchronize().unwrap();
+                    open();
+                    abort.join().unwrap().unwrap();
+                });
+                job.stream.synchronize().unwrap();
+                at.wait();
+                assert_eq!(rank.read(seen.ptr(), LENGTH), [2; LENGTH], "the buffer was in use");
+            },
+            // SAFETY: as above.
+            0 => unsafe {
+                // A receive that nobody sends: its end shows that the abort has begun.
+                let memory = rank.memory(&[0; LENGTH]);
+                job.group.raw().recv(buffer(&memory), 2, &other).unwrap();
+                at.wait();
+                job.group.raw().send(at_block(0), 1, &job.stream).unwrap();
+                assert_eq!(job.report().0, 1);
+                thread::scope(|scope| {
+                    let abort = scope.spawn(|| job.group.abort_handle().abort(far()));
+                    other.synchronize().unwrap();
+                    at.wait();
+                    abort.join().unwrap().unwrap();
+                });
+                at.wait();
+            },
+            // SAFETY: as above.
+            _ => unsafe {
+                at.wait();
+                hold().unwrap();
+                job.group.raw().send(at_block(1), 1, &job.stream).unwrap();
+                assert_eq!(job.report().0, 1);
+                at.wait();
+                at.wait();
+                open();
+                job.stream.synchronize().unwrap();
+            },
+        }
+        job.group.abort(far()).unwrap();
+        drop(blocks);
+    });
+    machine.finish();
+}
+
+/// A capture that another library began cannot keep a segment. A declared capture keeps it as long as its pin lives.
+#[test]
+fn a_declared_capture_keeps_the_peers_segment_as_long_as_its_pin() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let job = Job::new(&rank);
+        let block = job.block(MIB);
+        let other = rank.memory(&[0; LENGTH]);
+        job.direct.share(&job.pool).unwrap();
+        let pin = if job.me() == 0 {
+            let capture = job.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            job.message(block.ptr(), LENGTH).unwrap();
+            drop(capture.end().unwrap());
+            job.group.barrier(far()).unwrap();
+            None
+        } else {
+            job.group.barrier(far()).unwrap();
+            let declared = job.pool.begin_capture();
+            let (api, stream) = (rank.context.driver().api(), job.stream.raw());
+            let begin = api.cuStreamBeginCapture_v2().unwrap();
+            let (end, mut graph) = (api.cuStreamEndCapture().unwrap(), std::ptr::null_mut());
+            // SAFETY: the stream is alive; writes one handle, to a local that outlives the call. Nobody else has the
+            // graph, which is not launched.
+            unsafe {
+                let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+                assert_eq!(begin(stream, mode), CUresult::CUDA_SUCCESS);
+                job.message(other.ptr(), LENGTH).unwrap();
+                assert_eq!(end(stream, &mut graph), CUresult::CUDA_SUCCESS);
+                drop(Graph::from_raw(&rank.context, graph));
+            }
+            assert_eq!(job.report(), (1, 0));
+            Some(declared.finish())
+        };
+        drop(block);
+        let retired = job.pool.retire(&[0], &[], PATIENCE);
+        let Err(RetireError::Refused { refusal: Refusal::SegmentPinned { ordinal: 0, graphs }, .. }) =
+            retired
+        else {
+            panic!("rank 1 has a pin: {retired:?}")
+        };
+        assert_eq!(graphs.entries.len(), 2);
+        drop(pin);
+        job.pool.retire(&[0], &[], PATIENCE).unwrap();
+        job.leave();
+    });
+    machine.finish();
+}
+
+/// A segment that another thread retires while it is shared is not taken for the memory that lies there afterwards.
+#[test]
+fn a_segment_that_is_retired_while_it_is_shared_is_refused() {
+    let machine = Machine::start(2);
+    let [begun, retired] = [(); 2].map(|()| Arc::new(Barrier::new(4)));
+    machine.ranks(2, |rank| {
+        let job = Job::new(&rank);
+        drop(job.block(LENGTH));
+        let error = thread::scope(|scope| {
+            let hook = (begun.clone(), retired.clone());
+            scope.spawn(|| {
+                begun.wait();
+                job.pool.retire(&[0], &[], PATIENCE).unwrap();
+                retired.wait();
+            });
+            hook::before("cuMemRetainAllocationHandle", 1, move || {
+                hook.0.wait();
+                hook.1.wait();
+                CUresult::CUDA_SUCCESS
+            });
+            job.direct.share(&job.pool).unwrap_err()
+        });
+        assert!(error_text(&error).contains("another thread has retired the segment"), "{error:?}");
+        assert_eq!(job.direct.share(&job.pool).unwrap(), 0);
+        job.leave();
+    });
+    machine.finish();
+}
+
+/// The store of rank 1 fails so late that rank 0 has mapped the segment. Rank 0 then sends through the ring, also after
+/// another pool was shared.
+#[test]
+fn a_rank_that_has_not_mapped_what_others_have_is_sent_no_place_in_it() {
+    // Returns whether the ranks have shared the pool, and the number of calls that rank 1 has made.
+    let share = |answers: u64| {
+        let machine = Machine::start(2);
+        let at = Barrier::new(2);
+        let shared = machine.ranks(2, |rank| {
+            let inner = PrefixStore::new("job", rank.store.clone());
+            let store = Arc::new(Intercepted { inner, intercept: FailsOnThread });
+            let rank = Rank { store, ..rank };
+            // Rank 0 waits for half of it until it stops waiting for the confirmation of rank 1.
+            let job = Job::with(&rank, small().deadline(Duration::from_secs(8)));
+            let block = job.block(LENGTH);
+            hook::store_answers((job.me() == 1).then_some(answers));
+            let shared = job.direct.share(&job.pool);
+            let left = hook::store_answers(None);
+            at.wait();
+            if let Err(error) = &shared {
+                assert!(matches!(error, DirectError::Rendezvous(_)), "{error:?}");
+            }
+            let next = rank.pool(&job.group);
+            let other = next.allocate(LENGTH as u64).unwrap();
+            assert_eq!(job.direct.share(&next).unwrap(), 1);
+            rank.write(block.ptr(), &pattern(1 - job.me(), LENGTH));
+            job.ordered(0, block.ptr(), LENGTH).unwrap().wait_until(far()).unwrap();
+            assert!(rank.read(block.ptr(), LENGTH) == pattern(1, LENGTH));
+            let report = job.report();
+            drop((block, other, next));
+            job.leave();
+            (shared.is_ok(), report, answers - left.unwrap_or(answers))
+        });
+        machine.finish();
+        let is_shared = [shared[0].0, shared[1].0];
+        let expected = if is_shared == [true; 2] { (1, 0) } else { (0, 1) };
+        assert!(shared.iter().all(|(_, report, _)| *report == expected), "{shared:?}");
+        (is_shared, shared[1].2)
+    };
+    let (is_shared, calls) = share(u64::MAX);
+    assert_eq!(is_shared, [true; 2]);
+    // From the last call on, until one is found without which rank 1 does not learn the outcome.
+    let found = (0..calls).rev().map(|answers| share(answers).0).find(|is_shared| !is_shared[1]);
+    assert_eq!(found, Some([true, false]));
+}
