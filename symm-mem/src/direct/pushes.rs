@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(pushes.fail(2, |number| !withdraw(&shared[number as usize], number)), [2, 3]);
         assert!(!take(&shared[4], 4), "it is withdrawn");
         assert!(pushes.has_any(false, 3, |number| number == 3), "it may still be copied");
-        assert_eq!(pushes.fail(1, |_| false), []);
+        assert_eq!(pushes.fail(1, |_| false), [0_u64; 0]);
         assert!(pushes.has_any(false, 0, |number| number == 0) && !pushes.has_any(false, 1, |_| true));
     }
 }
