@@ -124,7 +124,7 @@
 //! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. No queue is needed if both ends use a batch.
 //!
 //! If two ranks each have more than 512 messages to the other in one batch, in both directions, both may wait on the host
-//! until the deadline, and fail with [`PathError::Ahead`](process_group::group::PathError::Ahead). Use several batches.
+//! until the deadline, and fail with [`PathError::Ahead`]. Use several batches.
 //!
 //! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
 //! three, and a message takes two more. One stream holds about 200 messages of a chunk, 200 zero-copy messages of any
