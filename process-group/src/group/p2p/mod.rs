@@ -22,8 +22,8 @@
 //! Times in µs, measured on H200 (NCCL 2.28.9, NVLink, medians of 9 rounds, three to seven runs of `cargo xtask bench
 //! p2p`), with one stream for each direction and peer. The column "64 KiB down and up, a step" is the time of one step
 //! of a pipeline: a message of 64 KiB passes from the first rank to the last, and an answer of 64 KiB passes back. The
-//! rings of `Direct` are the path's staging buffers on the device. They replace the memory of the group's communicator,
-//! which `Direct` does not need. With 2 GPUs:
+//! rings of `Direct` are the path's staging buffers on the device, here with slots of 16 MiB; those of the default are
+//! for small messages. They replace the memory of the group's communicator, which `Direct` does not need. With 2 GPUs:
 //!
 //! | policy | 256 MiB in both directions | 64 KiB down and up, a step | device memory beyond the group's 582 MiB |
 //! |---|---|---|---|
