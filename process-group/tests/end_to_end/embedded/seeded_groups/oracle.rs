@@ -140,6 +140,15 @@ impl Judge<'_> {
             }
     }
 
+    /// Returns true if the rank was at that time in a step that failed because the culprit did not come.
+    fn waits_for_culprit(&self, rank: usize, time: Duration) -> bool {
+        self.run.reports[rank].first.as_ref().is_some_and(|other| {
+            let is_inside = (other.begun..other.ended).contains(&time);
+            is_inside
+                && matches!(other.error.kind(), Absent { ranks, .. } if ranks.contains(&self.plan.culprit))
+        })
+    }
+
     /// Returns true if the fault can be the cause of the error, and the error names a rank that others wait for.
     fn explains(&self, is_own: bool, seen: &Seen) -> bool {
         let (culprit, error) = (self.plan.culprit, &seen.error);
@@ -154,8 +163,11 @@ impl Judge<'_> {
             (fault, MemberFailed { rank, reason, .. }) if fault.is_end() && left_before(rank) => {
                 reason.contains(&format!("rank {culprit} "))
             }
-            // A rank may wait for others that wait for the culprit, or that know the end of another group.
-            (_, Absent { ranks, .. }) => ranks.contains(&culprit) || ranks.iter().all(left_before),
+            // A rank may wait for others that know the end of another group, or that wait for the culprit elsewhere.
+            (_, Absent { ranks, .. }) => {
+                let is_known = |who: &usize| left_before(who) || self.waits_for_culprit(*who, seen.ended);
+                ranks.contains(&culprit) || ranks.iter().all(is_known)
+            }
             (fault, NotAgreed { .. }) => fault.is_end(),
             // The work of a rank whose store does not answer names nobody.
             (Fault::Silence(_) | Fault::LoseStore(_), Overdue { progress, .. })
