@@ -69,7 +69,10 @@ pub(crate) fn note_captured(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::{DataType, Op, Place, Primitive, ReduceOp};
+    use crate::{
+        comm::{DataType, Op, Place, ReduceOp},
+        operation::Primitive,
+    };
 
     const SEND: DevicePtr = DevicePtr(0x1000);
     const RECEIVE: DevicePtr = DevicePtr(0x9000);

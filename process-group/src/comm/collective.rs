@@ -2,8 +2,8 @@
 
 use cuda_driver::{DevicePtr, Stream};
 
-use super::{Communicator, DataType, ReduceOp, Result, op::Op, open_group, primitive::Primitive};
-use crate::graph_memory;
+use super::{Communicator, DataType, ReduceOp, Result, op::Op, open_group};
+use crate::{graph_memory, operation::Primitive};
 
 /// Defines a method for each operation: checks its [`Op`] and enqueues it.
 macro_rules! operations {

@@ -3,7 +3,8 @@
 use cuda_driver::DevicePtr;
 use nccl_sys::{ncclRedOp_t, ncclScalarResidence_t};
 
-use super::{ReduceOp, Result, call::call, launch::Launch, op::Op, primitive::Primitive, types};
+use super::{ReduceOp, Result, call::call, launch::Launch, op::Op, types};
+use crate::operation::Primitive;
 
 impl Launch<'_> {
     /// Launches an all-to-all, a gather or a scatter as sends and receives in one NCCL group. For releases before

@@ -7,7 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `nccl`, `unique_id`, `config`, `types` | the library, and the types of its arguments |
-//! | `op`, `launch`, `primitive`, `composed`, `argument` | one operation: its argument check, and its NCCL calls; the properties of each operation; operations of several calls; errors of arguments |
+//! | `op`, `launch`, `composed`, `argument` | one operation; its argument check and its NCCL calls; operations of several calls; errors of arguments |
 //! | `communicator`, `shared`, `service` | creation and splitting; the thread that runs calls that may block |
 //! | `children`, `grow`, `making` | shrinking and revoking; growing; how each communicator was made |
 //! | `adopt` | communicators that another library made and will destroy |
@@ -48,7 +48,6 @@ mod nccl;
 mod one_sided;
 mod op;
 mod open_group;
-mod primitive;
 mod reaper;
 mod register;
 #[cfg_attr(not(feature = "registration"), expect(dead_code, reason = "what comes and goes with segments"))]
@@ -80,7 +79,6 @@ pub use memory::MemoryStatistics;
 pub use nccl::Nccl;
 pub(crate) use op::{Given, Op};
 pub(crate) use open_group::refuse_inside as refuse_inside_group;
-pub(crate) use primitive::Primitive;
 pub(crate) use reaper::Beside;
 pub(crate) use reaper::report;
 pub use reaper::{set_drop_error_hook, wait_for_dropped};

@@ -10,11 +10,8 @@ use std::{ptr, sync::atomic::Ordering};
 use cuda_driver::{DevicePtr, Stream, StreamFlags, graph::CaptureStatus, sys};
 use nccl_sys::{Feature, ncclWaitSignalDesc_t, ncclWindow_t};
 
-use super::{
-    ArgumentError, CommError, Communicator, DataType, Result, call::call, launch::Launch, op::Op,
-    primitive::Primitive,
-};
-use crate::store::Deadline;
+use super::{ArgumentError, CommError, Communicator, DataType, Result, call::call, launch::Launch, op::Op};
+use crate::{operation::Primitive, store::Deadline};
 
 /// First driver with the functions that NCCL needs for one-sided operations.
 const DRIVER: sys::Version = sys::Version::new(12, 5, 0);

@@ -21,8 +21,9 @@ use super::{
 };
 use crate::{
     BoxedResult, cold_err,
-    comm::{Communicator, Nccl, Op, Primitive},
+    comm::{Communicator, Nccl, Op},
     memory::{self, Answers, Place, PlanNames, WindowOffset},
+    operation::Primitive,
     sync::atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     OperationBuffers, ProcessGroup, RegistrationReport, RegistrationStatus, SymmetricPlaces, places_changed,
 };
-use crate::comm::Primitive;
+use crate::operation::Primitive;
 
 impl ProcessGroup {
     /// Returns, for each operation, how many of its buffers were registered and how many were not, by reason.

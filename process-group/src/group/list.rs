@@ -2,11 +2,11 @@
 
 use super::{
     Buffer,
-    launch::{Ops, message, on_buffers},
+    raw::{Ops, message, on_buffers},
 };
 use crate::{
-    comm::{ArgumentError, ListBuffer, Op, Primitive, ReduceOp},
-    operation::Operation,
+    comm::{ArgumentError, ListBuffer, Op, ReduceOp},
+    operation::{Operation, Primitive},
 };
 
 /// The rule for the lengths of a message that a rank sends to itself.

@@ -16,9 +16,9 @@ use bootstrap::{
 
 use super::{GroupErrorKind, KindResult, Misplaced, ProcessGroup, Result};
 use crate::{
-    comm::{Op, Primitive, ReduceOp},
+    comm::{Op, ReduceOp},
     messages,
-    operation::Operation,
+    operation::{Operation, Primitive},
 };
 
 /// The calls that one rank is about to make.

@@ -2,10 +2,13 @@
 
 use std::panic::Location;
 
-use cuda_driver::Stream;
+use cuda_driver::{DevicePtr, Stream};
 
 use super::{Batch, Buffer, ProcessGroup, Result, Work};
-use crate::{comm::ReduceOp, operation::Operation};
+use crate::{
+    comm::{Given, Op, ReduceOp},
+    operation::{Operation, Primitive},
+};
 
 /// The operations of a group on raw addresses, from [`ProcessGroup::raw`]. The operations on
 /// [slices](cuda_driver::DeviceSlice) are methods of the group itself, and are safe.
@@ -29,6 +32,11 @@ impl ProcessGroup {
     #[must_use]
     pub fn raw(&self) -> Raw<'_> {
         Raw(self)
+    }
+
+    #[inline(always)]
+    pub(super) fn ops(&self) -> Ops {
+        Ops { rank: self.rank, size: self.size() }
     }
 
     /// Launches several operations together, as one call with one number and one [`Work`]: for example
@@ -57,6 +65,111 @@ impl ProcessGroup {
     #[track_caller]
     pub fn batch(&self, stream: &Stream, queue: impl FnOnce(&Batch<'_>) -> Result<()>) -> Result<Work> {
         self.together(Operation::Batch, stream, queue)
+    }
+}
+
+/// The address of a buffer that this rank does not have.
+const NONE: DevicePtr = DevicePtr(0);
+
+/// Makes the [`Op`] of each operation of a group in which this rank is `rank` of `size`.
+pub(super) struct Ops {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+}
+
+impl Ops {
+    #[inline(always)]
+    pub(super) fn all_reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Op {
+        on_buffers(Primitive::AllReduce, send, receive, send.elements).reduced_by(op)
+    }
+
+    #[inline(always)]
+    pub(super) fn broadcast(&self, buffer: Buffer, root: usize) -> Op {
+        on_buffers(Primitive::Broadcast, buffer, buffer, buffer.elements).with(root)
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce(&self, send: Buffer, receive: Buffer, op: ReduceOp, root: usize) -> Op {
+        on_buffers(Primitive::Reduce, send, receive, send.elements).reduced_by(op).with(root)
+    }
+
+    #[inline(always)]
+    pub(super) fn all_gather(&self, send: Buffer, receive: Buffer) -> Op {
+        on_buffers(Primitive::AllGather, send, receive, send.elements)
+    }
+
+    #[inline(always)]
+    pub(super) fn reduce_scatter(&self, send: Buffer, receive: Buffer, op: ReduceOp) -> Op {
+        on_buffers(Primitive::ReduceScatter, send, receive, receive.elements).reduced_by(op)
+    }
+
+    #[inline(always)]
+    pub(super) fn all_to_all(&self, send: Buffer, receive: Buffer) -> Op {
+        on_buffers(Primitive::AllToAll, send, receive, send.elements / self.size)
+    }
+
+    #[inline(always)]
+    pub(super) fn gather(&self, send: Buffer, receive: Option<Buffer>, root: usize) -> Op {
+        let receive = receive.filter(|_| self.rank == root);
+        let all = receive.unwrap_or(Buffer { ptr: NONE, ..send });
+        let elements = receive.map(|receive| receive.elements);
+        Op::new(Primitive::Gather, send.ptr, all.ptr, send.elements, send.dtype)
+            .with(root)
+            .given(send.into(), Given { elements, dtype: all.dtype })
+    }
+
+    #[inline(always)]
+    pub(super) fn scatter(&self, send: Option<Buffer>, receive: Buffer, root: usize) -> Op {
+        let send = send.filter(|_| self.rank == root);
+        let all = send.unwrap_or(Buffer { ptr: NONE, ..receive });
+        let elements = send.map(|send| send.elements);
+        Op::new(Primitive::Scatter, all.ptr, receive.ptr, receive.elements, receive.dtype)
+            .with(root)
+            .given(Given { elements, dtype: all.dtype }, receive.into())
+    }
+
+    #[inline(always)]
+    pub(super) fn send(&self, buffer: Buffer, peer: usize) -> Op {
+        message(Operation::Send, buffer, true, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn recv(&self, buffer: Buffer, peer: usize) -> Op {
+        message(Operation::Recv, buffer, false, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn put_signal(&self, local: Buffer, place: DevicePtr, peer: usize) -> Op {
+        Op::new(Primitive::PutSignal, local.ptr, place, local.elements, local.dtype).with(peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn signal(&self, peer: usize) -> Op {
+        Op::signals(Primitive::Signal, 1, peer)
+    }
+
+    #[inline(always)]
+    pub(super) fn wait_signals(&self, peer: usize, count: usize) -> Op {
+        Op::signals(Primitive::WaitSignals, count, peer)
+    }
+}
+
+#[inline(always)]
+pub(super) fn on_buffers(primitive: Primitive, send: Buffer, receive: Buffer, count: usize) -> Op {
+    Op::new(primitive, send.ptr, receive.ptr, count, send.dtype).given(send.into(), receive.into())
+}
+
+/// Returns one message to or from `peer`, as a part of the operation `call`. `out` is true for a send.
+#[inline(always)]
+pub(super) fn message(call: Operation, buffer: Buffer, out: bool, peer: usize) -> Op {
+    let primitive = if out { Primitive::Send } else { Primitive::Recv };
+    Op::new(primitive, buffer.ptr, buffer.ptr, buffer.elements, buffer.dtype).with(peer).within(call)
+}
+
+impl From<Buffer> for Given {
+    #[inline(always)]
+    fn from(buffer: Buffer) -> Self {
+        Self { elements: Some(buffer.elements), dtype: buffer.dtype }
     }
 }
 
@@ -204,4 +317,24 @@ operations! {
 
     /// Receives into `buffer` from member `peer`.
     single recv(buffer: Buffer, peer: usize) => Recv;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::DataType;
+
+    #[test]
+    fn the_buffer_of_a_root_is_ignored_on_other_ranks() {
+        let buffer = |at| Buffer::new(DevicePtr(at), 2, DataType::F32);
+        let op = |rank| {
+            let ops = Ops { rank, size: 2 };
+            let gather = ops.gather(buffer(64), Some(buffer(128)), 0);
+            let scatter = ops.scatter(Some(buffer(64)), buffer(128), 0);
+            [gather.send, gather.receive, scatter.send, scatter.receive]
+        };
+        let (from, to) = (DevicePtr(64), DevicePtr(128));
+        assert_eq!(op(0), [from, to, from, to]);
+        assert_eq!(op(1), [from, NONE, NONE, to]);
+    }
 }

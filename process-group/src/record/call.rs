@@ -3,9 +3,9 @@
 use std::panic::Location;
 
 use crate::{
-    comm::{Op, Primitive, ReduceOp},
+    comm::{Op, ReduceOp},
     memory::WindowOffset,
-    operation::Operation,
+    operation::{Operation, Primitive},
     watch::Fold,
 };
 

@@ -24,7 +24,8 @@ use super::{
     clock::ticks,
 };
 use crate::{
-    comm::{Op, Primitive},
+    comm::Op,
+    operation::Primitive,
     sync::{Mutex, MutexGuard},
     watch::{Fold, Rolling},
 };

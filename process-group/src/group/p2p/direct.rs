@@ -10,14 +10,14 @@ use cuda_driver::Stream;
 use super::{Plan, messages::Installed};
 use crate::{
     BoxedResult,
-    comm::{Op, Primitive},
+    comm::Op,
     error_text,
     group::{
         Buffer, GroupErrorKind, KindResult, ProcessGroup, Result, Work,
         calls::Calling,
         path::{self, Message, Path, PathError, Way},
     },
-    operation::Operation,
+    operation::{Operation, Primitive},
     profile,
     record::{Call, LogEntry},
 };

@@ -103,7 +103,8 @@ use super::{
 };
 use crate::{
     BoxedResult,
-    comm::{Communicator, Config, MemberSetup, Op, Primitive},
+    comm::{Communicator, Config, MemberSetup, Op},
+    operation::Primitive,
     store::Deadline,
 };
 
