@@ -17,9 +17,9 @@ use super::place::{self, Place};
 use crate::store::{Result, Store};
 
 /// The agreements in which threads of this process take part now. Each entry is the key of a rank's list of places, and
-/// the name of an agreement. An entry does not say which store the agreement uses. If a rank takes part in two
-/// agreements of the same name in two stores, and one is decided while the other still runs, [`enter`] keeps the place
-/// of the decided one. The first [`enter`] in that store after the other one has ended removes it.
+/// the name of an agreement. An entry does not say which store the agreement uses. If a rank has a place in a decided
+/// agreement in one store, and takes part in an agreement of the same name in another store, [`enter`] keeps the place.
+/// Once the rank no longer takes part in the second agreement, the next [`enter`] in the first store removes the place.
 static RUNNING: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// An entry of [`RUNNING`], which is removed on drop.

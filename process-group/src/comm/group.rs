@@ -31,8 +31,8 @@ pub(crate) fn enrol(shared: &Arc<Shared>) {
 /// An open NCCL group of this thread. Collectives, sends and receives that the thread enqueues while the group is open,
 /// on any communicator, are launched together when the group is finished. They therefore do not wait for one another.
 ///
-/// Calls that all ranks make together (creation, splitting, windows) are refused while the group is open. A thread has
-/// at most one open group.
+/// Some other calls are refused while the group is open, such as those that make, split, destroy or abort a
+/// communicator, or register a window. A thread has at most one open group.
 ///
 /// ```no_run
 /// # use process_group::comm::{Communicator, DataType, Group};

@@ -43,8 +43,8 @@ pub(crate) struct Shared {
     windows: Mutex<Windows>,
     /// The address that NCCL gets for a buffer that this rank does not use. Normally null. If NCCL
     /// [checks buffers](checks_buffers), it refuses null, and the address is that of a small allocation of this
-    /// communicator. The operation's other buffer is not passed twice, because it may lie in a window. NCCL could then
-    /// choose another algorithm on this rank than on the others.
+    /// communicator. The operation's other buffer is no substitute for it: that buffer may lie in a window, and NCCL
+    /// could then choose another algorithm on this rank than on the others.
     pub(super) unused_buffer: DevicePtr,
     /// Set once NCCL has made the communicator.
     pub(super) making: OnceLock<Making>,
@@ -108,7 +108,8 @@ impl Shared {
         self.owner.get().is_some()
     }
 
-    /// Fails for a call that only the communicator's owner may make.
+    /// Fails if the communicator is adopted. `call` is the NCCL function in the error, which only the communicator's
+    /// owner may call.
     pub(crate) fn refuse_adopted(&self, call: &'static str) -> Result<()> {
         if self.is_adopted() {
             return Err(CommError::Adopted { call, communicator: self.name().into() });
@@ -165,7 +166,8 @@ impl Shared {
         children
     }
 
-    /// Fails with NCCL's asynchronous error, if any, which poisons the communicator.
+    /// Fails with NCCL's asynchronous error, if there is one. An error that leaves the communicator in an unknown state
+    /// poisons it. Also fails if the communicator is closed. Returns `Ok` if NCCL has not made the communicator.
     pub(crate) fn async_error(&self) -> Result<()> {
         const CALL: &str = "ncclCommGetAsyncError";
         // NCCL has not made the communicator, or failed to make it.
@@ -256,8 +258,9 @@ impl<T: Send + 'static> Serving<T> {
         Self { shared: shared.clone(), call, waiting_for, ticket, _interruption: interruption }
     }
 
-    /// Waits for the result of the call. Poisons the communicator if the deadline passes; the call then continues
-    /// until the communicator is aborted. An abort ends the wait at once, even if the call has not returned.
+    /// Waits for the result of the call. Poisons the communicator if the deadline passes, or if the service thread has
+    /// died. A late call continues until it returns or the communicator is aborted. An abort ends the wait at once,
+    /// even if the call has not returned.
     pub(crate) fn finish(self, deadline: Deadline) -> Result<T> {
         self.finish_while(deadline, || Ok(()))
     }

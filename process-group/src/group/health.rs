@@ -49,8 +49,9 @@ pub(crate) struct GroupHealth {
     pub(super) on_end: Mutex<Option<EndCallback>>,
     /// The time at which the watchdog first saw that another member had left the group.
     pub(super) left: OnceLock<Instant>,
-    /// Set when the communicators are aborted because another member has left: true if all of this rank's work was done
-    /// by then.
+    /// Set just before the communicators are aborted, if another member has left first. True if all of this rank's work
+    /// was done by then. False otherwise, and if the watchdog did not start the abort: this rank has aborted or dropped
+    /// the group, or a communicator or path was added after the end.
     pub(super) settled: OnceLock<bool>,
     /// True if the other members must be notified when this rank leaves the group.
     pub(super) is_member: AtomicBool,

@@ -8,8 +8,9 @@ use std::{
 use super::{Result, error::CallContext, health::GroupHealth};
 use crate::{comm::CommError, store::Deadline};
 
-/// Reports whether a group is still usable; see [`ProcessGroup::health_handle`](super::ProcessGroup::health_handle). The handle keeps no part
-/// of the group alive, except during a wait.
+/// Reports whether a group is still usable; see
+/// [`ProcessGroup::health_handle`](super::ProcessGroup::health_handle). The handle keeps no part of the group alive,
+/// except during a wait.
 #[derive(Clone)]
 pub struct HealthHandle(Weak<GroupHealth>);
 
@@ -18,7 +19,8 @@ impl HealthHandle {
         Self(Arc::downgrade(health))
     }
 
-    /// Like [`ProcessGroup::standing`](super::ProcessGroup::standing). Returns `Ok` after the group was dropped.
+    /// Like [`ProcessGroup::standing`](super::ProcessGroup::standing). After the group was dropped, returns the error
+    /// that ended the group while [`Work`](super::Work) of the group still exists, and `Ok` afterwards.
     ///
     /// # Errors
     /// Those of [`ProcessGroup::standing`](super::ProcessGroup::standing).

@@ -82,7 +82,7 @@ impl ProcessGroup {
     /// before anything is made. The excluded members do not call this method, and may have died. After
     /// [`GroupErrorKind::Lost`] the survivors exclude the rank that the error names.
     ///
-    /// A member is excluded only if all other survivors name it. If survivors name different members, because they know
+    /// A member is excluded only if all survivors name it. If survivors name different members, because they know
     /// of different losses, nothing is made, and each gets both lists. A list that joins the two may exclude a
     /// member that is alive: exclude a member only after an error has named it as lost, or if the program gives it up.
     ///
@@ -167,9 +167,9 @@ impl ProcessGroup {
         let config = shared_settings.own.communicator();
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
         let name = format!("{} without {}", self.name, Ranges(excluded));
-        // The key prefix of the new group is set below, when the group's number is known. The watch has told the new
-        // group's health of earlier losses, which concern it only if the lost rank is a survivor. Such a loss, also a
-        // later one, ends the meeting.
+        // The key prefix of the new group is set below, when the group's number is known. The watch has reported
+        // earlier losses to the new group's health. An earlier or later loss ends the meeting only if the lost rank is
+        // in `left`.
         let mut parts = self.group_parts(name, &left, String::new(), shared_settings);
         let pending = self.counter.health.link_child(&parts.health);
         let state = match (self.communicator.check(), mode) {
@@ -252,8 +252,8 @@ impl ProcessGroup {
     /// NCCL 2.28.7; see [`Communicator::revoke`](comm::Communicator::revoke).
     ///
     /// # Errors
-    /// [`GroupErrorKind::Lost`]; [`GroupErrorKind::Comm`] with the errors of
-    /// [`Communicator::revoke`](comm::Communicator::revoke).
+    /// If the group is over: the error that ended it, such as [`GroupErrorKind::Lost`]. Otherwise
+    /// [`GroupErrorKind::Comm`] with the errors of [`Communicator::revoke`](comm::Communicator::revoke).
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self, deadline: Deadline) -> Result<()> {
         self.in_call("revoke", self.revoke_work(deadline))

@@ -14,8 +14,8 @@ pub(super) const NUMBER: &str = "number";
 /// The prefix of the keys of all groups in a user's store.
 pub(super) const FOLDER: &str = "process-group";
 
-/// Returns a group's name for errors and dumps. It contains the epoch, so that it tells groups of one name apart, such
-/// as an old group and the group grown from it.
+/// Returns a group's name for errors and dumps. The result contains an epoch other than 0, which tells groups of one
+/// name apart, such as an old group and the group grown from it.
 pub(super) fn name_of_epoch(name: &str, epoch: u64) -> String {
     if epoch == 0 { name.to_owned() } else { format!("{name}@{epoch}") }
 }
@@ -28,9 +28,10 @@ pub(super) fn own_part(root: &PrefixStore, name: &str, epoch: u64) -> PrefixStor
 
 impl ProcessGroup {
     /// Asks all ranks of a job for their progress, from outside the job. `store`, `name` and `epoch` are the store,
-    /// name and epoch of the job's first group. The result has an entry for that group and for each group split from
-    /// it, in the order in which the groups were made. A rank that has not answered by the deadline is listed without
-    /// an answer. Two seconds are enough for ranks that can answer.
+    /// name and epoch of the job's first group. The result has an entry for each group that an answer contains: that
+    /// group, and the groups split or shrunk from it, in the order in which the groups were made. A rank that has not
+    /// answered by the deadline is listed without an answer. If no rank has answered, the result is empty. Two seconds
+    /// are enough for ranks that can answer.
     ///
     /// # Errors
     /// [`GroupErrorKind::Store`](super::GroupErrorKind::Store) if the store fails, or with a time-out if the job does

@@ -3,10 +3,14 @@
 //! At regular intervals, each rank performs an exchange: it writes its heartbeat, and reads the heartbeats of a few
 //! other ranks, the length of the trouble log, and the numbers of questions (the [progress
 //! queries](crate::record::ProgressRpc) of other ranks) and of requests for dumps. A rank whose heartbeat has not
-//! changed for 1.25 heartbeat periods is lost, so that the loss is reported within two periods. A rank that notices a
-//! trouble appends the trouble to the log. Ranks act on a trouble only when they read it from the log, after all
-//! earlier entries, so all ranks act on the same trouble first. Failed store requests are repeated. While the store
-//! fails, no rank counts as silent.
+//! changed for 1.25 heartbeat periods is lost, so that the loss is reported within two periods. If the job has no ranks
+//! of other sites, no rank detects losses by heartbeats, and a rank writes its heartbeat only if the contents have
+//! changed, or if the rank leaves.
+//!
+//! A rank that notices a trouble appends the trouble to the log. The protocol acts on a trouble only when it reads the
+//! trouble from the log, after all earlier entries, so it acts on the same trouble first on all ranks. Outside of the
+//! protocol, [`peers`](crate::peers) also reports losses of this host to the groups directly. Failed store requests are
+//! repeated. While the store fails, no rank counts as silent.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -87,10 +91,11 @@ pub(super) enum Input {
     Read(StoreSnapshot),
     /// The last action incremented a counter, whose new value is this.
     Counted(u64),
-    /// The entries that were read from the trouble log. `None` for an entry that was never written.
+    /// The entries that were read from the trouble log. `None` for an entry that was never written or cannot be
+    /// decoded.
     Troubles(Vec<Option<Trouble>>),
     /// The call histories that the members of a group have written so far. The second value is true if all members have
-    /// written theirs.
+    /// written theirs. If some are missing and `whoever` of [`Output::Collect`] was false, the list is empty.
     Histories(Vec<(usize, CallHistory)>, bool),
     /// A store request of the last action failed. The action may have taken effect in part.
     StoreFailed,
@@ -111,7 +116,8 @@ pub(super) struct Notices {
 /// The next action.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Output {
-    /// Write heartbeat number `beat`, or, if `beat` is `None`, that this rank leaves. Then read a [`StoreSnapshot`],
+    /// Write heartbeat number `beat`, or, if `beat` is `None`, that this rank leaves. If [`Post::is_heard`] is false, a
+    /// heartbeat whose contents other than `beat` have not changed need not be written. Then read a [`StoreSnapshot`],
     /// with the heartbeats of the ranks `watched`.
     Exchange { beat: Option<u64>, watched: Vec<usize> },
     /// Append this trouble to the log.
@@ -140,7 +146,7 @@ pub(super) enum Output {
 struct Watched {
     rank: usize,
     beat: Option<u64>,
-    /// Time at which a new heartbeat of this rank was last read.
+    /// Time from which this rank's time limit counts. Set when a new heartbeat is read, and when the limit restarts.
     since: Duration,
     is_over: bool,
 }
@@ -182,9 +188,9 @@ pub(super) struct Machine {
     alarm: bool,
     inquiries: Vec<Inquiry>,
     leaving: bool,
-    /// True once this rank has written that it leaves, or has used up its attempts to write that.
+    /// True once this rank has written that it leaves, or has given up because the store failed too often.
     left: bool,
-    /// Number of this rank's failed attempts to write that it leaves.
+    /// Number of store failures since this rank began to leave, of requests of any kind.
     leave_attempts: u32,
     /// The last action, whose result is the next input.
     last: Option<Output>,
@@ -193,7 +199,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Maximum number of log entries per read.
     const BATCH: u64 = 16;
-    /// Number of attempts of a leaving rank to write that it leaves.
+    /// Number of store failures, of requests of any kind, after which a leaving rank gives up.
     const LEAVE_ATTEMPTS: u32 = 4;
 
     pub(super) fn new(post: Post, now: Duration) -> Self {
@@ -300,8 +306,8 @@ impl Machine {
     }
 
     fn read(&mut self, snapshot: StoreSnapshot, now: Duration) {
-        // If this rank was stopped, or could not read the store, its data on the other ranks is out of date, and their
-        // time limits start again.
+        // If this rank was stopped, or could not read the store, the heartbeats that it has seen are out of date. The
+        // time limits of the watched ranks then start again.
         let was_away = now - self.read > self.post.heartbeat;
         (self.read, self.failures) = (now, 0);
         self.left |= self.leaving;
@@ -331,7 +337,7 @@ impl Machine {
         }
     }
 
-    /// Handles the next entry of the log. `None` is an entry that was never written.
+    /// Handles the next entry of the log. `None` is an entry that was never written or cannot be decoded.
     fn stand(&mut self, trouble: Option<Trouble>, now: Duration) {
         self.log.start += 1;
         self.log.end = self.log.end.max(self.log.start);

@@ -13,8 +13,8 @@ use crate::{messages::message, peers::Loss, record::Progress};
 pub(crate) enum Trouble {
     /// A rank is lost. Ends every group of which that rank is a member.
     Lost { rank: usize, loss: Loss },
-    /// A member has dropped or aborted the group while others may wait for that member. Or it has destroyed the group,
-    /// and another member has called a collective or marked a graph launch that this member has not.
+    /// A member has dropped or aborted the group while others may wait for that member. Or a member has destroyed the
+    /// group after fewer collectives and marked graph launches than another member.
     Left {
         group: String,
         rank: usize,
@@ -23,7 +23,8 @@ pub(crate) enum Trouble {
         /// Number of collectives that the rank had called, plus the graph launches that it had marked. A member with
         /// more waits for that rank in vain.
         steps: u64,
-        /// The members to wake. Not stored, so only the rank that left knows them.
+        /// The members to wake. Not stored, so only the rank that reports the trouble knows them: the rank that left,
+        /// or, for `destroyed`, another member.
         members: Unsent<Arc<[usize]>>,
     },
     /// A member had a failure that makes the group unusable.

@@ -27,7 +27,7 @@ pub(in crate::group) struct Messages {
     /// Streams that callers get for messages, made on demand: one for the group's communicator, or one for each lane.
     /// With communicators of pairs, one for each peer. On a path, one for each peer and direction.
     pub(super) streams: Box<[OnceLock<Stream>]>,
-    /// True once the group has sent or received a message.
+    /// True once the group has sent or received a message outside of a batch, or a message on a path.
     pub(super) used: AtomicBool,
     /// The explanations that were already given. Each is given once.
     pub(super) explained: Mutex<Vec<Explanation>>,
@@ -49,7 +49,8 @@ pub(super) enum Route {
     Pair(Box<Communicator>, Box<Registered>),
 }
 
-/// The communicator for a message, and the peer's rank in that communicator.
+/// The communicator for a message, a batch or a collective. For a message to or from one peer, also the peer's rank in
+/// that communicator.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::group) struct Channel<'a> {
     pub(in crate::group) communicator: &'a Communicator,
