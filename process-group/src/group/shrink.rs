@@ -166,7 +166,9 @@ impl ProcessGroup {
         let meeting = attempt();
         let config = shared_settings.own.communicator();
         let left: Vec<usize> = (0..self.size()).filter(|rank| !excluded.contains(rank)).collect();
-        let name = format!("{} without {}", self.name, Ranges(excluded));
+        let mut excluded = excluded.to_vec();
+        excluded.sort_unstable();
+        let name = format!("{} without {}", self.name, Ranges(&excluded));
         // The key prefix of the new group is set below, when the group's number is known. The watch has reported
         // earlier losses to the new group's health. An earlier or later loss ends the meeting only if the lost rank is
         // in `left`.
@@ -180,8 +182,6 @@ impl ProcessGroup {
             (Ok(()), ShrinkMode::AfterFailure) | (Err(CommError::Poisoned { .. }), _) => State::Hurt,
             (Err(_), _) => State::Gone,
         };
-        let mut excluded = excluded.to_vec();
-        excluded.sort_unstable();
         let of_survivors = |meeting| Meeting { health: Some(&parts.health), ranks: &parts.ranks, ..meeting };
         let mut meeting = of_survivors(meeting);
         let began = Instant::now();
