@@ -10,11 +10,12 @@ use process_group::group::GroupId;
 
 use super::{
     ValuesByRank,
+    capabilities::Capabilities,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
     ranks::RankList,
-    record::{Enqueued, Policy, Readiness, Record, Segment, WindowSupport},
-    refusal::{Capability, Membership, Refusal, Shape},
+    record::{Enqueued, Policy, Readiness, Record, Segment},
+    refusal::{Membership, Refusal, Shape},
     search::Range,
 };
 
@@ -41,7 +42,7 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     if let Some(earlier) = poisoned(records) {
         return poison(earlier);
     }
-    if let Some(refusal) = unlike_members(records).or_else(|| incapable(records)) {
+    if let Some(refusal) = unlike_members(records).or_else(|| unlike_capabilities(records)) {
         return refuse(refusal);
     }
     let committed = split(records, |record| record.committed);
@@ -105,21 +106,10 @@ fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     (!policies.is_unanimous()).then_some(Refusal::PolicyMismatch { policies })
 }
 
-fn incapable(records: &[Ranked<'_>]) -> Option<Refusal> {
-    let libraries = split(records, |record| record.capabilities.library.to_string());
-    if !libraries.is_unanimous() {
-        return Some(Refusal::CapabilityMismatch { what: Capability::Library, values: libraries });
-    }
-    // Ranks may lack windows for different reasons. The check only compares if they have windows.
-    let lacking = |record: &Record| record.capabilities.windows != WindowSupport::Available;
-    if split(records, lacking).is_unanimous() {
-        return None;
-    }
-    let values = split(records, |record| match &record.capabilities.windows {
-        WindowSupport::Available => "available".to_owned(),
-        WindowSupport::Unavailable { reason } => format!("unavailable ({reason})"),
-    });
-    Some(Refusal::CapabilityMismatch { what: Capability::Windows, values })
+fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
+    let (what, values) =
+        Capabilities::difference(|value| split(records, |record| value(&record.capabilities)))?;
+    Some(Refusal::CapabilityMismatch { what, values })
 }
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
@@ -271,10 +261,7 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
     if records.len() <= 1 {
         return Some(NoWindows::SingleMember {});
     }
-    records.iter().find_map(|(_, record)| match &record.capabilities.windows {
-        WindowSupport::Available => None,
-        WindowSupport::Unavailable { reason } => Some(NoWindows::Unsupported { reason: reason.clone() }),
-    })
+    records.iter().find_map(|(_, record)| record.capabilities.windows.missing())
 }
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {

@@ -7,13 +7,14 @@ use process_group::group::GroupId;
 
 use super::{
     VOTE_FLOOR,
+    capabilities::Capabilities,
     ending::Ending,
     hash::chain,
     meeting_id::{MeetingId, MeetingKind},
     plan::{Agreed, CommitProtocol},
     poison::Poison,
     ranks::RankList,
-    record::{Capabilities, Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    record::{Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
     rounds::Rounds,
     start::{Start, patience},

@@ -15,6 +15,7 @@
 //! Out of scope: stores, communicators, memory, threads. A driver runs the state machines in production, and the
 //! seeded simulation in the tests.
 
+mod capabilities;
 mod commit;
 mod decide;
 pub(crate) mod ending;
@@ -47,6 +48,7 @@ pub(crate) use bootstrap::agreement::Ranks;
 pub use bootstrap::agreement::{Absentee, Entry, Place, ValuesByRank, Waiting};
 pub(crate) use bootstrap::wire;
 pub use bootstrap::wire::Malformed;
+pub use capabilities::{Capabilities, Capability, WindowSupport};
 pub use commit::ending as commit_ending;
 pub use decide::{decide, judge_registrations};
 pub use ending::{AgreementError, Ending};
@@ -62,11 +64,8 @@ pub use plan::{After, Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, R
 pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::RankList;
-pub use record::{
-    Capabilities, Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment,
-    WindowSupport,
-};
-pub use refusal::{Capability, Held, Membership, Refusal, Shape};
+pub use record::{Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment};
+pub use refusal::{Held, Membership, Refusal, Shape};
 pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
     decide_retirement, retirement_ending,

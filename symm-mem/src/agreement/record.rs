@@ -6,6 +6,7 @@ use process_group::group::GroupId;
 
 pub use super::history::LogPoint;
 use super::{
+    capabilities::Capabilities,
     poison::Poison,
     ranks::RankList,
     wire::{wire_enum, wire_struct},
@@ -110,29 +111,6 @@ wire_enum!(Readiness {
     3 => Failed { ordinal, cause },
     4 => Poisoned { poison },
 });
-
-/// The support of windows by a rank's library for this group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WindowSupport {
-    /// The library has windows for this group, as far as is known before a registration.
-    Available,
-    /// The library has no windows for this group.
-    Unavailable {
-        /// The reason; the same text on every rank with the same library and environment.
-        reason: String,
-    },
-}
-wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason } });
-
-/// The capabilities of a rank's libraries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Capabilities {
-    /// The version code of the communication library (`ncclGetVersion`).
-    pub library: u32,
-    /// Support of windows for this group.
-    pub windows: WindowSupport,
-}
-wire_struct!(Capabilities { library, windows });
 
 /// The work of a group that was enqueued on the rank's device, in the counts that must match between its members.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use process_group::group::GroupId;
 
 use super::{
     Ranks, ValuesByRank,
+    capabilities::Capability,
     history::Divergence,
     ranks::RankList,
     record::{LogPoint, Policy},
@@ -356,25 +357,6 @@ impl std::fmt::Display for Membership {
         out.write_str(match self {
             Membership::Group => "members of the group",
             Membership::Domain => "ranks of the pool's domain",
-        })
-    }
-}
-
-/// A capability that must be equal on all members.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Capability {
-    /// The version of the communication library.
-    Library,
-    /// Support of windows for this group.
-    Windows,
-}
-wire_enum!(Capability { 0 => Library {}, 1 => Windows {} });
-
-impl std::fmt::Display for Capability {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(match self {
-            Capability::Library => "the communication library's version",
-            Capability::Windows => "support of windows",
         })
     }
 }
