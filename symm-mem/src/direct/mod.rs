@@ -64,7 +64,10 @@
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions at
 //! once they take 2.0 times as long as in one. The rank that comes later is then the second end of both messages, so
-//! its GPU makes both copies, and they seem to run one after the other.
+//! its GPU makes both copies: a write and a read. The driver gives both to one copy engine, which runs them one after
+//! the other. It does so for virtual memory and for memory opened by IPC, also with bare copies on two streams. If two
+//! ranks often exchange large messages, one of them sends by [`exchange`](crate::exchange), or both use a ring of
+//! larger slots.
 //!
 //! No host waits. A send ends when the receiver has the data: a sender does not run ahead of its peer, as it does with
 //! a message that fits the ring.
