@@ -36,13 +36,13 @@
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
 //! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
-//! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`CommitError`], [`commit_all`], [`Explanation`], [`RetireError`] |
+//! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`commit_all`], [`Explanation`], [`Error`] |
 //!
 //! # Invariants
 //! | | invariant | enforced by |
 //! |---|---|---|
 //! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places and logs; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
-//! | I2 | a group lies inside the pool's domain | [`CommitError::GroupOutsideDomain`], before anything is posted |
+//! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
 //! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
@@ -61,6 +61,8 @@ pub mod agreement;
 mod commit;
 pub mod direct;
 mod domain;
+mod error;
+mod error_kind;
 pub mod exchange;
 pub mod kernels;
 mod local_registry;
@@ -71,11 +73,13 @@ pub mod simulation;
 
 pub use agreement::{Enqueued, GroupId, MessageCounts, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
-pub use commit::{CommitError, CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
+pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
+pub use error::Error;
+pub use error_kind::ErrorKind;
 pub use pool::{
-    AgreedError, BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, PoolScope,
-    PoolSource, RetireError, RetireReport, SliceError, Standing, SymmetricBlock, SymmetricPool, Why,
+    BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, PoolScope, PoolSource,
+    RetireReport, SliceError, Standing, SymmetricBlock, SymmetricPool, Why,
 };
 
 #[cfg(doctest)]

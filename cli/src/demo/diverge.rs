@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use caching_alloc::core::symmetric::Geometry;
-use symm_mem::{CommitError, CommitOptions, Refusal, SymmetricPool};
+use symm_mem::{CommitOptions, ErrorKind, Refusal, SymmetricPool};
 
 use super::groups::diverging_rank;
 use super::job::Job;
@@ -29,7 +29,7 @@ pub(super) fn run(job: &Job<'_>, pool: &SymmetricPool, reporter: &mut Reporter) 
     for member in &job.members {
         match pool.commit(&member.process_group, options) {
             Ok(_) => agreeing.push(member.number),
-            Err(error @ CommitError::Refused { .. }) => {
+            Err(error) if matches!(error.kind(), ErrorKind::Refused(_)) => {
                 let nanoseconds = monotonic_nanoseconds();
                 let (kind, text) = (error.name().to_owned(), error.to_string());
                 let ahead = error.refusal().map(ahead).unwrap_or_default();

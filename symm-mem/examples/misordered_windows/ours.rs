@@ -9,7 +9,7 @@ use process_group::{
     group::{Buffer, GroupError, GroupErrorKind, Request},
 };
 use symm_mem::{
-    CommitError, CommitOptions, Domain, Geometry, Standing, SymmetricBlock, SymmetricGroup, SymmetricPool,
+    CommitOptions, Domain, Error, Geometry, Standing, SymmetricBlock, SymmetricGroup, SymmetricPool,
     commit_all,
 };
 
@@ -161,7 +161,7 @@ impl Program {
     }
 
     /// Checks that the call failed with the error of this name.
-    fn expect(&self, name: &str, result: Result<(), CommitError>) -> Result<()> {
+    fn expect(&self, name: &str, result: Result<(), Error>) -> Result<()> {
         match result {
             Err(error) if error.name() == name => {
                 println!("refused: {error}");

@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use process_group::group::SymmetricPlaces;
 
-use crate::agreement::{GroupLog, NoWindows, Refusal};
+use crate::{
+    agreement::{GroupLog, NoWindows, Refusal},
+    error::CallContext,
+};
 
 /// The state of a group on this rank, with the reasons from its commits.
 pub(crate) struct GroupState {
@@ -22,6 +25,11 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
+    /// The start of the errors of a commit of the group.
+    pub(crate) fn call(&self) -> CallContext {
+        CallContext::of_group("commit", self.log.group(), self.group_name.clone())
+    }
+
     /// Forgets the commits of a communicator that is gone. `retired` are the segments that the pool has retired.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();

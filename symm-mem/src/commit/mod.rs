@@ -4,7 +4,6 @@
 //! | file | subject |
 //! |---|---|
 //! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
-//! | `error` | the errors of a commit |
 //! | `group` | the requirements of a commit on a group |
 //! | `group_state` | the state of a group between commits |
 //! | `member` | answers the agreement: this rank's history, and the agreed registration |
@@ -19,7 +18,6 @@
 mod driver;
 #[cfg(test)]
 mod driver_tests;
-mod error;
 mod group;
 mod group_state;
 mod member;
@@ -43,20 +41,17 @@ use process_group::{
     store::Deadline,
 };
 
-pub(crate) use self::error::{over, without_name};
-pub use self::{
-    error::CommitError,
-    group::{CommunicatorGroup, SymmetricGroup},
-    options::CommitOptions,
-    report::CommitReport,
-    several::commit_all,
-};
 use self::{
-    error::failed,
     group::misnamed,
     member::Member,
     offer::{Candidates, JOINED_SINCE, LocalState, offered},
     watch::ABORT_PATIENCE,
+};
+pub use self::{
+    group::{CommunicatorGroup, SymmetricGroup},
+    options::CommitOptions,
+    report::CommitReport,
+    several::commit_all,
 };
 pub(crate) use self::{
     group_state::{GroupState, lock},
@@ -68,6 +63,8 @@ use crate::{
         Agreed, CommitProtocol, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness, Rejection, Segment,
         Situation, Start, WindowSupport, ending::gone,
     },
+    error::Error,
+    error_kind::ErrorKind,
     pool::{Standing, SymmetricPool},
 };
 
@@ -94,13 +91,9 @@ impl SymmetricPool {
     /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
     ///
     /// # Errors
-    /// [`CommitError`]. All members get the same [`Refused`](CommitError::Refused) or
-    /// [`Poisoned`](CommitError::Poisoned), before their deadlines.
-    pub fn commit(
-        &self,
-        group: &dyn SymmetricGroup,
-        options: CommitOptions,
-    ) -> Result<CommitReport, CommitError> {
+    /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), before their
+    /// deadlines.
+    pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.commit_from(group, options, Group::is_open())
     }
 
@@ -115,12 +108,8 @@ impl SymmetricPool {
     /// ([`Poison::CommittedLogDiverged`]).
     ///
     /// # Errors
-    /// [`CommitError::GroupOutsideDomain`] and all other errors of a commit.
-    pub fn attach(
-        &self,
-        group: &dyn SymmetricGroup,
-        options: CommitOptions,
-    ) -> Result<CommitReport, CommitError> {
+    /// [`ErrorKind::GroupOutsideDomain`] and all other errors of a commit.
+    pub fn attach(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.commit(group, options)
     }
 
@@ -131,7 +120,7 @@ impl SymmetricPool {
         group: &dyn SymmetricGroup,
         options: CommitOptions,
         inside: bool,
-    ) -> Result<CommitReport, CommitError> {
+    ) -> Result<CommitReport, Error> {
         let begun = Instant::now();
         let (id, ranks) = (group.id(), group.ranks());
         let group_state = self.group_state(id, ranks.clone());
@@ -191,11 +180,9 @@ impl SymmetricPool {
                 if let Some(poison) = group_state.log.poison() {
                     end_poisoned(group, rank, poison);
                 }
-                let group_name = group_state.group_name.clone();
-                Err(match over(ended, ending.is_agreed()) {
-                    Some(cause) => CommitError::GroupOver { group: id, group_name, cause },
-                    None => failed(id, group_name, ending, failure),
-                })
+                let is_agreed = ending.is_agreed();
+                let kind = ErrorKind::of_ending(ending, failure, vec![id]);
+                Err(group_state.call().error_of_group(ended, is_agreed, kind))
             }
         }
     }
@@ -231,42 +218,36 @@ impl SymmetricPool {
 
     /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. If not, a
     /// refusal is posted at once, because the other members wait for this rank.
-    fn decline_misfit(
-        &self,
-        group_state: &mut GroupState,
-        communicator: &Communicator,
-    ) -> Option<CommitError> {
+    fn decline_misfit(&self, group_state: &mut GroupState, communicator: &Communicator) -> Option<Error> {
         let outside = self.outside(group_state);
         let cause = match &outside {
             Some(error) => error.to_string(),
             None => misnamed(group_state.log.members(), self.domain().rank(), communicator)?,
         };
-        let (group, group_name) = (group_state.log.group(), group_state.group_name.clone());
         let (place, declined) = group_state.log.decline(cause);
         let decision = refusal::<CommitProtocol>(declined.clone().into());
         let stands = self.domain().store().compare_set(&place.decision_key(), b"", &decision);
         // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
-        Some(outside.unwrap_or_else(|| match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
-            Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
-                CommitError::Refused { group, group_name, refusal }
-            }
-            Ok(_) => CommitError::Refused { group, group_name, refusal: declined },
-            Err(source) => CommitError::Store { group, group_name, poisoned: false, source },
+        Some(outside.unwrap_or_else(|| {
+            let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
+                Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
+                    ErrorKind::Refused(refusal)
+                }
+                Ok(_) => ErrorKind::Refused(declined),
+                Err(source) => source.into(),
+            };
+            group_state.call().error(kind)
         }))
     }
 
     /// Returns the error for a group with members outside of the pool's domain.
-    pub(crate) fn outside(&self, group_state: &GroupState) -> Option<CommitError> {
+    pub(crate) fn outside(&self, group_state: &GroupState) -> Option<Error> {
         let (domain, log) = (self.domain(), &group_state.log);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
         let outside: Vec<u32> = log.members().iter().copied().filter(is_outside).collect();
-        let (group, group_name, domain) = (log.group(), group_state.group_name.clone(), domain.uid());
-        (!outside.is_empty()).then_some(CommitError::GroupOutsideDomain {
-            group,
-            group_name,
-            domain,
-            outside,
-        })
+        let domain = domain.uid();
+        (!outside.is_empty())
+            .then(|| group_state.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))
     }
 
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as

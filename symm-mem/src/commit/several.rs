@@ -4,9 +4,10 @@ use std::{thread, time::Instant};
 
 use process_group::comm::Group;
 
-use super::{CommitError, CommitOptions, CommitReport, SymmetricGroup};
+use super::{CommitOptions, CommitReport, SymmetricGroup};
 use crate::{
     agreement::{GroupId, PoolId},
+    error::Error,
     pool::SymmetricPool,
 };
 
@@ -32,7 +33,7 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 pub fn commit_all(
     commits: &[(&SymmetricPool, &dyn SymmetricGroup)],
     options: CommitOptions,
-) -> Vec<Result<CommitReport, CommitError>> {
+) -> Vec<Result<CommitReport, Error>> {
     let named: Vec<(u32, GroupId, PoolId)> =
         commits.iter().map(|(pool, group)| (pool.domain().rank(), group.id(), pool.id())).collect();
     let order = in_order(&named);
@@ -40,7 +41,7 @@ pub fn commit_all(
         .chunk_by(|one, other| commits[*one].0.domain().rank() == commits[*other].0.domain().rank())
         .collect();
     let (inside, begun) = (Group::is_open(), Instant::now());
-    let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, CommitError>)> {
+    let of_rank = |indices: &[usize]| -> Vec<(usize, Result<CommitReport, Error>)> {
         let commit = |index: usize| {
             let (pool, group) = commits[index];
             let left = options.deadline.saturating_sub(begun.elapsed());

@@ -9,18 +9,21 @@ use std::{
 use process_group::store::Deadline;
 
 use super::{
-    DirectError,
     core::{Core, DirectReport},
     flag_page::FlagPage,
     shared::Segment,
 };
-use crate::{pool::SymmetricPool, rendezvous::RendezvousError};
+use crate::{
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
+    pool::SymmetricPool,
+};
 
 /// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The group's name.
-    group: Arc<str>,
+    /// The start of errors, which names the group.
+    call: CallContext,
     /// Time for a call of [`share`](Self::share).
     deadline: Duration,
     core: Weak<Core>,
@@ -29,8 +32,8 @@ pub struct Direct {
 }
 
 impl Direct {
-    pub(super) fn new(group: &str, deadline: Duration, core: &Arc<Core>) -> Self {
-        Self { group: group.into(), deadline, core: Arc::downgrade(core), sharing: Arc::default() }
+    pub(super) fn new(call: CallContext, deadline: Duration, core: &Arc<Core>) -> Self {
+        Self { call, deadline, core: Arc::downgrade(core), sharing: Arc::default() }
     }
 
     /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages are
@@ -45,18 +48,19 @@ impl Direct {
     /// can be [retired](SymmetricPool::retire) before.
     ///
     /// # Errors
-    /// [`DirectError::Rendezvous`], the same on all members, if the members' segments differ or cannot be shared.
+    /// [`ErrorKind::RendezvousRefused`], the same on all members, if the members' segments differ or cannot be shared.
     /// Segments before the one that failed stay mapped. After an error of another kind, for example of the store, on this
     /// rank only, the other members may have mapped the segment. Then they send to this rank through the ring if their
-    /// buffers lie in that segment, or in one that is shared later. [`DirectError::Ended`] once the group is gone.
-    pub fn share(&self, pool: &SymmetricPool) -> Result<usize, DirectError> {
+    /// buffers lie in that segment, or in one that is shared later. [`ErrorKind::PathEnded`] once the group is gone.
+    pub fn share(&self, pool: &SymmetricPool) -> Result<usize, Error> {
         let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         let core = self.core()?;
         let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
         // The end of the group waits for whoever holds its core, and it ends the calls below.
         drop(core);
         for buffer in &missing {
-            let (number, _) = rendezvous.map(buffer).inspect_err(|error| self.stop_after(error))?;
+            let mapped = rendezvous.map(buffer).inspect_err(|error| self.stop_after(error));
+            let (number, _) = mapped.map_err(|error| self.call.error(error.into_kind()))?;
             let core = self.core()?;
             let own = &core.flag_pages[core.rank];
             core.shared.add(pool, Segment { number, buffer: buffer.clone() });
@@ -71,15 +75,15 @@ impl Direct {
 
     /// Announces no further segments if other members may have mapped one that this rank has not. They take a later
     /// number for a sign that this rank has mapped all.
-    fn stop_after(&self, error: &RendezvousError) {
-        if let (false, Ok(core)) = (matches!(error, RendezvousError::Refused { .. }), self.core()) {
+    fn stop_after(&self, error: &Error) {
+        if let (None, Ok(core)) = (error.rendezvous_refusal(), self.core()) {
             core.flag_pages[core.rank].stop_mapping();
         }
     }
 
     /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
     /// a ring. A member that fails here is no error: messages with it use the ring.
-    fn await_others(&self) -> Result<(), DirectError> {
+    fn await_others(&self) -> Result<(), Error> {
         let deadline = Deadline::after(self.deadline);
         while !deadline.expired() {
             let core = self.core()?;
@@ -97,12 +101,12 @@ impl Direct {
     /// Returns the numbers of messages so far.
     ///
     /// # Errors
-    /// [`DirectError::Ended`] once the group is gone.
-    pub fn report(&self) -> Result<DirectReport, DirectError> {
+    /// [`ErrorKind::PathEnded`] once the group is gone.
+    pub fn report(&self) -> Result<DirectReport, Error> {
         Ok(self.core()?.report())
     }
 
-    fn core(&self) -> Result<Arc<Core>, DirectError> {
-        self.core.upgrade().ok_or_else(|| DirectError::Ended { group: self.group.to_string() })
+    fn core(&self) -> Result<Arc<Core>, Error> {
+        self.core.upgrade().ok_or_else(|| self.call.error(ErrorKind::PathEnded))
     }
 }

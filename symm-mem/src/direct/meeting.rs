@@ -9,11 +9,11 @@ use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Rep
 use process_group::{
     ProcessGroup, error_text,
     link::{Listener, Tag, exchange},
-    store::{Deadline, StoreError},
+    store::Deadline,
 };
 
 use super::{
-    DirectError, DirectOptions,
+    DirectOptions,
     flag_page::{FlagPage, Layout},
 };
 use crate::{
@@ -23,6 +23,8 @@ use crate::{
         wire::{self, wire_enum, wire_struct},
     },
     domain::{rank_of, ranks_of},
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
     local_registry::{LocalRegistry, LocalToken},
     rendezvous::process,
 };
@@ -196,8 +198,9 @@ pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
     (attempt, deadline): (&str, Deadline),
+    call: &CallContext,
     make: impl FnOnce(Vec<Arc<FlagPage>>) -> cuda_driver::Result<T>,
-) -> Result<T, DirectError> {
+) -> Result<T, Error> {
     let layout = Layout { world: group.size(), slots: options.ring().slots() };
     let own = Own::make(group, layout);
     let page = match &own {
@@ -233,20 +236,22 @@ pub(super) fn agreed<T>(
     // The agreement is over, so no rank opens this rank's flag page any more.
     drop(own);
     match result {
-        Ok(()) => made.ok_or_else(|| unmade(group, rank, "it has opened no flag page".to_owned())),
-        Err(failed) => Err(failure(group, &record.options, *failed)),
+        Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),
+        Err(failed) => {
+            let is_agreed = matches!(failed.ending, Ending::Refused(_));
+            Err(call.error_of_group(group.standing(), is_agreed, failure(record.options, *failed)))
+        }
     }
 }
 
-fn unmade(group: &ProcessGroup, rank: u32, problem: String) -> DirectError {
-    DirectError::Unmade { group: group.name().to_owned(), rank: rank as usize, problem }
+fn unmade(rank: u32, problem: String) -> ErrorKind {
+    ErrorKind::Unmade { rank: rank as usize, problem }
 }
 
 /// Converts the ending of the agreement to an error. `own` are the options of this rank.
-fn failure(group: &ProcessGroup, own: &str, failed: Failed<FlagPageProtocol>) -> DirectError {
-    let (name, own) = (group.name().to_owned(), own.to_owned());
+fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
     match (failed.ending, failed.store) {
-        (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(group, rank, problem),
+        (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(rank, problem),
         (Ending::Refused(Refusal::Options { options }), _) => {
             // The first rank with other options than this rank's.
             let others = options.entries.into_iter().filter(|entry| entry.value != own);
@@ -254,18 +259,12 @@ fn failure(group: &ProcessGroup, own: &str, failed: Failed<FlagPageProtocol>) ->
             let (rank, options) = first.map_or((0, String::new()), |entry| {
                 (entry.ranks.first().map_or(0, |rank| *rank as usize), entry.value)
             });
-            DirectError::Different { group: name, rank, options, own }
+            ErrorKind::OptionsDiffer { rank, options, own }
         }
-        (Ending::Failed(source), _) => match group.standing() {
-            Err(ended) => DirectError::Group(ended),
-            Ok(()) => DirectError::NotAgreed { group: name, source: Box::new(source) },
-        },
-        (_, Some(source)) => DirectError::Store { group: name, source },
-        (other, None) => {
-            let problem =
-                format!("the agreement on its flag pages: {other:?}; does another program use its keys?");
-            DirectError::Store { group: name, source: StoreError::Argument(problem) }
-        }
+        (Ending::Failed(source), _) => ErrorKind::NotAgreed { source: Box::new(source) },
+        (Ending::Unreadable(source), _) => ErrorKind::Unreadable { poisoned: false, source },
+        (_, Some(source)) => source.into(),
+        (_, None) => ErrorKind::OutOfStep,
     }
 }
 

@@ -187,7 +187,6 @@
 mod chunk_pipeline;
 mod claim;
 mod core;
-mod error;
 mod flag_page;
 mod half;
 mod handle;
@@ -212,8 +211,12 @@ use process_group::{
 };
 
 use self::{core::Core, lane::Ring};
-pub use self::{core::DirectReport, error::DirectError, handle::Direct};
-use crate::rendezvous::{PeerMemory, Rendezvous, RendezvousOptions};
+pub use self::{core::DirectReport, handle::Direct};
+use crate::{
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
+    rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
+};
 
 /// The path's name.
 const NAME: &str = "direct";
@@ -283,9 +286,9 @@ impl DirectOptions {
     }
 
     /// Checks the options for a group of `world`, and returns the device memory in bytes.
-    fn check(self, world: usize) -> Result<usize, DirectError> {
+    fn check(self, world: usize) -> Result<usize, ErrorKind> {
         const MOST: usize = 1 << 16;
-        let wrong = |problem: String| Err(DirectError::Options { problem });
+        let wrong = |problem: String| Err(ErrorKind::Options { problem });
         let Self { slot_bytes, slots, graph_slots, .. } = self;
         if slot_bytes == 0 || !slot_bytes.is_multiple_of(16) {
             return wrong(format!("slots of {slot_bytes} bytes; expected a multiple of 16"));
@@ -315,8 +318,11 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// [`DirectError`]; no member has a path then, and all may try again.
-pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, DirectError> {
+/// No member has a path after an error, and all may try again. The group stays usable without a path: its messages fail
+/// with [`GroupErrorKind::NoPath`] until one is installed. The members get the same
+/// [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs.
+pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
+    let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());
     let report = group.p2p();
     let problem = match report {
@@ -328,38 +334,38 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, D
     };
     if !problem.is_empty() {
         let refused = GroupErrorKind::PathRefused { path: NAME, problem };
-        return Err(GroupError::from(refused).of_group(group.name()).into());
+        return Err(call.error(GroupError::from(refused).of_group(group.name())));
     }
     let own = group.members()[rank].host;
     let away = group.members().iter().filter(|member| member.host != own).map(|member| member.rank);
     let ranks: Vec<_> = away.collect();
     if !ranks.is_empty() {
-        let (group, own) = (group.name().to_owned(), group.global_rank());
-        return Err(DirectError::OtherHosts { group, own, ranks });
+        return Err(call.error(ErrorKind::OtherHosts { own: group.global_rank(), ranks }));
     }
     let deadline = Deadline::after(options.deadline);
     // All are on one host.
     let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
-    let rendezvous = Rendezvous::of(group, meeting)?;
+    let of_call = |error: Error| call.error(error.into_kind());
+    let rendezvous = Rendezvous::of(group, meeting).map_err(of_call)?;
     let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
-        Err(error) => {
+        Err(kind) => {
             // A rank that has no memory tells the others.
-            rendezvous.decline(error_text(&error));
-            return Err(error);
+            rendezvous.decline(error_text(&kind));
+            return Err(call.error(kind));
         }
     };
-    let memory = rendezvous.rendezvous(&memory)?;
+    let memory = rendezvous.rendezvous(&memory).map_err(of_call)?;
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
     let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (rendezvous, memory));
-    let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), make)?);
-    let handle = Direct::new(group.name(), options.deadline, &core);
-    group.install(Arc::new(DirectPath { core: Some(core) }))?;
+    let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), &call, make)?);
+    let handle = Direct::new(call.clone(), options.deadline, &core);
+    group.install(Arc::new(DirectPath { core: Some(core) })).map_err(|error| call.error(error))?;
     Ok(handle)
 }
 
 /// Allocates this rank's rings, which no peer knows yet, if the driver supports the path.
-fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, DirectError> {
+fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, ErrorKind> {
     let feature = Feature::STREAM_MEMORY_OPERATIONS;
     context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;
     // At least one byte: a group of one rank has no rings.

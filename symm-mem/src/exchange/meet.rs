@@ -10,13 +10,10 @@ use std::{
 
 use bootstrap::agreement::{self, Failure, Member};
 use cuda_driver::graph::RelaxedCapture;
-use process_group::{
-    error_text, link,
-    store::{Deadline, StoreError},
-};
+use process_group::{error_text, store::Deadline};
 
 use super::{
-    Exchange, ExchangeError, Named, Owner, Plan, Transfer,
+    Exchange, Named, OPERATION, Owner, Plan, Transfer,
     close::Borrowed,
     core::{Core, Imports, Wire},
     handles::{Imported, Open},
@@ -27,7 +24,8 @@ use super::{
 };
 use crate::{
     agreement::{ending::gone, hash::chain},
-    commit::over,
+    error::Error,
+    error_kind::ErrorKind,
     rendezvous::protocol::Readiness,
 };
 
@@ -44,15 +42,16 @@ impl Exchange {
     /// collective. A different order ends in an error at the deadline.
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange); [`ExchangeError::NotAMember`].
+    /// As [`exchange`](Self::exchange); [`ErrorKind::NotAMember`].
     pub fn exchange_among(
         &self,
         members: &[usize],
         plan: &str,
         transfers: &[Transfer],
-    ) -> Result<Plan, ExchangeError> {
+    ) -> Result<Plan, Error> {
         let Owner { shared, options, prefix, numbers, .. } = &*self.owner;
         let (info, context) = (&shared.info, &shared.context);
+        let call = info.call(OPERATION).of_plan(plan);
         let mut places = members.to_vec();
         places.sort_unstable();
         places.dedup();
@@ -60,7 +59,7 @@ impl Exchange {
             places.iter().map(|place| info.global_ranks().get(*place).copied()).collect();
         let (Some(ranks), true) = (ranks, places.contains(&info.rank())) else {
             let (rank, world) = (info.rank(), info.world_size());
-            return Err(ExchangeError::NotAMember { members: members.to_vec(), rank, world });
+            return Err(call.error(ErrorKind::NotAMember { members: members.to_vec(), rank, world }));
         };
         let number =
             numbers.lock().unwrap_or_else(PoisonError::into_inner).entry(ranks.clone()).or_default().clone();
@@ -74,13 +73,14 @@ impl Exchange {
         shared.closer.catch_up();
         // Keeps open every allocation that the record reports as open.
         let held = Borrowed::new(shared.handles.held(), &shared.closer);
-        let (record, candidate, refused) = match self.prepare(plan, transfers, &held.open) {
-            Ok(candidate) => (candidate.record.clone(), Some(candidate), None),
-            Err(refused) => {
-                let cause = error_text(&refused);
-                let record = Record { readiness: Readiness::Failed { cause }, ..self.record(plan) };
-                (record, None, Some(refused))
-            }
+        let slots = self.take_slots(transfers.len());
+        let prepared = match &slots {
+            Ok(slots) => self.prepare(plan, transfers, &held.open, slots.clone()),
+            Err(none) => Err(none.to_string()),
+        };
+        let (record, candidate) = match prepared {
+            Ok(candidate) => (candidate.record.clone(), Some(candidate)),
+            Err(cause) => (Record { readiness: Readiness::Failed { cause }, ..self.record(plan) }, None),
         };
         let mut opened = Borrowed::new(Open::new(), &shared.closer);
         let mut acted = None;
@@ -135,24 +135,35 @@ impl Exchange {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
             self.let_go(&key, candidate, transfers, opened, is_nobodys);
         }
-        Err(self.failed(plan, refused, ending, failure))
+        let kind = ErrorKind::of_agreement(ending, ErrorKind::ExchangeRefused, failure);
+        let error = info.failed(&call, kind);
+        Err(match (slots, error.kind()) {
+            // This rank's own error says more than the refusal that the others were given.
+            (Err(none), ErrorKind::ExchangeRefused(_)) => call.error(none),
+            _ => error,
+        })
     }
 
-    /// Takes slots, and exports this rank's memory for the others.
-    fn prepare(&self, plan: &str, transfers: &[Transfer], held: &Open) -> Result<Candidate, ExchangeError> {
+    fn take_slots(&self, wanted: usize) -> Result<Range<usize>, ErrorKind> {
         let Owner { shared, options, .. } = &*self.owner;
-        let (wanted, channels) = (transfers.len(), options.channels);
-        let slots = {
-            let mut slots = shared.slots();
-            let free = slots.free();
-            slots.take(wanted).ok_or(ExchangeError::NoChannels { wanted, free, channels })?
-        };
-        let made = self.offered(plan, transfers, held, &slots);
-        match made {
+        let (mut slots, channels) = (shared.slots(), options.channels);
+        let free = slots.free();
+        slots.take(wanted).ok_or(ErrorKind::NoChannels { wanted, free, channels })
+    }
+
+    /// Exports this rank's memory for the others. Gives the slots back if that fails.
+    fn prepare(
+        &self,
+        plan: &str,
+        transfers: &[Transfer],
+        held: &Open,
+        slots: Range<usize>,
+    ) -> Result<Candidate, String> {
+        match self.offered(plan, transfers, held, &slots) {
             Ok((record, offer)) => Ok(Candidate { record, offer, slots }),
-            Err(error) => {
-                shared.slots().give_back(slots);
-                Err(error)
+            Err(cause) => {
+                self.owner.shared.slots().give_back(slots);
+                Err(cause)
             }
         }
     }
@@ -163,16 +174,15 @@ impl Exchange {
         transfers: &[Transfer],
         held: &Open,
         slots: &Range<usize>,
-    ) -> Result<(Record, Offer), ExchangeError> {
+    ) -> Result<(Record, Offer), String> {
         let Owner { shared, options, .. } = &*self.owner;
-        let unprepared = |cause: String| ExchangeError::Unprepared { plan: plan.to_owned(), cause };
         let last = self.named(plan).last.upgrade();
         let patience = Deadline::after(options.deadline / 8);
         if last.is_some_and(|last| !shared.watch.drain(&last, patience)) {
-            return Err(unprepared("transfers of the plan are under way still".to_owned()));
+            return Err("transfers of the plan are under way still".to_owned());
         }
-        shared.clear(slots)?;
-        let offer = Offer::make(&shared.context, transfers).map_err(unprepared)?;
+        shared.clear(slots).map_err(|error| error_text(&error))?;
+        let offer = Offer::make(&shared.context, transfers)?;
         let ends = transfers.iter().zip(slots.clone()).map(|(transfer, slot)| {
             let place = (!transfer.part.copies()).then(|| offer.place(&transfer.memory)).flatten();
             End {
@@ -319,33 +329,5 @@ impl Exchange {
     /// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
     fn peer_rank(&self, transfer: &Transfer) -> u32 {
         self.group().global_ranks().get(transfer.peer).copied().unwrap_or(u32::MAX)
-    }
-
-    fn failed(
-        &self,
-        plan: &str,
-        refused: Option<ExchangeError>,
-        ending: Ending,
-        failure: Option<StoreError>,
-    ) -> ExchangeError {
-        let info = &self.owner.shared.info;
-        let is_of_the_missing = matches!(&ending, Ending::Refused(refusal) if refusal.is_of_the_missing());
-        // A process that was killed leaves its socket behind.
-        if is_of_the_missing {
-            link::sweep();
-        }
-        let (group, plan) = (info.name().to_owned(), plan.to_owned());
-        if let Some(cause) = over(info.standing(), matches!(ending, Ending::Refused(_)) && !is_of_the_missing)
-        {
-            return ExchangeError::GroupOver { group, plan, cause };
-        }
-        match (refused, ending, failure) {
-            // This rank's own error says more than the refusal that the others were given.
-            (Some(refused @ ExchangeError::NoChannels { .. }), Ending::Refused(_), _) => refused,
-            (_, Ending::Refused(refusal), _) => ExchangeError::Refused { group, plan, refusal },
-            (_, Ending::StoreFailed { .. }, Some(source)) => ExchangeError::Store { group, source },
-            (_, Ending::Unreadable(source), _) => ExchangeError::Unreadable { group, source },
-            (_, Ending::OutOfStep | Ending::StoreFailed { .. }, _) => ExchangeError::OutOfStep { group },
-        }
     }
 }

@@ -89,7 +89,7 @@ use self::{
     slots::SLOT_BYTES,
 };
 pub use self::{
-    error::{Awaited, ExchangeError, Fault, TransferError},
+    error::{Awaited, Fault, TransferError},
     lease::Quarantined,
     memory::Memory,
     options::ExchangeOptions,
@@ -97,7 +97,14 @@ pub use self::{
     protocol::{ExchangeRefusal, Part},
     transfer::Transfer,
 };
-use crate::rendezvous::{GroupInfo, PeerMemory, Rendezvous};
+use crate::{
+    error::Error,
+    error_kind::ErrorKind,
+    rendezvous::{GroupInfo, PeerMemory, Rendezvous},
+};
+
+/// The operation in the errors of exchanges.
+const OPERATION: &str = "exchange";
 
 /// The one-sided transfers of a group, as seen by one member. Clones share the state.
 #[derive(Debug, Clone)]
@@ -144,25 +151,27 @@ impl Exchange {
     /// other's slots in this call.
     ///
     /// # Errors
-    /// [`ExchangeError`]; [`Rendezvous`](ExchangeError::Rendezvous) with a refusal is the same on every member.
-    pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, ExchangeError> {
+    /// [`ErrorKind::RendezvousRefused`] is the same on every member. [`ErrorKind::Closing`],
+    /// [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver) and [`Thread`](ErrorKind::Thread) are
+    /// failures of this rank.
+    pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
-        let group = info.name().to_owned();
+        let call = info.call(OPERATION);
         // The others wait for this rank in the rendezvous, for half of its deadline. The rest of that is for the work
         // below, so that this rank can still tell them its error.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
         let (slab, tools) = match prepared(&info, context, &options, patience) {
             Ok(prepared) => prepared,
-            Err(error) => {
+            Err(kind) => {
                 // A rank without slots posts the error to the others.
-                rendezvous.decline(error_text(&error));
-                return Err(error);
+                rendezvous.decline(error_text(&kind));
+                return Err(call.error(kind));
             }
         };
-        let slab = rendezvous.rendezvous(&slab)?;
-        let prefix = rendezvous.prefix(&slab).ok_or(ExchangeError::OutOfStep { group })?;
+        let slab = rendezvous.rendezvous(&slab).map_err(|error| call.error(error.into_kind()))?;
+        let prefix = rendezvous.prefix(&slab).ok_or_else(|| call.error(ErrorKind::OutOfStep))?;
         let shared = Arc::new(Shared::new(info, context, slab, tools, options));
         let owner = Owner {
             shared: shared.clone(),
@@ -176,7 +185,7 @@ impl Exchange {
         for (name, work) in [("symm-close", close::run as fn(&Shared)), ("symm-watch", watch::run)] {
             let shared = shared.clone();
             let thread = thread::Builder::new().name(name.to_owned()).spawn(move || work(&shared));
-            let thread = thread.map_err(ExchangeError::Thread)?;
+            let thread = thread.map_err(|error| call.error(ErrorKind::Thread(error)))?;
             owner.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(Self { owner: Arc::new(owner) })
@@ -212,8 +221,9 @@ impl Exchange {
     /// have ended. If they take longer than an eighth of [`ExchangeOptions::deadline`], the call fails on all members.
     ///
     /// # Errors
-    /// [`ExchangeError`]. All members get the same [`Refused`](ExchangeError::Refused), before their deadlines.
-    pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, ExchangeError> {
+    /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), before their deadlines. A rank that
+    /// cannot take part itself gets [`NoChannels`](ErrorKind::NoChannels) instead if it lacks channels.
+    pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
     }
@@ -270,10 +280,10 @@ fn prepared(
     context: &Context,
     options: &ExchangeOptions,
     patience: Duration,
-) -> Result<(PeerMemory, Tools), ExchangeError> {
+) -> Result<(PeerMemory, Tools), ErrorKind> {
     let deadline = Deadline::after(patience);
     let present = Present::new(own_rank(info), deadline);
-    let present = present.ok_or_else(|| ExchangeError::Closing { waited: deadline.waited() })?;
+    let present = present.ok_or_else(|| ErrorKind::Closing { waited: deadline.waited() })?;
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
     let slab = PeerMemory::new(context, bytes, handles)?;

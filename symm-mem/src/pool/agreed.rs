@@ -3,64 +3,13 @@
 use std::{convert::Infallible, time::Duration};
 
 use bootstrap::agreement::{self, Failed, Member, Place, remove_left};
-use caching_alloc::core::symmetric::SymmetricError;
-use process_group::store::StoreError;
 
 use super::{SymmetricBlock, SymmetricPool};
-use crate::agreement::{
-    Ending, LengthProtocol, Malformed, MeetingId, MeetingKind, PoolId, Refusal, Start, ending::store_error,
-    length_ending,
+use crate::{
+    agreement::{LengthProtocol, MeetingId, MeetingKind, Start, ending::store_error, length_ending},
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
 };
-
-/// Error of an agreed allocation.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AgreedError {
-    /// The ranks did not agree. The same value on all of them; nothing was allocated on any.
-    #[error("agreed allocation in {pool} refused on all ranks: {refusal}")]
-    Refused {
-        /// The pool.
-        pool: PoolId,
-        /// Why.
-        refusal: Refusal,
-    },
-    /// The ranks agreed, but this one has no room. Others may have allocated; the next commit reports the difference
-    /// to all.
-    #[error("the ranks agreed on {bytes} bytes in {pool}")]
-    Allocation {
-        /// The pool.
-        pool: PoolId,
-        /// The agreed length in bytes.
-        bytes: u64,
-        /// The reason why there is no room.
-        source: SymmetricError,
-    },
-    /// The store failed. The others report this rank as missing, or have allocated without it; the next commit
-    /// reports the difference to all.
-    #[error("agreed allocation in {pool} could not reach the store")]
-    Store {
-        /// The pool.
-        pool: PoolId,
-        /// Error of the store.
-        source: StoreError,
-    },
-    /// The value in the store is not a decision.
-    #[error(
-        "what stands in the store for {pool} cannot be read; check that no other program writes under its keys"
-    )]
-    Unreadable {
-        /// The pool.
-        pool: PoolId,
-        /// The reason why it cannot be read.
-        source: Malformed,
-    },
-    /// The state machine was driven in the wrong order: a bug of this crate.
-    #[error("an agreed allocation in {pool} was driven out of step; this is a bug of symm-mem")]
-    OutOfStep {
-        /// The pool.
-        pool: PoolId,
-    },
-}
 
 impl SymmetricPool {
     /// Allocates a block as long as the longest that any rank of the domain needs; this rank needs `bytes`. For sizes
@@ -72,33 +21,24 @@ impl SymmetricPool {
     /// If no rank needs anything, that is an error of the allocation, on all.
     ///
     /// # Errors
-    /// [`AgreedError`]; [`AgreedError::Refused`] with [`Refusal::SyncTimeout`] if a rank does not come.
+    /// [`ErrorKind::Refused`] with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not come.
+    /// [`ErrorKind::AgreedAllocation`] if this rank has no room, and the other kinds of an agreement.
     #[track_caller]
-    pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, AgreedError> {
-        let agreed = self.agree_on_length(bytes, deadline)?;
-        self.allocate(agreed).map_err(|source| AgreedError::Allocation {
-            pool: self.id(),
-            bytes: agreed,
-            source,
-        })
+    pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
+        let call = CallContext::of_pool("agreed allocation", self.id());
+        let bytes = self.agree_on_length(bytes, deadline).map_err(|kind| call.error(kind))?;
+        self.allocate(bytes).map_err(|source| call.error(ErrorKind::AgreedAllocation { bytes, source }))
     }
 
-    fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, AgreedError> {
-        let pool = self.id();
+    fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, ErrorKind> {
         let Start { member, record } = self.begin_length(bytes, deadline);
         let (store, act) =
             (self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
         let agreed = agreement::run::<LengthProtocol>(store, member.clone(), record, act, || Ok(()));
         self.end_round(&member, agreed.is_ok()).iter().for_each(|place| remove_left(store, place));
-        let ended = |mut failed: Box<Failed<_>>| {
+        agreed.map_err(|mut failed: Box<Failed<_>>| {
             let error = store_error(&mut failed, &member);
-            (length_ending(failed.ending, &member), error)
-        };
-        agreed.map_err(|failed| match ended(failed) {
-            (Ending::Refused(refusal), _) => AgreedError::Refused { pool, refusal },
-            (Ending::StoreFailed { .. }, Some(source)) => AgreedError::Store { pool, source },
-            (Ending::Unreadable { source }, _) => AgreedError::Unreadable { pool, source },
-            _ => AgreedError::OutOfStep { pool },
+            ErrorKind::of_ending(length_ending(failed.ending, &member), error, Vec::new())
         })
     }
 

@@ -53,12 +53,11 @@ pub(crate) use self::memory::GraphHold;
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use self::retire::Found as RetirementFound;
 pub use self::{
-    agreed::AgreedError,
     block::SymmetricBlock,
     capture::{GraphPin, PoolCapture},
     explain::{Explanation, Path, Why},
     lookup::{BufferLocation, LookupError, Standing},
-    retire::{RetireError, RetireReport},
+    retire::RetireReport,
     scope::{PoolScope, PoolSource},
     typed::SliceError,
 };

@@ -18,13 +18,14 @@ use process_group::{
 use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
-        Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Malformed, Poison, PoolId,
-        Readiness, Refusal, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
-        Start,
+        Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Poison, Readiness, Release,
+        RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord, Start,
         ending::{gone, store_error},
         retirement_ending,
     },
     commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
@@ -42,77 +43,6 @@ pub struct RetireReport {
     pub windows: usize,
     /// Duration of the call on this rank.
     pub elapsed: Duration,
-}
-
-/// Error of a retirement.
-///
-/// [`Refused`](Self::Refused) and [`Poisoned`](Self::Poisoned) are the same on every rank of the domain, except that
-/// each rank lists its own groups.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RetireError {
-    /// No rank retired anything; the state is unchanged.
-    #[error("retirement in {pool} refused on all ranks: {refusal}")]
-    Refused {
-        /// The pool.
-        pool: PoolId,
-        /// Why.
-        refusal: Refusal,
-    },
-    /// The segments are out of use on all ranks, but some windows may still exist. The groups of the ranks that failed
-    /// are poisoned. A rank with a poisoned group does not return the memory yet: see [`RetireReport::bytes`].
-    #[error("retirement in {pool} went wrong: {poison}; poisoned groups of this rank: {groups:?}")]
-    Poisoned {
-        /// The pool.
-        pool: PoolId,
-        /// Why.
-        poison: Poison,
-        /// The groups of this rank that are poisoned.
-        groups: Box<[GroupId]>,
-    },
-    /// The store failed, so this rank does not know the decision of the others. They may report this rank as missing.
-    /// Or another process runs as this rank ([`StoreError::RankTaken`]), and the others may have agreed with it.
-    #[error("retirement in {pool} could not reach the store{}", if *poisoned {
-        " after this rank had posted its record, so its groups are poisoned"
-    } else {
-        ""
-    })]
-    Store {
-        /// The pool.
-        pool: PoolId,
-        /// True if this rank had posted its record. Others may then have deregistered windows, so this rank's groups
-        /// are poisoned.
-        poisoned: bool,
-        /// Error of the store.
-        source: StoreError,
-    },
-    /// The value in the store is not a decision. This rank does not know the decision of the others, so its groups
-    /// are poisoned.
-    #[error(
-        "what stands in the store for {pool} cannot be read, so its groups are poisoned; check that no other program writes under its keys"
-    )]
-    Unreadable {
-        /// The pool.
-        pool: PoolId,
-        /// The reason why it cannot be read.
-        source: Malformed,
-    },
-    /// The state machine was driven in the wrong order: a bug of this crate. The groups are poisoned.
-    #[error("a retirement in {pool} was driven out of step; this is a bug of symm-mem")]
-    OutOfStep {
-        /// The pool.
-        pool: PoolId,
-    },
-}
-
-impl RetireError {
-    /// Returns the refusal that all ranks were given, if nothing was retired.
-    pub fn refusal(&self) -> Option<&Refusal> {
-        match self {
-            RetireError::Refused { refusal, .. } => Some(refusal),
-            _ => None,
-        }
-    }
 }
 
 /// A group that takes part, with its state on this rank.
@@ -134,16 +64,18 @@ impl SymmetricPool {
     /// other blocks stay valid.
     ///
     /// # Errors
-    /// [`RetireError`]. Refusals ([`RetireError::Refused`]) are [`Refusal::SegmentPinned`], [`Refusal::SegmentInUse`],
-    /// [`Refusal::SegmentCommitted`], [`Refusal::RetirementMismatch`], [`Refusal::SyncTimeout`], and others that a
-    /// commit can return too. If a rank dies after the decision, the others get [`RetireError::Poisoned`].
+    /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
+    /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
+    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch), [`SyncTimeout`](crate::Refusal::SyncTimeout), and
+    /// others that a commit can return too. If a rank dies after the decision, the others get
+    /// [`ErrorKind::Poisoned`], which is the same on every rank of the domain, except that each lists its own groups.
     #[track_caller]
     pub fn retire(
         &self,
         ordinals: &[u32],
         groups: &[&dyn SymmetricGroup],
         deadline: Duration,
-    ) -> Result<RetireReport, RetireError> {
+    ) -> Result<RetireReport, Error> {
         let begun = Instant::now();
         let ordinals: Vec<u32> = ordinals.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
         let (parties, trouble) = self.parties(groups);
@@ -152,7 +84,6 @@ impl SymmetricPool {
         let found = Found::of(&parties, trouble, self.context.as_ref());
         let start = self.begin_retirement(&ordinals, &group_states, found, deadline);
         let (meeting, windows, failure) = self.run_retirement(start, &ordinals, &parties);
-        let pool = self.id();
         let cause = failure.as_ref().map(ToString::to_string);
         let (bytes, dead) = self.end_retirement(&ordinals, &group_states, &meeting, cause);
         for party in parties.iter().filter(|party| dead.contains(&party.group.id())) {
@@ -161,22 +92,17 @@ impl SymmetricPool {
                 end_poisoned(party.group, self.domain().rank(), &poison);
             }
         }
-        match (meeting, failure) {
-            (Ok(Retired::Everywhere {}), _) => {
-                Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() })
+        let ending = match meeting {
+            Ok(Retired::Everywhere {}) => {
+                return Ok(RetireReport { ordinals, bytes, windows, elapsed: begun.elapsed() });
             }
-            (Ok(Retired::Poisoned { poison, .. }), _) => {
-                let dead = parties.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
-                let groups = dead.map(|party| party.group.id()).collect();
-                Err(RetireError::Poisoned { pool, poison, groups })
-            }
-            (Err(Ending::Refused(refusal)), _) => Err(RetireError::Refused { pool, refusal }),
-            (Err(Ending::StoreFailed { in_doubt: poisoned }), Some(source)) => {
-                Err(RetireError::Store { pool, poisoned, source })
-            }
-            (Err(Ending::Unreadable { source }), _) => Err(RetireError::Unreadable { pool, source }),
-            (Err(_), _) => Err(RetireError::OutOfStep { pool }),
-        }
+            Ok(Retired::Poisoned { poison, .. }) => Ending::Poisoned(poison),
+            Err(ending) => ending,
+        };
+        let poisoned = parties.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
+        let poisoned = poisoned.map(|party| party.group.id()).collect();
+        let call = CallContext::of_pool("retirement", self.id());
+        Err(call.error(ErrorKind::of_ending(ending, failure, poisoned)))
     }
 
     /// The groups that take part, in ascending order, and a problem with one of them, if any.

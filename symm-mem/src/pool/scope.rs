@@ -15,7 +15,9 @@ use process_group::comm::CommError;
 use super::{SymmetricBlock, SymmetricPool};
 use crate::{
     agreement::GroupId,
-    commit::{CommitError, CommitOptions, CommitReport, SymmetricGroup, commit_all, lock},
+    commit::{CommitOptions, CommitReport, SymmetricGroup, commit_all, lock},
+    error::Error,
+    error_kind::ErrorKind,
 };
 
 /// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish).
@@ -68,10 +70,10 @@ impl<'a> PoolScope<'a> {
     /// the places of its buffers in committed segments.
     ///
     /// # Errors
-    /// Those of [`SymmetricPool::commit`], for each group. [`CommitError::GroupOver`] for a group that has ended or was
+    /// Those of [`SymmetricPool::commit`], for each group. [`ErrorKind::GroupOver`] for a group that has ended or was
     /// aborted, at once, if this rank has nothing new for it.
     #[must_use = "each result may be an error"]
-    pub fn finish(self) -> Vec<Result<CommitReport, CommitError>> {
+    pub fn finish(self) -> Vec<Result<CommitReport, Error>> {
         let Self { pool, groups, options, route } = self;
         drop(route);
         let known: Vec<_> = groups.iter().map(|group| pool.skip_unchanged(*group)).collect();
@@ -111,7 +113,7 @@ impl SymmetricPool {
 
     /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit
     /// then, otherwise `None`.
-    fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, CommitError>> {
+    fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.group_states().get(&id).cloned()?;
         let mut group_state = lock(&group_state);
@@ -130,11 +132,8 @@ impl SymmetricPool {
             Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
             _ => Ok(()),
         };
-        let group_name = group_state.group_name.clone();
-        Some(match group.standing().and_then(|()| closed()) {
-            Ok(()) => Ok(report),
-            Err(ended) => Err(CommitError::GroupOver { group: id, group_name, cause: Arc::new(ended) }),
-        })
+        let over = |cause| group_state.call().error(ErrorKind::GroupOver { cause });
+        Some(group.standing().and_then(|()| closed()).map(|()| report).map_err(over))
     }
 
     /// Returns the report of a commit without new segments, or `None` if nothing was committed for the group.

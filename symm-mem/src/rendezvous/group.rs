@@ -9,7 +9,13 @@ use std::{
 use process_group::{
     ProcessGroup,
     group::{GroupError, GroupId, HealthHandle},
+    link,
     store::Store,
+};
+
+use crate::{
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
 };
 
 /// A group as a rendezvous needs it: its members, this rank's place among them, and the store that they use to agree.
@@ -116,6 +122,25 @@ impl GroupInfo {
     /// Returns an error once the group has ended. Then no rank waits for its members.
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.standing.as_ref().map_or(Ok(()), HealthHandle::check)
+    }
+
+    /// The start of the errors of an operation of the group.
+    pub(crate) fn call(&self, operation: &'static str) -> CallContext {
+        CallContext::of_group(operation, self.id, Some(self.name.clone()))
+    }
+
+    /// Makes the error of an agreement of the group's members that has failed.
+    pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
+        let (is_refused, is_of_the_missing) = match &kind {
+            ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
+            ErrorKind::ExchangeRefused(refusal) => (true, refusal.is_of_the_missing()),
+            _ => (false, false),
+        };
+        // Removes the sockets of killed processes.
+        if is_of_the_missing {
+            link::sweep();
+        }
+        call.error_of_group(self.standing(), is_refused && !is_of_the_missing, kind)
     }
 }
 

@@ -60,7 +60,7 @@ pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
     buffers::{Origin, PeerBuffers, WindowPeersError},
-    error::{RendezvousError, ViewError},
+    error::ViewError,
     group::{GroupInfo, GroupInfoError, Groups},
     layout::Layout,
     memory::{PeerView, SymmetricMemory},
@@ -79,9 +79,13 @@ use self::{
 };
 use crate::{
     agreement::{ending::gone, hash::chain},
-    commit::over,
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
     kernels::PadLayout,
 };
+
+/// The operation in the errors of a rendezvous.
+const OPERATION: &str = "rendezvous";
 
 /// Options of a group's rendezvous. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,8 +187,8 @@ impl Rendezvous {
     /// Creates the rendezvous of a process group. Collective over it, like [`new`](Self::new).
     ///
     /// # Errors
-    /// [`RendezvousError`].
-    pub fn of(group: &ProcessGroup, options: RendezvousOptions) -> Result<Self, RendezvousError> {
+    /// Those of [`new`](Self::new).
+    pub fn of(group: &ProcessGroup, options: RendezvousOptions) -> Result<Self, Error> {
         Self::new(GroupInfo::from(group), group.context(), options)
     }
 
@@ -192,13 +196,10 @@ impl Rendezvous {
     /// and equally often. They exchange the signal pads of this value.
     ///
     /// # Errors
-    /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused).
-    pub fn new(
-        info: GroupInfo,
-        context: &Context,
-        options: RendezvousOptions,
-    ) -> Result<Self, RendezvousError> {
-        let life = life(&info)?;
+    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused).
+    pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
+        let call = info.call(OPERATION);
+        let life = life(&info).map_err(|error| call.error(error))?;
         let known = device(context);
         let (device, unreachable) =
             known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
@@ -209,13 +210,14 @@ impl Rendezvous {
         // If a capture is open, the calls below must not become part of it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
-            .map_err(RendezvousError::from)
+            .map_err(Into::into)
             .and_then(|_| OwnPad::make(context, rendezvous.inner.info.world_size(), &options));
         // A rank without a pad posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
-        let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(error)))?;
+        let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(&**error)))?;
+        let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
         // This value is new, so the pads are not yet set.
-        let _ = rendezvous.inner.pads.set(Pads::new(own?, peers));
+        let _ = rendezvous.inner.pads.set(Pads::new(own, peers));
         Ok(rendezvous)
     }
 
@@ -231,8 +233,8 @@ impl Rendezvous {
     /// is already mapped on all members, it is not mapped again.
     ///
     /// # Errors
-    /// [`RendezvousError`]. All members get the same [`Refused`](RendezvousError::Refused), before their deadlines.
-    pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
+    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused), before their deadlines.
+    pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         let (_, peers) = self.map(&buffer)?;
         Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
@@ -240,7 +242,7 @@ impl Rendezvous {
 
     /// A [rendezvous](Self::rendezvous). Returns the peers, and the number of the rendezvous that mapped them, which is
     /// equal on all members.
-    pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
+    pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let mapped = self.mapping(buffer).map(|(since, _)| since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
         buffer.peer_mappings().put(&self.inner.key, buffer.ordinal(), since, peers.clone());
@@ -251,10 +253,10 @@ impl Rendezvous {
     /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective, with the same layout.
     ///
     /// # Errors
-    /// [`RendezvousError::Allocation`] on a member that cannot allocate; the others get
-    /// [`Refused`](RendezvousError::Refused) with the reason. And the errors of [`rendezvous`](Self::rendezvous).
+    /// [`ErrorKind::Allocation`] on a member that cannot allocate; the others get
+    /// [`RendezvousRefused`](ErrorKind::RendezvousRefused) with the reason. And the errors of [`rendezvous`](Self::rendezvous).
     #[doc(alias = "empty_strided_p2p")]
-    pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, RendezvousError> {
+    pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, Error> {
         let Inner { context, options, .. } = &*self.inner;
         // An open capture must neither refuse the allocation nor be invalidated by it.
         let _relaxed = RelaxedCapture::enter(context.driver());
@@ -267,7 +269,7 @@ impl Rendezvous {
             Ok(memory) => self.rendezvous(&memory),
             Err(error) => {
                 self.decline(error_text(&error));
-                Err(error.into())
+                Err(self.call().error(error))
             }
         }
     }
@@ -276,15 +278,12 @@ impl Rendezvous {
     /// Local.
     ///
     /// # Errors
-    /// [`RendezvousError::RendezvousMissing`].
-    pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, RendezvousError> {
+    /// [`ErrorKind::RendezvousMissing`].
+    pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         match buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()) {
             Some((_, peers)) => Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers }),
-            None => Err(RendezvousError::RendezvousMissing {
-                group: self.inner.info.name().to_owned(),
-                address: buffer.ptr().0,
-            }),
+            None => Err(self.call().error(ErrorKind::RendezvousMissing { address: buffer.ptr().0 })),
         }
     }
 
@@ -310,7 +309,7 @@ impl Rendezvous {
 
     /// Runs one rendezvous, with or without memory of this rank. Returns the peers, and the number of the rendezvous
     /// that mapped them.
-    fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), RendezvousError> {
+    fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let Inner { info, context, options, .. } = &*self.inner;
         // Mapping must not become part of an open capture, or invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
@@ -365,28 +364,12 @@ impl Rendezvous {
             }
             Err(failed) => (Ending::of(failed.ending, RendezvousRefusal::from), failed.store),
         };
-        Err(self.failed(ending, failure))
+        let kind = ErrorKind::of_agreement(ending, ErrorKind::RendezvousRefused, failure);
+        Err(info.failed(&self.call(), kind))
     }
 
-    /// Converts the ending of a rendezvous to its error. `failure` is the store's error, if the store failed.
-    fn failed(&self, ending: Ending, failure: Option<StoreError>) -> RendezvousError {
-        let info = &self.inner.info;
-        let is_of_the_missing = matches!(&ending, Ending::Refused(refusal) if refusal.is_of_the_missing());
-        // Removes the sockets of killed processes.
-        if is_of_the_missing {
-            link::sweep();
-        }
-        let group = info.name().to_owned();
-        let is_agreed = matches!(ending, Ending::Refused(_)) && !is_of_the_missing;
-        if let Some(cause) = over(info.standing(), is_agreed) {
-            return RendezvousError::GroupOver { group, cause };
-        }
-        match (ending, failure) {
-            (Ending::Refused(refusal), _) => RendezvousError::Refused { group, refusal },
-            (Ending::StoreFailed { .. }, Some(source)) => RendezvousError::Store { group, source },
-            (Ending::Unreadable(source), _) => RendezvousError::Unreadable { group, source },
-            (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => RendezvousError::OutOfStep { group },
-        }
+    fn call(&self) -> CallContext {
+        self.inner.info.call(OPERATION)
     }
 
     /// Exports the memory of a candidate and creates this rank's record.
@@ -441,13 +424,9 @@ impl Rendezvous {
 /// Counts in the store how often this rank has created the group's rendezvous, and returns the count. It is part of
 /// all keys, so a later rendezvous of the group does not read those of an earlier one. The count comes first, so that
 /// the ranks' counts stay equal if a later step fails.
-fn life(info: &GroupInfo) -> Result<u64, RendezvousError> {
+fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
-    let life = info
-        .store
-        .add(&key, 1)
-        .map_err(|source| RendezvousError::Store { group: info.name().to_owned(), source })?;
-    Ok(life.unsigned_abs())
+    info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
 /// The device of `context`, and the devices that it cannot access.

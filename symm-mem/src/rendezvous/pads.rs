@@ -10,12 +10,13 @@
 
 use std::{
     collections::HashMap,
+    error::Error,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus, vmm::HandleTypes};
 
-use super::{PeerBuffers, PeerMemory, RendezvousError, RendezvousOptions, protocol::Subject};
+use super::{PeerBuffers, PeerMemory, RendezvousOptions, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
 /// The direction of a signal, as this rank uses a slot.
@@ -48,7 +49,7 @@ impl OwnPad {
         context: &Context,
         world: usize,
         options: &RendezvousOptions,
-    ) -> Result<Self, RendezvousError> {
+    ) -> Result<Self, Box<dyn Error>> {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
         let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;

@@ -15,7 +15,7 @@ use super::{
     world::{Event, World, tell},
 };
 use crate::{
-    CommitError, CommitOptions,
+    CommitOptions, Error,
     agreement::{
         self, Capabilities, CommitProtocol, LogPoint, Outcome, Plan, Policy, PoolId, Readiness, Release,
         hash::chain,
@@ -131,7 +131,7 @@ impl World {
         &mut self,
         rank: u32,
         group_state: &Mutex<GroupState>,
-        error: &CommitError,
+        error: &Error,
     ) -> Result<(), Violation> {
         let (place, declined) = lock(group_state).log.decline(error.to_string());
         let (key, value) = (place.decision_key(), refusal::<CommitProtocol>(declined.into()));

@@ -7,8 +7,8 @@ use process_group::{
     group::{Buffer, Work},
 };
 use symm_mem::{
-    SymmetricBlock, SymmetricPool,
-    direct::{Direct, DirectError, DirectOptions, DirectReport},
+    Error, ErrorKind, SymmetricBlock, SymmetricPool,
+    direct::{Direct, DirectOptions, DirectReport},
 };
 
 use super::rig::{Rank, far, small};
@@ -92,6 +92,6 @@ impl<'a> Job<'a> {
 
     pub(super) fn leave(self) {
         self.group.destroy(far()).unwrap();
-        assert!(matches!(self.direct.report(), Ok(_) | Err(DirectError::Ended { .. })));
+        assert!(matches!(self.direct.report().map_err(Error::into_kind), Ok(_) | Err(ErrorKind::PathEnded)));
     }
 }

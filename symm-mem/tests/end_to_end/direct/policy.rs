@@ -1,7 +1,7 @@
 //! Reports of a group about its path, and the conditions for a path.
 
 use process_group::group::{Explanation, GroupErrorKind, P2pPolicy, PeerChannel, Request};
-use symm_mem::direct::{self, DirectError};
+use symm_mem::{ErrorKind, direct};
 
 use super::rig::{Machine, buffer, bytes, far, pattern, small};
 
@@ -85,11 +85,13 @@ fn a_path_is_for_groups_that_agreed_on_it_once() {
             [small().slot_bytes(0), small().slot_bytes(40), small().slots(0), small().slots(usize::MAX)]
         {
             let refused = direct::install(&group, options).unwrap_err();
-            assert!(matches!(refused, DirectError::Options { .. }), "{refused}");
+            assert!(matches!(refused.kind(), ErrorKind::Options { .. }), "{refused}");
         }
         direct::install(&group, small()).unwrap();
         let refused = direct::install(&group, small()).unwrap_err();
-        let DirectError::Group(refused) = refused else { panic!("{refused}") };
+        // The text names the group once.
+        assert!(!refused.to_string().contains("world: "), "{refused}");
+        let ErrorKind::Group(refused) = refused.into_kind() else { panic!("it has a path") };
         assert!(matches!(refused.kind(), GroupErrorKind::PathRefused { .. }), "{refused}");
         assert_eq!(refused.group(), Some(group.name()));
         // A subgroup needs a path of its own.
@@ -124,13 +126,13 @@ fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
         let told = |odd| if rank.rank == 2 { odd } else { small() };
         for odd in [small().slots(2).graph_slots(3), small().slots(1 << 10)] {
             let error = direct::install(&group, told(odd)).unwrap_err();
-            let named = matches!(&error, DirectError::Different { rank: other, .. } if (*other == 2) == (rank.rank != 2));
-            assert!(named || matches!(error, DirectError::Rendezvous(_)), "{error}");
+            let named = matches!(error.kind(), ErrorKind::OptionsDiffer { rank: other, .. } if (*other == 2) == (rank.rank != 2));
+            assert!(named || error.rendezvous_refusal().is_some(), "{error}");
         }
         // One rank alone refuses its options, and tells the others.
         let error = direct::install(&group, told(small().slot_bytes(1000))).unwrap_err();
         let [is_own, is_told] =
-            [matches!(error, DirectError::Options { .. }), matches!(error, DirectError::Rendezvous(_))];
+            [matches!(error.kind(), ErrorKind::Options { .. }), error.rendezvous_refusal().is_some()];
         assert!(if rank.rank == 2 { is_own } else { is_told }, "{error}");
         direct::install(&group, small()).unwrap();
         group.destroy(far()).unwrap();

@@ -15,7 +15,7 @@ use process_group::{
     peers::Loss,
     store::{Store, TcpStore, barrier},
 };
-use symm_mem::direct::{self, DirectError};
+use symm_mem::{ErrorKind, direct};
 
 use super::rig::{Rank, far, pattern, small};
 
@@ -107,7 +107,7 @@ fn without_flag_page(world: &World, rank: &Rank) {
         world.faults().inject(Injection::new("cuMemHostRegister_v2", failure).nth(1)).unwrap();
     }
     let error = direct::install(&group, small()).unwrap_err();
-    let DirectError::Unmade { rank: 0, problem, .. } = &error else { panic!("{error}") };
+    let ErrorKind::Unmade { rank: 0, problem } = error.kind() else { panic!("{error}") };
     assert!(problem.contains("cuMemHostRegister"), "{problem}");
     direct::install(&group, small()).unwrap();
     group.destroy(far()).unwrap();

@@ -5,7 +5,7 @@ use std::{sync::Barrier, thread, time::Duration};
 use cuda_driver::{WaitCondition, graph::CaptureMode, memory::DeviceMemory};
 use gpu_sim::{Action, Injection};
 use process_group::{comm::DataType, group::Buffer};
-use symm_mem::{CommitOptions, Refusal, RetireError, SymmetricBlock};
+use symm_mem::{CommitOptions, Refusal, SymmetricBlock};
 
 use super::{
     job::{Job, KIB, MIB},
@@ -285,10 +285,9 @@ fn a_graph_keeps_the_peers_segment() {
         drop(block);
         let graph = (job.me() == 1).then_some(graph);
         let retired = job.pool.retire(&[0], &[], PATIENCE);
-        let Err(RetireError::Refused { refusal: Refusal::SegmentPinned { ordinal: 0, graphs }, .. }) =
-            retired
-        else {
-            panic!("rank 1 has a graph: {retired:?}")
+        let retired = retired.expect_err("rank 1 has a graph");
+        let Some(Refusal::SegmentPinned { ordinal: 0, graphs }) = retired.refusal() else {
+            panic!("{retired}")
         };
         assert_eq!(graphs.entries.iter().map(|it| it.value).collect::<Vec<_>>(), [0, 1]);
         drop(graph);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use symm_mem::{AgreedError, Refusal, SymmetricError};
+use symm_mem::{Error, ErrorKind, Refusal, SymmetricError};
 
 use super::{NCCL_2_28_9, on_ranks, options, run, windows};
 
@@ -20,7 +20,8 @@ fn ragged_lengths_get_the_same_place() {
         rank.sum(&second, &rank.world);
 
         let nothing = pool.allocate_agreed(0, LONG).expect_err("nobody needs anything");
-        let AgreedError::Allocation { bytes: 0, source: SymmetricError::Size(_), .. } = nothing else {
+        assert_eq!((nothing.pool(), nothing.group()), (Some(pool.id()), None));
+        let ErrorKind::AgreedAllocation { bytes: 0, source: SymmetricError::Size(_) } = nothing.kind() else {
             panic!("{nothing}")
         };
         drop((first, second, pool));
@@ -40,8 +41,8 @@ fn a_rank_that_does_not_say_its_length_is_named() {
             let log = pool.log();
             drop(pool);
             rank.leave();
-            result.map(|result| match result {
-                Err(AgreedError::Refused { refusal, .. }) => (refusal, log),
+            result.map(|result| match result.map_err(Error::into_kind) {
+                Err(ErrorKind::Refused(refusal)) => (refusal, log),
                 other => panic!("{other:?}"),
             })
         },

@@ -7,7 +7,7 @@ use process_group::{
     comm::{DataType, WindowOutcome, WindowRequest},
     group::Buffer,
 };
-use symm_mem::{CommitError, CommitReport, Geometry, Refusal, SymmetricGroup, SymmetricPool};
+use symm_mem::{CommitReport, Error, ErrorKind, Geometry, Refusal, SymmetricGroup, SymmetricPool};
 
 use super::{
     job::{Rank, soon},
@@ -17,9 +17,9 @@ use super::{
 const MIB: u64 = 1 << 20;
 
 /// The refusal of a commit, which is the same on all ranks.
-fn refused(result: Result<CommitReport, CommitError>) -> Refusal {
-    match result {
-        Err(CommitError::Refused { refusal, .. }) => refusal,
+fn refused(result: Result<CommitReport, Error>) -> Refusal {
+    match result.map_err(Error::into_kind) {
+        Err(ErrorKind::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     }
 }

@@ -4,8 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use process_group::{ProcessGroup, store::Store};
 use symm_mem::{
-    AgreedError, CommitError, CommunicatorGroup, Domain, Geometry, GroupId, PoolId, Refusal, RetireError,
-    SymmetricPool,
+    CommunicatorGroup, Domain, ErrorKind, Geometry, GroupId, PoolId, Refusal, SymmetricPool,
     agreement::{MeetingId, MeetingKind, Membership, PROTOCOL_VERSION, RankList, Waiting},
 };
 
@@ -48,21 +47,12 @@ impl Call {
     }
 
     fn call(self, pool: &SymmetricPool, group: &ProcessGroup, deadline: Duration) -> Result<(), Refusal> {
-        let refusal = match self {
-            Self::Commit => match pool.commit(group, options().deadline(deadline)) {
-                Err(CommitError::Refused { refusal, .. }) => refusal,
-                other => return other.map(drop).map_err(|error| panic!("{error}")),
-            },
-            Self::Retire => match pool.retire(&[0], &[], deadline) {
-                Err(RetireError::Refused { refusal, .. }) => refusal,
-                other => return other.map(drop).map_err(|error| panic!("{error}")),
-            },
-            Self::Length => match pool.allocate_agreed(1 << (10 + group.rank()), deadline) {
-                Err(AgreedError::Refused { refusal, .. }) => refusal,
-                other => return other.map(drop).map_err(|error| panic!("{error}")),
-            },
+        let result = match self {
+            Self::Commit => pool.commit(group, options().deadline(deadline)).map(drop),
+            Self::Retire => pool.retire(&[0], &[], deadline).map(drop),
+            Self::Length => pool.allocate_agreed(1 << (10 + group.rank()), deadline).map(drop),
         };
-        Err(refusal)
+        result.map_err(|error| error.refusal().unwrap_or_else(|| panic!("{error}")).clone())
     }
 
     fn kind(self, group: &ProcessGroup) -> MeetingKind {
@@ -297,16 +287,14 @@ fn a_group_outside_of_one_domain_is_told_to_the_others() {
         drop(pool.allocate(1 << 20).expect("there is room"));
         for _ in 0..2 {
             let error = pool.commit(&rank.world, options()).expect_err("the ranks differ");
-            match &error {
-                CommitError::GroupOutsideDomain { outside, .. } if rank.rank == 0 => {
+            match error.kind() {
+                ErrorKind::GroupOutsideDomain { outside, .. } if rank.rank == 0 => {
                     assert_eq!(outside, &[2])
                 }
-                CommitError::Refused {
-                    refusal: Refusal::PeerPrepareFailed { rank: 0, cause, .. }, ..
-                } => {
+                ErrorKind::Refused(Refusal::PeerPrepareFailed { rank: 0, cause, .. }) => {
                     assert!(rank.rank > 0 && cause.contains("members [2] are outside"), "{error}");
                 }
-                error => panic!("rank {}: {error}", rank.rank),
+                _ => panic!("rank {}: {error}", rank.rank),
             }
         }
         // For a group inside both domains, the lists are compared.

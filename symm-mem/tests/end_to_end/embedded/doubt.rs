@@ -9,7 +9,7 @@ use std::{
 };
 
 use process_group::store::{PrefixStore, Result, Store, StoreError};
-use symm_mem::{CommitError, Domain, Geometry, RetireError, SymmetricBlock, SymmetricPool};
+use symm_mem::{Domain, Error, ErrorKind, Geometry, SymmetricBlock, SymmetricPool};
 
 use super::{
     NCCL_2_28_3, NCCL_2_28_9,
@@ -115,10 +115,10 @@ fn meet_without_store(meeting: Meeting, release: i32, nth: u64) -> Vec<After> {
                     arm();
                     let result = pool.commit(&rank.world, short);
                     drop(block);
-                    match result {
+                    match result.map_err(Error::into_kind) {
                         Ok(report) => Some(report.new_segments > 0),
-                        Err(CommitError::Refused { .. }) => Some(false),
-                        Err(CommitError::Poisoned { .. }) => Some(true),
+                        Err(ErrorKind::Refused(_)) => Some(false),
+                        Err(ErrorKind::Poisoned { .. }) => Some(true),
                         // It was not told the agreement.
                         Err(_) => None,
                     }
@@ -127,9 +127,9 @@ fn meet_without_store(meeting: Meeting, release: i32, nth: u64) -> Vec<After> {
                     pool.commit(&rank.world, options()).expect("the ranks agree");
                     drop(block);
                     arm();
-                    match pool.retire(&[0], &[&rank.world], short.deadline) {
-                        Ok(_) | Err(RetireError::Poisoned { .. }) => Some(true),
-                        Err(RetireError::Refused { .. }) => Some(false),
+                    match pool.retire(&[0], &[&rank.world], short.deadline).map_err(Error::into_kind) {
+                        Ok(_) | Err(ErrorKind::Poisoned { .. }) => Some(true),
+                        Err(ErrorKind::Refused(_)) => Some(false),
                         Err(_) => None,
                     }
                 }
@@ -224,10 +224,11 @@ fn a_store_that_fails_before_anything_is_posted_costs_the_commit_alone() {
                 store.arm(1);
             }
             let error = pool.commit(&rank.world, options().deadline(Duration::from_secs(1)));
-            match (rank.rank, error.expect_err("rank 1 does not reach the store")) {
-                (0, error) => assert_eq!(error.name(), "SyncTimeout"),
-                (_, CommitError::Store { poisoned: false, .. }) => {}
-                (_, error) => panic!("{error}"),
+            let error = error.expect_err("rank 1 does not reach the store");
+            match (rank.rank, error.kind()) {
+                (0, _) => assert_eq!(error.name(), "SyncTimeout"),
+                (_, ErrorKind::Store { poisoned: false, .. }) => {}
+                _ => panic!("{error}"),
             }
             assert!(pool.poison(rank.world.id()).is_none() && rank.world.check().is_ok());
             store.disarm();

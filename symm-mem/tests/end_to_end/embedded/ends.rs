@@ -9,7 +9,7 @@ use process_group::{
     group::{GroupError, GroupErrorKind},
     store::{Deadline, Store},
 };
-use symm_mem::{CommitError, GroupId, Poison, Policy, Refusal, RetireError, Standing, SymmetricGroup};
+use symm_mem::{Error, ErrorKind, GroupId, Poison, Policy, Refusal, Standing, SymmetricGroup};
 
 use super::{
     NCCL_2_28_9,
@@ -77,7 +77,7 @@ fn what_was_agreed_is_told_to_all_though_the_group_ends_after_it() {
             },
         );
         let wanted = if fails { "RegistrationFailed" } else { "PolicyMismatch" };
-        assert_eq!(errors.iter().map(CommitError::name).collect::<Vec<_>>(), [wanted; 2], "{errors:?}");
+        assert_eq!(errors.iter().map(Error::name).collect::<Vec<_>>(), [wanted; 2], "{errors:?}");
         assert_eq!(errors[0].to_string(), errors[1].to_string());
     }
 }
@@ -93,11 +93,11 @@ fn a_commit_names_the_rank_whose_group_has_ended() {
             store.set("over", b"1").expect("it answers");
             let group = OverAfter { group: &rank.world, decided: "over".to_owned() };
             let error = pool.commit(&group, options()).expect_err("the group has ended");
-            assert!(matches!(error, CommitError::GroupOver { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::GroupOver { .. }), "{error}");
         } else {
             store.get(&decision, soon()).expect("rank 1 ends the commit");
-            match pool.commit(&rank.world, options()) {
-                Err(CommitError::Refused { refusal: Refusal::MemberLost { rank: 1, cause }, .. }) => {
+            match pool.commit(&rank.world, options()).map_err(Error::into_kind) {
+                Err(ErrorKind::Refused(Refusal::MemberLost { rank: 1, cause })) => {
                     assert!(cause.contains("it is over"), "{cause}");
                 }
                 other => panic!("{other:?}"),
@@ -121,12 +121,12 @@ fn who_cannot_read_how_a_registration_ended_has_a_dead_group() {
         let again = pool.commit(&rank.world, options()).expect_err("the group is dead");
         // The first rank that finds this ends the group, and the other may hear of it before it has looked itself.
         let is_told = matches!(
-            &error,
-            CommitError::GroupOver { cause, .. }
+            error.kind(),
+            ErrorKind::GroupOver { cause }
                 if matches!(cause.kind(), GroupErrorKind::Left { .. } | GroupErrorKind::MemberFailed { .. })
         );
         if !is_told {
-            assert!(matches!(error, CommitError::Unreadable { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::Unreadable { poisoned: true, .. }), "{error}");
             assert!(matches!(poison, Some(Poison::StoreLost { .. })), "{poison:?}");
             assert_eq!(again.name(), "StoreLost");
         }
@@ -150,7 +150,7 @@ fn who_cannot_read_how_a_retirement_ended_has_dead_groups_and_no_windows() {
         let key = format!("{}/retire/0/outcomes1/result", pool_key(&pool));
         rank.world.job_store().set(&key, b"?").expect("it answers");
         let error = pool.retire(&[0], &groups, Duration::from_secs(60)).expect_err("the verdict is none");
-        assert!(matches!(error, RetireError::Unreadable { .. }), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Unreadable { poisoned: true, .. }), "{error}");
         for group in groups.map(SymmetricGroup::id) {
             assert!(matches!(pool.poison(group), Some(Poison::StoreLost { .. })));
             let found = pool.lookup(at, 4, group).expect("in one segment").expect("in the pool");

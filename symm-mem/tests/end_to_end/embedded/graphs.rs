@@ -16,7 +16,7 @@ use process_group::{
     store::Deadline,
 };
 use symm_mem::{
-    Placement, Refusal, RetireError, SymmetricBlock, SymmetricGroup, SymmetricPool,
+    Placement, Refusal, SymmetricBlock, SymmetricGroup, SymmetricPool,
     direct::{self, DirectOptions},
     exchange::{Exchange, ExchangeOptions, Part},
     kernels::{Algorithm, AllReduce, Kernels, Target, twins},
@@ -298,10 +298,7 @@ fn a_segment_is_not_retired_while_a_graph_uses_it_and_outlives_the_pool() {
         drop(block);
         let groups: [&dyn SymmetricGroup; 1] = [&rank.world];
         let error = pool.retire(&[0], &groups, LONG).expect_err("a graph uses the segment");
-        let RetireError::Refused { refusal: Refusal::SegmentPinned { ordinal: 0, graphs }, .. } = error
-        else {
-            panic!("{error}")
-        };
+        let Some(Refusal::SegmentPinned { ordinal: 0, graphs }) = error.refusal() else { panic!("{error}") };
         assert_eq!(graphs.entries.iter().map(|side| side.value).collect::<Vec<_>>(), [1]);
         drop(pool);
         launch(&rank, &graph);

@@ -24,14 +24,14 @@ use gpu_sim::{Action, Injection, World};
 use job::{commit_key, options, run, run_on_one_thread, soon};
 use process_group::{comm, store::Store};
 use symm_mem::{
-    CommitError, CommitReport, CommunicatorGroup, Geometry, GroupId, LookupError, NoWindows, Poison, Policy,
-    Refusal, Standing, SymmetricError, SymmetricGroup, SymmetricPool, commit_all,
+    CommitReport, CommunicatorGroup, Error, ErrorKind, Geometry, GroupId, LookupError, NoWindows, Poison,
+    Policy, Refusal, Standing, SymmetricError, SymmetricGroup, SymmetricPool, commit_all,
 };
 
 const NCCL_2_28_9: i32 = 22809;
 const NCCL_2_28_3: i32 = 22803;
 
-fn windows(result: &Result<CommitReport, CommitError>) -> (usize, usize) {
+fn windows(result: &Result<CommitReport, Error>) -> (usize, usize) {
     let report = result.as_ref().expect("the ranks agree");
     (report.new_windows, report.windows)
 }
@@ -254,7 +254,7 @@ fn one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all() {
         let wide = CommunicatorGroup { id, ranks: vec![0, 5], communicator };
         let error = pool.commit(&wide, options()).expect_err("rank 5 has promised nothing");
         assert!(
-            matches!(&error, CommitError::GroupOutsideDomain { outside, .. } if outside == &[5]),
+            matches!(error.kind(), ErrorKind::GroupOutsideDomain { outside, .. } if outside == &[5]),
             "{error}"
         );
         assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
@@ -446,7 +446,7 @@ fn two_pools_are_committed_for_a_group_one_after_the_other() {
         let pools = [rank.pool(), rank.pool()];
         let blocks = pools.each_ref().map(|pool| pool.allocate(1 << 20).expect("there is room"));
         let commit = |pool: usize| pools[pool].commit(&rank.world, options());
-        let refused = |result: Result<CommitReport, CommitError>| {
+        let refused = |result: Result<CommitReport, Error>| {
             let error = result.expect_err("rank 0 is at the other pool");
             assert!(matches!(error.refusal(), Some(Refusal::PeerPrepareFailed { rank: 0, .. })), "{error}");
         };
@@ -491,7 +491,7 @@ fn a_commit_ends_with_its_group() {
     });
     let error =
         results.into_iter().flatten().next().expect("rank 0 has committed").expect_err("rank 1 is not there");
-    assert!(matches!(error, CommitError::GroupOver { .. }), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::GroupOver { .. }), "{error}");
     // The text alone names the group and the cause.
     let text = error.to_string();
     assert!(text.starts_with("commit of group world ("), "{text}");

@@ -14,7 +14,7 @@ use process_group::{
     store::{Store, barrier},
 };
 use symm_mem::{
-    CommitError, CommitOptions, Domain, Geometry, Poison, Refusal, RetireError, RetireReport, SymmetricGroup,
+    CommitOptions, Domain, Error, ErrorKind, Geometry, Poison, Refusal, RetireReport, SymmetricGroup,
     SymmetricPool,
     rendezvous::{Rendezvous, RendezvousOptions},
 };
@@ -144,7 +144,7 @@ fn commit_in_order(told: &Told, dp_first: &str) {
     };
     member.meet("ready");
     let results = groups.map(|group| member.pool.commit(group, options));
-    let said = format!("{:?}", results[0].as_ref().map_err(CommitError::refusal).map(|it| it.windows));
+    let said = format!("{:?}", results[0].as_ref().map_err(Error::refusal).map(|it| it.windows));
     match (&results, circle) {
         ([Ok(first), Ok(second)], false) => assert_eq!((first.windows, second.windows), (1, 1)),
         ([Err(first), Err(second)], true) => {
@@ -191,9 +191,9 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
     if member.rank == VICTIM {
         member.store.survived(&told.case, result.is_ok());
     }
-    match &result {
+    match result.as_ref().map_err(Error::kind) {
         // It died inside the registration.
-        Err(CommitError::GroupOver { cause, .. }) if what.starts_with("nccl") || what == REMOTE => {
+        Err(ErrorKind::GroupOver { cause }) if what.starts_with("nccl") || what == REMOTE => {
             assert!(
                 matches!(cause.kind(), GroupErrorKind::Lost { rank: VICTIM, .. }),
                 "{what} {nth}: {cause}"
@@ -201,19 +201,19 @@ fn commit_with_a_victim(told: &Told, what: &str, nth: u64) {
         }
         result if what.starts_with("nccl") || what == REMOTE => panic!("{what} {nth}: {result:?}"),
         // It died after it had read the verdict, or before any rank could notice; or the watchdog was faster.
-        Ok(_) | Err(CommitError::GroupOver { .. }) => {}
-        Err(CommitError::Refused { refusal: Refusal::SyncTimeout { missing, .. }, .. }) => {
+        Ok(_) | Err(ErrorKind::GroupOver { .. }) => {}
+        Err(ErrorKind::Refused(Refusal::SyncTimeout { missing, .. })) => {
             assert!(missing.iter().any(|absentee| absentee.rank == VICTIM as u32), "{missing:?}");
         }
-        Err(CommitError::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
+        Err(ErrorKind::Poisoned { poison: Poison::MembersLost { missing, .. }, .. }) => {
             assert!(missing.contains(&(VICTIM as u32)), "{missing:?}");
         }
         // Another rank noticed the loss first.
-        Err(CommitError::Refused { refusal: Refusal::MemberLost { rank, .. }, .. }) => {
+        Err(ErrorKind::Refused(Refusal::MemberLost { rank, .. })) => {
             assert_eq!(*rank, VICTIM as u32, "{what} {nth}");
         }
         // A watchdog was faster, on a rank that had not arrived yet: it names the lost rank.
-        Err(CommitError::Refused { refusal: Refusal::PeerPrepareFailed { cause, .. }, .. }) => {
+        Err(ErrorKind::Refused(Refusal::PeerPrepareFailed { cause, .. })) => {
             assert!(cause.contains(&format!("rank {VICTIM}")), "{what} {nth}: {cause}");
         }
         Err(other) => panic!("{what} {nth}: {other}"),
@@ -243,10 +243,10 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
         member.store.survived(&told.case, result.is_ok());
     }
     // The survivors were told the same, except that each lists its own groups.
-    let said = match &result {
+    let said = match result.as_ref().map_err(Error::kind) {
         // It died after it had read the verdict.
         Ok(RetireReport { bytes, windows, .. }) => format!("{bytes} bytes of {windows} windows"),
-        Err(RetireError::Refused { refusal, .. }) => {
+        Err(ErrorKind::Refused(refusal)) => {
             let is_named = match refusal {
                 Refusal::SyncTimeout { missing, .. } => missing.iter().any(|it| it.rank == VICTIM as u32),
                 Refusal::MemberLost { rank, .. } | Refusal::QuiesceFailed { rank, .. } => {
@@ -259,7 +259,7 @@ fn retire_with_a_victim(told: &Told, what: &str, nth: u64) {
             assert!(is_named, "{what} {nth}: {refusal}");
             refusal.to_string()
         }
-        Err(RetireError::Poisoned { poison, groups, .. }) => {
+        Err(ErrorKind::Poisoned { poison, groups }) => {
             let silent: &[u32] = match poison {
                 Poison::MembersLost { missing, .. } => missing,
                 // It had reported that its windows were gone.

@@ -1,7 +1,7 @@
 //! A rank that has made other allocations than the others recovers by the advice in the error.
 
 use cuda_driver::memory::DeviceMemory;
-use symm_mem::{CommitError, Refusal, SymmetricBlock, SymmetricError, SymmetricPool};
+use symm_mem::{Error, Refusal, SymmetricBlock, SymmetricError, SymmetricPool};
 
 use super::{
     job::{Rank, options},
@@ -11,7 +11,7 @@ use super::{
 const MIB: u64 = 1 << 20;
 
 /// Does what the error tells this rank to do, word for word. Returns the block of an allocation.
-fn follow(error: &CommitError, rank: u32, pool: &SymmetricPool, blocks: &mut Vec<SymmetricBlock>) {
+fn follow(error: &Error, rank: u32, pool: &SymmetricPool, blocks: &mut Vec<SymmetricBlock>) {
     let text = error.to_string();
     let (_, advice) = text.split_once("; to recover, let ").unwrap_or_else(|| panic!("no advice in {text}"));
     let (advice, _) = advice.split_once(", as ").expect("the rank that did it");
@@ -74,10 +74,8 @@ fn after_a_failed_allocation_on_one_rank_the_pool_commits_again() {
             assert_eq!(again.to_string(), full.to_string());
         }
         let error = pool.commit(&rank.world, options()).expect_err("rank 1 has no second segment");
-        let CommitError::Refused { refusal: Refusal::SegmentCountMismatch { ordinal: 1, .. }, .. } = &error
-        else {
-            panic!("{error}");
-        };
+        let refusal = error.refusal();
+        assert!(matches!(refusal, Some(Refusal::SegmentCountMismatch { ordinal: 1, .. })), "{error}");
         assert!(error.to_string().contains("rank 1: was refused 10485760 bytes"), "{error}");
         drop(taken);
         let mut blocks: Vec<_> = block.into_iter().collect();

@@ -8,7 +8,7 @@ use caching_alloc::{
 };
 use gpu_sim::{Action, Injection};
 use symm_mem::{
-    BufferLocation, CommitReport, Geometry, Poison, Refusal, RetireError, RetireReport, Standing,
+    BufferLocation, CommitReport, Error, ErrorKind, Geometry, Poison, Refusal, RetireReport, Standing,
     SymmetricBlock, SymmetricGroup, SymmetricPool,
 };
 
@@ -31,13 +31,13 @@ fn retire(
     pool: &SymmetricPool,
     ordinals: &[u32],
     groups: &[&dyn SymmetricGroup],
-) -> Result<RetireReport, RetireError> {
+) -> Result<RetireReport, Error> {
     pool.retire(ordinals, groups, LONG)
 }
 
-fn refusal(result: Result<RetireReport, RetireError>) -> Refusal {
-    match result {
-        Err(RetireError::Refused { refusal, .. }) => refusal,
+fn refusal(result: Result<RetireReport, Error>) -> Refusal {
+    match result.map_err(Error::into_kind) {
+        Err(ErrorKind::Refused(refusal)) => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -212,7 +212,7 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
             assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
             drop(block);
             let error = retire(&pool, &[0], &[&rank.world]).expect_err("one deregistration fails");
-            let RetireError::Poisoned { poison, groups, .. } = error else { panic!("{error}") };
+            let ErrorKind::Poisoned { poison, groups } = error.into_kind() else { panic!("not poisoned") };
             assert_eq!(*groups, [rank.world.id()]);
             assert!(matches!(pool.poison(rank.world.id()), Some(Poison::RetirementFailed { .. })));
             // The segment is out of use on both ranks, so that they still agree on the place of the next one.

@@ -5,7 +5,10 @@ use std::{sync::Mutex, thread, time::Duration};
 use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection, World};
 use process_group::store::Deadline;
-use symm_mem::exchange::{Exchange, ExchangeError, Fault, Part, Plan, TransferError};
+use symm_mem::{
+    Error,
+    exchange::{Exchange, Fault, Part, Plan, TransferError},
+};
 
 use super::{LONG, Rank, on_world, options, pattern};
 
@@ -35,7 +38,7 @@ fn inject(world: &World, call: &str, nth: u64) {
 }
 
 /// A plan of two transfers from rank 0 to rank 1: a put into plain memory, and a get from virtual memory.
-fn plan(rank: &Rank<'_>) -> Result<(Plan, Vec<Part>), ExchangeError> {
+fn plan(rank: &Rank<'_>) -> Result<(Plan, Vec<Part>), Error> {
     let parts = match rank.rank {
         0 => vec![Part::PutInitiator, Part::GetBy],
         _ => vec![Part::PutTarget, Part::GetFrom],
@@ -86,8 +89,10 @@ fn a_call_that_fails_is_the_same_refusal_on_all_and_leaves_nothing() {
                 }
                 (rank.meet)();
                 let refused = rank.exchange.exchange("failing", &transfers).unwrap_err();
-                let refusal =
-                    refused.refusal().unwrap_or_else(|| panic!("{call} {nth}: {refused}")).to_string();
+                let refusal = refused
+                    .exchange_refusal()
+                    .unwrap_or_else(|| panic!("{call} {nth}: {refused}"))
+                    .to_string();
                 assert!(refusal.contains(call), "{call} is not in {refusal}");
                 told.lock().unwrap().push(refusal);
                 assert_eq!((rank.exchange.open_handles(), rank.exchange.free_channels()), (0, 64));

@@ -17,9 +17,8 @@ use process_group::{
     store::{Deadline, Store, barrier},
 };
 use symm_mem::{
-    exchange::{
-        ExchangeError, ExchangeOptions, ExchangeRefusal, Fault, Memory, Part, Plan, Transfer, TransferError,
-    },
+    Error, ErrorKind,
+    exchange::{ExchangeOptions, ExchangeRefusal, Fault, Memory, Part, Plan, Transfer, TransferError},
     rendezvous::{CudaAllocator, PeerAllocator},
 };
 
@@ -140,7 +139,7 @@ fn killed(
         store.doom(what, nth, RANKS, world);
     }
     let result = rank.exchange.exchange("plan", &all);
-    let said = match &result {
+    let said = match result.as_ref().map_err(Error::kind) {
         Ok(plan) => {
             let outcome = round(&rank, plan, &all);
             if rank.rank == VICTIM {
@@ -155,7 +154,7 @@ fn killed(
             }
             "well".to_owned()
         }
-        Err(ExchangeError::Refused { refusal, .. }) => {
+        Err(ErrorKind::ExchangeRefused(refusal)) => {
             match refusal {
                 ExchangeRefusal::ExchangeTimeout { missing, .. }
                 | ExchangeRefusal::MembersLost { missing, .. } => {

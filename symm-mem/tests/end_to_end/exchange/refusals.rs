@@ -12,9 +12,8 @@ use cuda_driver::{Driver, sys::Api};
 use gpu_sim::World;
 use process_group::{comm::DataType, store::Store};
 use symm_mem::{
-    exchange::{
-        ExchangeError, ExchangeOptions, ExchangeRefusal, Memory, Part, Plan, Transfer, TransferError,
-    },
+    ErrorKind,
+    exchange::{ExchangeOptions, ExchangeRefusal, Memory, Part, Plan, Transfer, TransferError},
     rendezvous::Layout,
 };
 
@@ -30,7 +29,7 @@ fn refused(job: impl Fn(&Rank<'_>) -> Vec<Transfer> + Sync) -> ExchangeRefusal {
     let told = Mutex::new(Vec::new());
     on_ranks(2, options(), |rank| {
         let error = rank.exchange.exchange("plan", &job(rank)).unwrap_err();
-        told.lock().unwrap().push(error.refusal().unwrap().clone());
+        told.lock().unwrap().push(error.exchange_refusal().unwrap().clone());
         assert_eq!((rank.exchange.open_handles(), rank.exchange.free_channels()), (0, 64));
         let memory = rank.plain(10);
         let part = [Part::PutInitiator, Part::PutTarget][rank.rank];
@@ -70,7 +69,9 @@ fn different_plans_do_not_meet() {
     on_ranks(2, options(), |rank| {
         let names = ["here", "there"];
         let error = rank.exchange.exchange(names[rank.rank], &[]).unwrap_err();
-        let Some(ExchangeRefusal::PlanMismatch { plans }) = error.refusal() else { panic!("{error}") };
+        let Some(ExchangeRefusal::PlanMismatch { plans }) = error.exchange_refusal() else {
+            panic!("{error}")
+        };
         assert_eq!(plans.entries.len(), 2);
         assert!(error.to_string().contains("\"there\""), "{error}");
         (rank.meet)();
@@ -83,14 +84,14 @@ fn who_does_not_come_is_named() {
     on_ranks(3, short, |rank| {
         if rank.rank != 1 {
             let error = rank.exchange.exchange("plan", &[]).unwrap_err();
-            let Some(ExchangeRefusal::ExchangeTimeout { missing, .. }) = error.refusal() else {
+            let Some(ExchangeRefusal::ExchangeTimeout { missing, .. }) = error.exchange_refusal() else {
                 panic!("{error}")
             };
             assert_eq!(*missing, [1]);
         }
         (rank.meet)();
         let error = rank.exchange.exchange_among(&[0, 3], "plan", &[]).unwrap_err();
-        assert!(matches!(error, ExchangeError::NotAMember { world: 3, .. }), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::NotAMember { world: 3, .. }), "{error}");
         (rank.meet)();
     });
 }
@@ -132,7 +133,7 @@ fn channels_run_out_by_type() {
             (0..2 + rank.rank).map(|_| rank.transfer(1 - rank.rank, part, &memory)).collect();
         let two = rank.exchange.exchange("two", &transfers[..2]).unwrap();
         let error = rank.exchange.exchange("more", &transfers).unwrap_err();
-        assert!(matches!(error, ExchangeError::NoChannels { free: 1, channels: 3, .. }), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::NoChannels { free: 1, channels: 3, .. }), "{error}");
         drop(two);
         // Slots of a plan that both ends dropped are free again.
         while rank.exchange.free_channels() < 3 {
@@ -153,12 +154,13 @@ fn channels_run_out_by_type() {
         let error = rank.exchange.exchange("most", &transfers).unwrap_err();
         match rank.rank {
             0 => {
-                let Some(ExchangeRefusal::PeerPrepareFailed { rank: 1, cause }) = error.refusal() else {
+                let Some(ExchangeRefusal::PeerPrepareFailed { rank: 1, cause }) = error.exchange_refusal()
+                else {
                     panic!("{error}")
                 };
                 assert!(cause.starts_with("NoChannels"), "{cause}");
             }
-            _ => assert!(matches!(error, ExchangeError::NoChannels { wanted: 4, .. }), "{error}"),
+            _ => assert!(matches!(error.kind(), ErrorKind::NoChannels { wanted: 4, .. }), "{error}"),
         }
         (rank.meet)();
     });
@@ -256,7 +258,7 @@ fn after_a_second_process_with_the_same_rank_the_peers_are_told() {
         let transfers = [rank.transfer(1 - rank.rank, part, &memory)];
         let refused = || {
             let error = rank.exchange.exchange("plan", &transfers).unwrap_err();
-            let Some(ExchangeRefusal::PeerPrepareFailed { rank: 0, cause }) = error.refusal() else {
+            let Some(ExchangeRefusal::PeerPrepareFailed { rank: 0, cause }) = error.exchange_refusal() else {
                 panic!("{error}")
             };
             assert!(cause.contains("rank 0"), "{cause}");

@@ -11,9 +11,12 @@ use cuda_driver::{
     vmm::{Access, Granularity, HandleTypes, PhysicalMemory, Reservation},
 };
 use process_group::comm::DataType;
-use symm_mem::rendezvous::{
-    AllocationError, Allocators, DeviceKind, Layout, PeerAllocator, PeerMemory, Rendezvous, RendezvousError,
-    RendezvousOptions, RendezvousRefusal,
+use symm_mem::{
+    ErrorKind,
+    rendezvous::{
+        AllocationError, Allocators, DeviceKind, Layout, PeerAllocator, PeerMemory, Rendezvous,
+        RendezvousOptions, RendezvousRefusal,
+    },
 };
 
 use super::each_reads_each;
@@ -105,10 +108,13 @@ fn memory_is_allocated_and_mapped_in_one_call() {
         let error = rendezvous.empty(&layout).unwrap_err();
         match rank.rank {
             0 => assert!(
-                matches!(error.refusal(), Some(RendezvousRefusal::PeerPrepareFailed { rank: 1, .. })),
+                matches!(
+                    error.rendezvous_refusal(),
+                    Some(RendezvousRefusal::PeerPrepareFailed { rank: 1, .. })
+                ),
                 "{error}"
             ),
-            _ => assert!(matches!(error, RendezvousError::Allocation(_)), "{error}"),
+            _ => assert!(matches!(error.kind(), ErrorKind::Allocation(_)), "{error}"),
         }
         drop(taken);
         drop(rendezvous.empty(&layout).unwrap());

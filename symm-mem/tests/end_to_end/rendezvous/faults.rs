@@ -13,8 +13,8 @@ use cuda_driver::{
 use gpu_sim::{Action, Injection, World};
 use process_group::store::{HashStore, Store};
 use symm_mem::{
-    Domain, Geometry, SymmetricPool,
-    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousError, RendezvousOptions},
+    Domain, Error, Geometry, SymmetricPool,
+    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions},
 };
 
 use super::each_reads_each;
@@ -67,7 +67,9 @@ fn who_does_not_know_its_device_says_so_and_the_next_rendezvous_is_made() {
             }
             meet();
             let error = make().unwrap_err();
-            let text = error.refusal().map_or_else(|| format!("no refusal: {error}"), ToString::to_string);
+            let text = error
+                .rendezvous_refusal()
+                .map_or_else(|| format!("no refusal: {error}"), ToString::to_string);
             assert!(text.contains("PeerPrepareFailed") && text.contains(call), "{text}");
             meet();
             make().unwrap();
@@ -110,7 +112,7 @@ fn fails(call: &str, nth: u64) {
         }
         meet();
         let result = rendezvous.rendezvous(&block);
-        let refusal = result.as_ref().err().and_then(RendezvousError::refusal).map(ToString::to_string);
+        let refusal = result.as_ref().err().and_then(Error::rendezvous_refusal).map(ToString::to_string);
         assert_eq!(result.is_err(), refusal.is_some(), "{result:?}");
         drop(result);
         meet();

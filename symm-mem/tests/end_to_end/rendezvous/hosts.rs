@@ -62,7 +62,7 @@ fn one_rank() {
         }
         (granted, _) => {
             let refused = rendezvous.unwrap_err();
-            check(granted, refused.refusal().unwrap());
+            check(granted, refused.rendezvous_refusal().unwrap());
         }
     }
     drop(context);

@@ -15,9 +15,9 @@ use process_group::{
     link,
     store::{Store, barrier},
 };
-use symm_mem::rendezvous::{
-    CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousError, RendezvousOptions,
-    RendezvousRefusal,
+use symm_mem::{
+    Error, ErrorKind,
+    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions, RendezvousRefusal},
 };
 
 use super::each_reads_each;
@@ -90,10 +90,10 @@ fn one_rank() {
     if rank == VICTIM {
         store.survived(case, result.is_ok());
     }
-    let said = match &result {
+    let said = match result.as_ref().map_err(Error::kind) {
         // It died after it had read the verdict, or before its peers could notice.
         Ok(_) => "well".to_owned(),
-        Err(RendezvousError::Refused { refusal, .. }) => {
+        Err(ErrorKind::RendezvousRefused(refusal)) => {
             let missing = match refusal {
                 RendezvousRefusal::RendezvousTimeout { missing, .. }
                 | RendezvousRefusal::MembersLost { missing, .. } => missing,

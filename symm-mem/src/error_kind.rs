@@ -1,0 +1,273 @@
+//! The kinds of errors of the operations on which ranks agree.
+
+use std::{io, time::Duration};
+
+use bootstrap::agreement::Failure;
+use caching_alloc::core::symmetric::SymmetricError;
+use process_group::{
+    group::{GroupError, GroupId},
+    store::StoreError,
+};
+
+use crate::{
+    agreement::{AgreementError, Ending, Malformed, Poison, Refusal},
+    exchange::protocol::ExchangeRefusal,
+    rendezvous::{AllocationError, protocol::RendezvousRefusal},
+};
+
+/// The kind of an [`Error`](crate::Error): why an operation failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A commit, retirement or agreed allocation was refused on all members. Nothing has changed, and the group can
+    /// commit again.
+    #[error("refused on all members: {0}")]
+    Refused(Refusal),
+    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can have its next rendezvous.
+    #[error("refused on all members: {0}")]
+    RendezvousRefused(RendezvousRefusal),
+    /// An exchange was refused on all members. No member has the plan. An earlier plan of the same name is unchanged.
+    #[error("refused on all members: {0}")]
+    ExchangeRefused(ExchangeRefusal),
+    /// A commit or retirement went wrong after its decision.
+    ///
+    /// The group of a commit is dead on all members. Abort its communicator, create it anew in its next epoch, and have
+    /// the pool [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is
+    /// not freed.
+    ///
+    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. The groups of
+    /// the ranks that failed are poisoned. A rank with a poisoned group does not return the memory yet: see
+    /// [`RetireReport::bytes`](crate::RetireReport::bytes).
+    #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
+    Poisoned {
+        /// The reason, equal on all members.
+        poison: Poison,
+        /// The groups of this rank that are poisoned.
+        groups: Box<[GroupId]>,
+    },
+    /// The store failed, so this member does not know the others' decision. They may report this member as missing, or
+    /// have agreed without it: after an agreed allocation, the next commit reports the difference to all. Or another
+    /// process runs as this rank ([`StoreError::RankTaken`]), and the others may have agreed with it.
+    #[error("could not reach the store{}", if *poisoned {
+        " after this rank had posted its record, so its groups are poisoned"
+    } else {
+        ""
+    })]
+    Store {
+        /// True if this rank had posted its record of a commit or a retirement. The others may then have registered or
+        /// deregistered windows with it, so its groups are poisoned.
+        poisoned: bool,
+        /// The error of the store.
+        source: StoreError,
+    },
+    /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
+    /// and earlier agreements remain valid. This kind replaces refusals that only name missing ranks, such as
+    /// [`Refusal::SyncTimeout`], [`Poison::MembersLost`], and failures on this member alone.
+    #[error("the group ended: {cause}")]
+    GroupOver {
+        /// The error that ended the group. The text contains it, so it is no [`source`](std::error::Error::source).
+        cause: GroupError,
+    },
+    /// The value in the store is not a decision, so this member does not know what the others do.
+    #[error(
+        "what stands in the store cannot be read{}; check that no other program writes under its keys",
+        if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
+    )]
+    Unreadable {
+        /// True for a commit or a retirement: this rank's groups are poisoned.
+        poisoned: bool,
+        /// The decoding error.
+        source: Malformed,
+    },
+    /// The agreement's state machine got an input that it had not requested. This is a bug of this crate. The groups
+    /// of a commit or a retirement are poisoned.
+    #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
+    OutOfStep,
+    /// The group has members outside of the pool's domain, which have promised nothing about the pool's allocations.
+    /// Each member checks its own domain. Members with another domain get a [`Refusal::PeerPrepareFailed`].
+    #[error(
+        "its members {outside:?} are outside of the pool's domain {domain:#x}; make the domain of the union of all groups \
+         that are to share the pool"
+    )]
+    GroupOutsideDomain {
+        /// The domain's number.
+        domain: u64,
+        /// The members outside.
+        outside: Vec<u32>,
+    },
+    /// The ranks agreed on a length, but this one has no room. Others may have allocated; the next commit reports the
+    /// difference to all.
+    #[error("the ranks agreed on {bytes} bytes")]
+    AgreedAllocation {
+        /// The agreed length in bytes.
+        bytes: u64,
+        /// The reason why there is no room.
+        source: SymmetricError,
+    },
+    /// The group's members have not called `rendezvous` for this memory.
+    #[error(
+        "RendezvousMissing: the group has had no rendezvous for the memory at {address:#x}; all members call `rendezvous` \
+         first"
+    )]
+    RendezvousMissing {
+        /// The buffer's address.
+        address: u64,
+    },
+    /// All of this rank's slots for signals of an exchange are in use. The others were told that this rank cannot take
+    /// part.
+    #[error(
+        "NoChannels: the plan needs {wanted} channels, {free} of {channels} are free on this rank (some are held by plans \
+         that peers have not let go of); drop plans, or make the exchange with more"
+    )]
+    NoChannels {
+        /// Number of adjacent channels that the plan needs.
+        wanted: usize,
+        /// Number of free channels.
+        free: usize,
+        /// Number of channels of this exchange.
+        channels: usize,
+    },
+    /// This rank is not in the ranks of an exchange, or they are not part of the group.
+    #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
+    NotAMember {
+        /// The ranks of the exchange.
+        members: Vec<usize>,
+        /// This rank's place in the group.
+        rank: usize,
+        /// Size of the group.
+        world: usize,
+    },
+    /// Another rank of this process is closing memory of its peers, and its device is not idle. The others were told.
+    #[error(
+        "another rank of this process has been closing memory of its peers for {waited:.1?}: \
+         what its device works on must end first"
+    )]
+    Closing {
+        /// Time waited for that.
+        waited: Duration,
+    },
+    /// The thread that bounds the waits of transfers cannot be started.
+    #[error("the thread that bounds the waits of transfers cannot be started")]
+    Thread(#[source] io::Error),
+    /// Invalid options of a direct path.
+    #[error("{problem}")]
+    Options {
+        /// The problem.
+        problem: String,
+    },
+    /// Members gave different options of a direct path.
+    #[error("rank {rank} installs it with {options}, this rank with {own}")]
+    OptionsDiffer {
+        /// A rank of the job.
+        rank: usize,
+        /// The options of that rank.
+        options: String,
+        /// The options of this rank.
+        own: String,
+    },
+    /// Members run on other hosts than this rank. Its copy engines and host memory cannot access theirs.
+    #[error(
+        "ranks {ranks:?} run on other hosts than rank {own}; P2pPolicy::Direct is for the ranks of one host, so split \
+         groups of those, or choose another policy"
+    )]
+    OtherHosts {
+        /// This rank of the job.
+        own: usize,
+        /// Ranks of the job that run on other hosts.
+        ranks: Vec<usize>,
+    },
+    /// A member failed, so no member has a direct path.
+    #[error("rank {rank} has none: {problem}")]
+    Unmade {
+        /// The rank of the job.
+        rank: usize,
+        /// The failure on that rank.
+        problem: String,
+    },
+    /// The members did not agree on a direct path: members did not come, or they differ in the data that every
+    /// agreement compares. Every member gets the same reason.
+    #[error("its members did not agree: {source}")]
+    NotAgreed {
+        /// The reason.
+        source: Box<Failure>,
+    },
+    /// The group is gone, and its direct path with it.
+    #[error("the group is gone, and its direct path with it; install a path for another group")]
+    PathEnded,
+    /// The group takes no path: its policy is another one, it already has a path, or it has ended.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// This rank's memory cannot be allocated. The others were told.
+    #[error(transparent)]
+    Allocation(#[from] AllocationError),
+    /// A driver call failed on this rank. The others were told.
+    #[error(transparent)]
+    Driver(#[from] cuda_driver::Error),
+}
+
+impl From<StoreError> for ErrorKind {
+    fn from(source: StoreError) -> Self {
+        Self::Store { poisoned: false, source }
+    }
+}
+
+impl ErrorKind {
+    /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
+    /// the store failed. `groups` are this rank's groups that are poisoned, or that an ending in doubt poisons.
+    pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
+        let poisons = !groups.is_empty();
+        match (ending, failure) {
+            (Ending::Refused(refusal), _) => Self::Refused(refusal),
+            (Ending::Poisoned(poison), _) => Self::Poisoned { poison, groups: groups.into() },
+            (Ending::StoreFailed { in_doubt }, Some(source)) => {
+                Self::Store { poisoned: poisons && in_doubt, source }
+            }
+            (Ending::Unreadable { source }, _) => Self::Unreadable { poisoned: poisons, source },
+            (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => Self::OutOfStep,
+        }
+    }
+
+    /// Converts the ending of a rendezvous or an exchange. `refused` makes the kind of a refusal. `failure` is the
+    /// store's error, if the store failed.
+    pub(crate) fn of_agreement<R>(
+        ended: AgreementError<R>,
+        refused: impl FnOnce(R) -> Self,
+        failure: Option<StoreError>,
+    ) -> Self {
+        match (ended, failure) {
+            (AgreementError::Refused(refusal), _) => refused(refusal),
+            (AgreementError::StoreFailed { .. }, Some(source)) => source.into(),
+            (AgreementError::Unreadable(source), _) => Self::Unreadable { poisoned: false, source },
+            (AgreementError::OutOfStep | AgreementError::StoreFailed { .. }, _) => Self::OutOfStep,
+        }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Refused(refusal) => refusal.name(),
+            Self::RendezvousRefused(refusal) => refusal.name(),
+            Self::ExchangeRefused(refusal) => refusal.name(),
+            Self::Poisoned { poison, .. } => poison.name(),
+            Self::Store { .. } => "Store",
+            Self::GroupOver { .. } => "GroupOver",
+            Self::Unreadable { .. } => "Unreadable",
+            Self::OutOfStep => "OutOfStep",
+            Self::GroupOutsideDomain { .. } => "GroupOutsideDomain",
+            Self::AgreedAllocation { .. } => "AgreedAllocation",
+            Self::RendezvousMissing { .. } => "RendezvousMissing",
+            Self::NoChannels { .. } => "NoChannels",
+            Self::NotAMember { .. } => "NotAMember",
+            Self::Closing { .. } => "Closing",
+            Self::Thread(_) => "Thread",
+            Self::Options { .. } => "Options",
+            Self::OptionsDiffer { .. } => "OptionsDiffer",
+            Self::OtherHosts { .. } => "OtherHosts",
+            Self::Unmade { .. } => "Unmade",
+            Self::NotAgreed { .. } => "NotAgreed",
+            Self::PathEnded => "PathEnded",
+            Self::Group(_) => "Group",
+            Self::Allocation(_) => "Allocation",
+            Self::Driver(_) => "Driver",
+        }
+    }
+}
