@@ -139,3 +139,23 @@ fn options_that_differ_are_named_on_every_member_and_all_may_try_again() {
     });
     machine.finish();
 }
+
+/// The member that waits is told that the group ended, with the operation that it has called.
+#[test]
+fn an_installation_that_a_member_leaves_names_the_group_and_the_end() {
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let group = rank.builder().build().unwrap();
+        if rank.rank == 0 {
+            let error = direct::install(&group, small()).unwrap_err();
+            let ErrorKind::GroupOver { cause } = error.kind() else { panic!("{error}") };
+            assert!(matches!(cause.kind(), GroupErrorKind::Left { rank: 1, .. }), "{cause}");
+            let start =
+                format!("direct path of group {} ({}): the group ended: rank 1 ", group.name(), group.id());
+            assert!(error.to_string().starts_with(&start), "{error}");
+            assert_eq!((error.operation(), error.group()), ("direct path", Some(group.id())));
+        }
+        group.abort(far()).unwrap();
+    });
+    machine.finish();
+}
