@@ -23,17 +23,19 @@ pub enum ErrorKind {
     /// commit again.
     #[error("refused on all members: {0}")]
     Refused(Refusal),
-    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can have its next rendezvous.
+    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can have its next
+    /// rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
     /// An exchange was refused on all members. No member has the plan. An earlier plan of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// A commit or retirement went wrong after its decision.
+    /// A commit or retirement went wrong after its decision. Or a commit found that the group was dead already, or that
+    /// its members hold different windows ([`Poison::CommittedLogDiverged`]).
     ///
-    /// The group of a commit is dead on all members. Abort its communicator, create it anew in its next epoch, and have
-    /// the pool [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is
-    /// not freed.
+    /// The group of a commit is dead on all members, with one exception in plain registrations: see
+    /// [`Error`](crate::Error). Abort its communicator, create it anew in its next epoch, and have the pool
+    /// [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not freed.
     ///
     /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. The groups of
     /// the ranks that failed are poisoned. A rank with a poisoned group does not return the memory yet: see
@@ -46,8 +48,11 @@ pub enum ErrorKind {
         groups: Box<[GroupId]>,
     },
     /// The store failed, so this member does not know the others' decision. They may report this member as missing, or
-    /// have agreed without it: after an agreed allocation, the next commit reports the difference to all. Or another
-    /// process runs as this rank ([`StoreError::RankTaken`]), and the others may have agreed with it.
+    /// they may have agreed. If they agreed on an allocation, this rank lacks the block, and the next commit reports
+    /// the difference to all.
+    ///
+    /// If the source is [`StoreError::RankTaken`], another process runs as this rank. The others may have agreed with
+    /// that process.
     #[error("could not reach the store{}", if *poisoned {
         " after this rank had posted its record, so its groups are poisoned"
     } else {
@@ -60,15 +65,17 @@ pub enum ErrorKind {
         /// The error of the store.
         source: StoreError,
     },
-    /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more,
-    /// and earlier agreements remain valid. This kind replaces refusals that only name missing ranks, such as
-    /// [`Refusal::SyncTimeout`], [`Poison::MembersLost`], and failures on this member alone.
+    /// The group has ended, because a member is lost or for another reason. No rank waits for its members any more, and
+    /// earlier agreements remain valid. For a group that has ended, this kind replaces two sorts of errors: failures of
+    /// this member alone, and agreed reasons that only name missing ranks, such as [`Refusal::SyncTimeout`] and
+    /// [`Poison::MembersLost`].
     #[error("the group ended: {cause}")]
     GroupOver {
         /// The error that ended the group. The text contains it, so it is no [`source`](std::error::Error::source).
         cause: GroupError,
     },
-    /// The value in the store is not a decision, so this member does not know what the others do.
+    /// A member list, a decision or a verdict in the store cannot be decoded, because another program or another
+    /// release of this crate has written it. So this member does not know what the others do.
     #[error(
         "what stands in the store cannot be read{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
@@ -83,8 +90,9 @@ pub enum ErrorKind {
     /// of a commit or a retirement are poisoned.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
-    /// The group has members outside of the pool's domain, which have promised nothing about the pool's allocations.
-    /// Each member checks its own domain. Members with another domain get a [`Refusal::PeerPrepareFailed`].
+    /// The group has members outside of the pool's domain. These need not make the same requests of the pool. Each
+    /// member checks its own domain. Members whose domain contains the whole group get a
+    /// [`Refusal::PeerPrepareFailed`].
     #[error(
         "its members {outside:?} are outside of the pool's domain {domain:#x}; make the domain of the union of all groups \
          that are to share the pool"
@@ -95,13 +103,13 @@ pub enum ErrorKind {
         /// The members outside.
         outside: Vec<u32>,
     },
-    /// The ranks agreed on a length, but this one has no room. Others may have allocated; the next commit reports the
-    /// difference to all.
+    /// The ranks agreed on a length, but this rank could not allocate it. Others may have allocated; the next commit
+    /// reports the difference to all.
     #[error("the ranks agreed on {bytes} bytes")]
     AgreedAllocation {
         /// The agreed length in bytes.
         bytes: u64,
-        /// The reason why there is no room.
+        /// The reason, such as a lack of memory, or a length of 0 because no rank needs anything.
         source: SymmetricError,
     },
     /// The group's members have not called `rendezvous` for this memory.
@@ -113,8 +121,8 @@ pub enum ErrorKind {
         /// The buffer's address.
         address: u64,
     },
-    /// All of this rank's slots for signals of an exchange are in use. The others were told that this rank cannot take
-    /// part.
+    /// This rank has too few adjacent free channels for a plan. A channel is a slot for the signals of one transfer.
+    /// The other members were told that this rank cannot take part.
     #[error(
         "NoChannels: the plan needs {wanted} channels, {free} of {channels} are free on this rank (some are held by plans \
          that peers have not let go of); drop plans, or make the exchange with more"
@@ -137,16 +145,19 @@ pub enum ErrorKind {
         /// Size of the group.
         world: usize,
     },
-    /// Another rank of this process is closing memory of its peers, and its device is not idle. The others were told.
+    /// Another rank of this process is closing its peers' memory, which the driver does only when that rank's device is
+    /// idle. The exchange cannot be created meanwhile, and the device was not idle in time. The other members of the
+    /// exchange were told.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
     )]
     Closing {
-        /// Time waited for that.
+        /// The time that this rank has waited.
         waited: Duration,
     },
-    /// The thread that bounds the waits of transfers cannot be started.
+    /// A thread of an exchange cannot be started: the one that closes plans, or the one that bounds the waits of
+    /// transfers.
     #[error("the thread that bounds the waits of transfers cannot be started")]
     Thread(#[source] io::Error),
     /// Invalid options of a direct path.
@@ -165,7 +176,8 @@ pub enum ErrorKind {
         /// The options of this rank.
         own: String,
     },
-    /// Members run on other hosts than this rank. Its copy engines and host memory cannot access theirs.
+    /// Members run on other hosts than this rank. A direct path needs memory that all members can access, on the
+    /// devices and on the host.
     #[error(
         "ranks {ranks:?} run on other hosts than rank {own}; P2pPolicy::Direct is for the ranks of one host, so split \
          groups of those, or choose another policy"
@@ -179,13 +191,14 @@ pub enum ErrorKind {
     /// A member failed, so no member has a direct path.
     #[error("rank {rank} has none: {problem}")]
     Unmade {
-        /// The rank of the job.
+        /// The member that failed, as a rank of the job.
         rank: usize,
         /// The failure on that rank.
         problem: String,
     },
-    /// The members did not agree on a direct path: members did not come, or they differ in the data that every
-    /// agreement compares. Every member gets the same reason.
+    /// The members did not agree on a direct path: members did not come or have left, they differ in the data that
+    /// every agreement compares, or a message cannot be read. Every member gets the same reason, unless two processes
+    /// take part as one rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
     #[error("its members did not agree: {source}")]
     NotAgreed {
         /// The reason.
@@ -200,7 +213,7 @@ pub enum ErrorKind {
     /// This rank's memory cannot be allocated. The others were told.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
-    /// A driver call failed on this rank. The others were told.
+    /// A driver call failed on this rank, or the driver lacks a required feature. The others were told.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

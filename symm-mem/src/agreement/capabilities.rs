@@ -1,7 +1,8 @@
 //! What a rank's libraries can do: a part of its record that must be equal on all members.
 //!
-//! A new capability is a field of [`Capabilities`], a variant of [`Capability`] and its value here, and the place where
-//! a rank finds it (`commit/offer.rs`).
+//! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] with its entry in `ALL` and its
+//! values in `compared` and `shown`, and set the field in `commit/offer.rs`. A new field changes the form of the
+//! records, so it needs another [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 
@@ -35,8 +36,8 @@ pub struct Capabilities {
 wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
-    /// Returns the first capability in which members differ, and its value on each. `by_rank` collects a value of all
-    /// members.
+    /// Returns the first capability in which members differ, and its value on each. `by_rank` applies a function to the
+    /// capabilities of every member, and returns its results by rank.
     pub(super) fn difference(
         by_rank: impl Fn(&dyn Fn(&Self) -> String) -> ValuesByRank<String>,
     ) -> Option<(Capability, ValuesByRank<String>)> {

@@ -44,7 +44,7 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request was refused, because memory was exhausted or the pool was frozen.
+    /// A request was refused, because the pool was frozen or could not get a new segment, such as for lack of memory.
     Refuse,
     /// A segment was retired.
     Retire,
@@ -56,9 +56,9 @@ wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {}, 3 => 
 pub struct Operation {
     /// The kind of the operation.
     pub kind: OperationKind,
-    /// The requested size in bytes.
+    /// The requested size in bytes. For a free, that of the allocation. For a retirement, the size of the segment.
     pub bytes: u64,
-    /// The block's place, if it got one.
+    /// The block's place, if it got one. For a retirement, the start of the segment.
     pub place: Option<BlockPlace>,
     /// The tag that the program gave the request.
     pub tag: Option<String>,
@@ -179,16 +179,17 @@ pub enum Divergence {
     At {
         /// Its number, from 0.
         sequence: u64,
-        /// Each rank's operation with this number; `None` if its log ends before.
+        /// Each rank's operation with this number; `None` if its log ends before, or no longer has the operation.
         operations: ValuesByRank<Option<Operation>>,
         /// True if each refused request among the operations is the last operation of its rank. Then an allocation of
         /// the same size replaces it.
         can_grant: bool,
     },
-    /// The histories diverge before the oldest operation that all ranks still remember. If they remember all
-    /// operations, the pools have different [geometries](crate::Geometry).
+    /// The ranks no longer remember enough to find the first difference. If they remember all operations, the pools
+    /// have different [geometries](crate::Geometry).
     Forgotten {
-        /// The earliest operation that all ranks remember; 0 for different geometries.
+        /// The earliest operation that all ranks remember, or the length of the shortest log if that is less. 0 for
+        /// different geometries.
         before: u64,
     },
     /// A rank stopped answering during the search.

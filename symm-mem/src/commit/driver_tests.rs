@@ -66,7 +66,8 @@ fn situation(segments: &[u64], deadline: Duration) -> Situation {
     }
 }
 
-/// Commits on one thread for each rank, with the given segments and outcome of each.
+/// Runs a commit of a group of `members` ranks. Each entry of `ranks` is a rank on a thread of its own: the hashes of
+/// its segments, and the outcome of its registration. Members without an entry do not come.
 fn commit(
     store: &dyn Store,
     members: usize,

@@ -27,7 +27,7 @@ pub trait SymmetricGroup: Sync {
     /// The members as ranks of the domain, in the order of the communicator.
     fn ranks(&self) -> Vec<u32>;
 
-    /// Its communicator.
+    /// The group's communicator.
     fn communicator(&self) -> &Communicator;
 
     /// Checks that the group can have windows.
@@ -44,7 +44,7 @@ pub trait SymmetricGroup: Sync {
     }
 
     /// Gives the group the places of its symmetric buffers, for groups that compare the places between ranks. Called
-    /// after every commit, with the same value for the same pool.
+    /// after every commit that succeeds, with the same value for the same pool.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }

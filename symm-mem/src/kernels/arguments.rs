@@ -1,5 +1,5 @@
-//! Arguments of the collective kernels, beside the ranks. Their layout is that of the device structures of the same
-//! names.
+//! Arguments that the collective kernels get in addition to [`Ranks`](super::Ranks), and the number of blocks. The
+//! layout of [`Reduce`] and [`Gather`] is that of the device structures of the same names.
 
 use cuda_driver::module::Parameter;
 
@@ -63,8 +63,9 @@ unsafe impl Parameter for Gather {}
 pub(super) const PACK: u64 = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 512;
-/// Largest number of blocks of a collective. Each block has a channel. The blocks of eight ranks fit on one device of
-/// 132 multiprocessors, two on each.
+/// Largest number of blocks of a collective. Each block waits for the block with the same number on every other rank,
+/// through a channel of its own. If ranks share a device, all their blocks must therefore be resident at once. Those of
+/// eight ranks fit on a device of 132 multiprocessors, which holds two blocks on each.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
 /// Number of blocks that share `bytes` bytes; the same on all ranks.
@@ -73,7 +74,7 @@ pub(super) fn blocks(bytes: u64) -> u32 {
     u32::try_from(rows).map_or(MOST_BLOCKS, |rows| rows.clamp(1, MOST_BLOCKS))
 }
 
-/// The share of part `part` of `parts` in `count` items: from the first number up to the second, exclusive.
+/// Divides `count` items into `parts` parts, and returns the start and the end (exclusive) of part `part`.
 #[cfg(any(test, feature = "twins"))]
 pub(super) fn share_of(count: u64, part: u32, parts: u32) -> (u64, u64) {
     let until = |part: u32| count * u64::from(part) / u64::from(parts);

@@ -1,9 +1,9 @@
 //! Device code that works on the memory of all ranks: signals between ranks, and collectives.
 //!
-//! Every kernel gets the same [`Ranks`]: the addresses of each rank's buffer and signal pad, as mapped on its own
-//! device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the pads. Every wait has
-//! a deadline. A wait that is late ends the kernel, not the context: the kernel writes it into the rank's
-//! [`FaultRecord`], and from then on kernels of this rank do nothing until the pads are initialized again.
+//! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
+//! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
+//! pads. Every wait has a deadline. A wait that is late ends the kernel, not the context: the kernel writes it into the
+//! rank's [`FaultRecord`], and from then on kernels of this rank do nothing until the pads are initialized again.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! Regions of a program whose allocations become symmetric, and the pool as a source of a caching allocator.
+//! Regions of a program whose new segments are committed at the end, and a symmetric pool as a source of a caching
+//! allocator.
 
 use std::{
     collections::BTreeMap,
@@ -51,9 +52,10 @@ impl<'a> PoolScope<'a> {
     /// order given.
     ///
     /// All members take part in the first commit of a group, also those without new segments. If they have different
-    /// numbers of segments, all get [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch), which says
-    /// what to allocate or to drop. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not
-    /// called `finish` or `commit` by the deadline: look at its first error.
+    /// numbers of segments, under the default policy all get
+    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). It says what to allocate or to drop, or
+    /// that the pools cannot be made equal again. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member
+    /// that has not called `finish` or `commit` by the deadline: look at its first error.
     ///
     /// After the first commit of a group, a rank without new segments for the group skips the commit: it neither uses
     /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
@@ -112,7 +114,8 @@ impl SymmetricPool {
     }
 
     /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit
-    /// then, otherwise `None`.
+    /// then, otherwise `None`. A commit is also needed if the group has had none, if it is poisoned, or after a refused
+    /// request.
     fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.group_states().get(&id).cloned()?;
