@@ -124,8 +124,8 @@ pub enum ErrorKind {
     /// This rank has too few adjacent free channels for a plan. A channel is a slot for the signals of one transfer.
     /// The other members were told that this rank cannot take part.
     #[error(
-        "NoChannels: the plan needs {wanted} channels, {free} of {channels} are free on this rank (some are held by plans \
-         that peers have not let go of); drop plans, or make the exchange with more"
+        "NoChannels: the plan needs {wanted} adjacent channels, {free} of {channels} are free on this rank (some are held by \
+         plans that peers have not let go of); drop plans, or make the exchange with more"
     )]
     NoChannels {
         /// Number of adjacent channels that the plan needs.
@@ -158,7 +158,7 @@ pub enum ErrorKind {
     },
     /// A thread of an exchange cannot be started: the one that closes plans, or the one that bounds the waits of
     /// transfers.
-    #[error("the thread that bounds the waits of transfers cannot be started")]
+    #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),
     /// Invalid options of a direct path.
     #[error("{problem}")]

@@ -188,8 +188,7 @@ pub enum Divergence {
     /// The ranks no longer remember enough to find the first difference. If they remember all operations, the pools
     /// have different [geometries](crate::Geometry).
     Forgotten {
-        /// The earliest operation that all ranks remember, or the length of the shortest log if that is less. 0 for
-        /// different geometries.
+        /// The first difference has a lower number than this. 0 for different geometries.
         before: u64,
     },
     /// A rank stopped answering during the search.

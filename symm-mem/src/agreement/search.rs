@@ -84,7 +84,12 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     };
     match (0..points.len()).find(|index| !equal(*index)) {
         None => Finding::Operation { sequence: range.high },
-        Some(0) => Finding::End { divergence: Divergence::Forgotten { before: range.low } },
+        Some(0) => {
+            // A log may end before what another rank remembers. Then the difference may be the end of that log.
+            let is_forgotten = answers.iter().any(|answer| answer.at.first().is_none_or(Option::is_none));
+            let before = range.low + u64::from(is_forgotten);
+            Finding::End { divergence: Divergence::Forgotten { before } }
+        }
         Some(index) => {
             let (low, high) = (points[index - 1], points[index]);
             match high - low {
@@ -102,7 +107,12 @@ pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recall
         can_grant &= is_last || operation.as_ref().is_none_or(|it| it.kind != OperationKind::Refuse);
         (rank, operation)
     }));
-    Finding::End { divergence: Divergence::At { sequence, operations, can_grant } }
+    let divergence = match operations.entries.iter().any(|entry| entry.value.is_some()) {
+        true => Divergence::At { sequence, operations, can_grant },
+        // Some logs end here, and the other ranks have forgotten the operation.
+        false => Divergence::Forgotten { before: sequence + 1 },
+    };
+    Finding::End { divergence }
 }
 
 #[cfg(test)]
@@ -145,9 +155,12 @@ mod tests {
     fn what_is_forgotten_is_said() {
         let range = Range { low: 10, high: 12 };
         let answer = |first| Hashes { at: vec![first, Some(1), Some(2)] };
-        let forgotten = Finding::End { divergence: Divergence::Forgotten { before: 10 } };
-        assert_eq!(narrow(range, [answer(Some(1)), answer(Some(2))]), forgotten);
-        assert_eq!(narrow(range, [answer(None), answer(None)]), forgotten);
+        let forgotten = |before| Finding::End { divergence: Divergence::Forgotten { before } };
+        assert_eq!(narrow(range, [answer(Some(1)), answer(Some(2))]), forgotten(10));
+        // The difference may be operation 10.
+        assert_eq!(narrow(range, [answer(None), answer(None)]), forgotten(11));
+        let recalled = Recalled { operation: None, is_last: true };
+        assert_eq!(name(10, [(0, recalled.clone()), (1, recalled)]), forgotten(11));
     }
 
     #[test]
