@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use process_group::group::GroupId;
 
 use super::{
-    ValuesByRank,
+    Ranks, ValuesByRank,
     capabilities::Capabilities,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
@@ -276,7 +276,8 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// posted one). The result does not depend on their order.
 ///
 /// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
-/// which may only have waited for the missing rank. If a member reports that another one ended the group, only that
+/// which may only have waited for the missing rank. A member without windows takes precedence over it too: the library
+/// may return there at once, and the others wait for it. If a member reports that another one ended the group, only that
 /// one is blamed: the end aborts the communicators of all members, so the registrations of the others fail too.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
@@ -303,23 +304,27 @@ pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)])
     if !missing.is_empty() {
         return poison(Poison::MembersLost { missing, blocked });
     }
-    if !blocked.is_empty() {
-        return poison(Poison::RegistrationBlocked { ranks: blocked });
-    }
     let reason = outcomes.iter().find_map(|(_, outcome)| match outcome {
         Some(Outcome::Unsupported { reason }) => Some(reason.clone()),
         _ => None,
     });
     let with = ranks_that(|outcome| *outcome == Some(Outcome::Registered));
+    let without = ranks_that(|outcome| matches!(outcome, Some(Outcome::Unsupported { .. })));
+    if !blocked.is_empty() {
+        return poison(match reason {
+            None => Poison::RegistrationBlocked { ranks: blocked },
+            Some(reason) => {
+                let reason = format!("{reason}; registration did not return on {} in time", Ranks(&blocked));
+                Poison::WindowsUnsupported { with, without, reason }
+            }
+        });
+    }
     match reason {
         None => Decision::Agreed { agreed: agreed.clone() },
         Some(reason) if with.is_empty() => {
             let without = Some(NoWindows::Unsupported { reason });
             Decision::Agreed { agreed: Agreed { without, ..agreed.clone() } }
         }
-        Some(reason) => {
-            let without = ranks_that(|outcome| matches!(outcome, Some(Outcome::Unsupported { .. })));
-            poison(Poison::WindowsUnsupported { with, without, reason })
-        }
+        Some(reason) => poison(Poison::WindowsUnsupported { with, without, reason }),
     }
 }

@@ -45,14 +45,17 @@ pub enum Poison {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// Some members got windows and others did not.
-    #[error("WindowsUnsupported: {} got windows, {} did not: {reason}", Ranks(with), Ranks(without))]
+    /// The library reported success without windows on some members, and not on others.
+    #[error("WindowsUnsupported: {}{} got no windows: {reason}", match with.len() {
+        0 => String::new(),
+        _ => format!("{} got windows, ", Ranks(with)),
+    }, Ranks(without))]
     WindowsUnsupported {
         /// The members that got windows, ascending.
         with: Vec<u32>,
-        /// The members that did not, ascending.
+        /// The members that got none, ascending.
         without: Vec<u32>,
-        /// The reason for the missing windows.
+        /// The reason for the missing windows, and the members on which the registration did not return.
         reason: String,
     },
     /// A rank posted its record and could not read the members' decision from the store.

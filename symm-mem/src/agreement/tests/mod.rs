@@ -439,8 +439,14 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     assert_eq!(poison(&all[..2]), Poison::MembersLost { missing: vec![1], blocked: vec![0] });
     assert_eq!(poison(&all[..1]), Poison::RegistrationBlocked { ranks: vec![0] });
     let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
-    let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported))]);
+    let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported.clone()))]);
     assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
+    // The library returned on rank 1 alone, and the others waited for it.
+    let alone = poison(&[(0, Some(Outcome::Blocked)), (1, Some(unsupported))]);
+    assert_eq!(
+        alone.to_string(),
+        "WindowsUnsupported: rank 1 got no windows: no; registration did not return on rank 0 in time"
+    );
 }
 
 #[test]
