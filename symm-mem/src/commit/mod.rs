@@ -86,6 +86,10 @@ impl SymmetricPool {
     /// stream of the device may be capturing and no NCCL group may be open. Otherwise the commit is refused on all
     /// members, and the capture is not affected. Before the call, all members must have enqueued the same
     /// collectives, and both ends of the same messages.
+    /// Until it returns, no other thread enqueues collectives of the group on the pool's new segments: NCCL would use
+    /// their windows on some members only, and the group would end with
+    /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
+    /// communicators, also of other libraries, may go on.
     ///
     /// The commits of a group, of all its pools, run one after the other, because NCCL pairs windows by their order.
     /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
