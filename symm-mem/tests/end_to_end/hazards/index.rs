@@ -11,14 +11,28 @@ const RETIRE: &str = "symm-mem/tests/end_to_end/embedded/retire.rs";
 const CHECKS: &str = "symm-mem/tests/end_to_end/embedded/checks.rs";
 const EXPLAIN: &str = "symm-mem/tests/end_to_end/embedded/explain.rs";
 const HERE: &str = "symm-mem/tests/end_to_end/hazards/mod.rs";
+const BESIDE: &str = "symm-mem/tests/end_to_end/hazards/beside.rs";
+const CAPTURES: &str = "symm-mem/tests/end_to_end/hazards/captures.rs";
+const PROCESSES: &str = "symm-mem/tests/end_to_end/hazards/processes.rs";
+const PROMISES: &str = "symm-mem/tests/end_to_end/hazards/promises.rs";
+const DOMAINS: &str = "symm-mem/tests/end_to_end/embedded/domains.rs";
+const GRAPHS: &str = "symm-mem/tests/end_to_end/embedded/graphs.rs";
 const SIMULATION: &str = "symm-mem/src/simulation/tests.rs";
 const ARENA: &str = "caching-alloc/src/core/symmetric/tests.rs";
 
-/// The hazards of registration by several ranks.
+/// The hazards of registration by several ranks. Ranks cause them by calls on the embedded device, and tests of pure
+/// functions cover more cases.
 const HAZARDS: &[Entry] = &[
     // Order inside a communicator.
+    ("H1", PROCESSES, &["pools_that_are_committed_in_another_order_at_once_are_never_mixed_up"]),
+    ("H1", DOMAINS, &["commits_of_two_pools_that_cross_are_told_as_a_circle"]),
     ("H1", EMBEDDED, &["two_pools_are_committed_for_a_group_one_after_the_other"]),
     // Order across communicators.
+    (
+        "H2",
+        "symm-mem/tests/end_to_end/embedded/processes.rs",
+        &["processes_commit_in_any_order_or_are_all_told_of_the_circle"],
+    ),
     (
         "H2",
         "symm-mem/tests/end_to_end/orders/mod.rs",
@@ -29,17 +43,69 @@ const HAZARDS: &[Entry] = &[
         ],
     ),
     // Different numbers of calls.
+    ("H3", PROMISES, &["a_commit_that_one_rank_makes_alone_pairs_with_no_later_call"]),
     ("H3", EMBEDDED, &["a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_on"]),
     // Decisions that a rank makes from its own memory of earlier commits.
+    (
+        "H4",
+        PROMISES,
+        &[
+            "a_segment_that_is_old_for_one_group_is_new_for_another",
+            "a_rank_that_has_forgotten_earlier_commits_registers_nothing_alone",
+        ],
+    ),
+    (
+        "H4",
+        "symm-mem/tests/end_to_end/embedded/scope.rs",
+        &[
+            "a_member_without_anything_new_is_named_and_then_compared",
+            "a_member_that_made_a_request_late_is_met_by_the_others_at_once",
+        ],
+    ),
+    ("H4", EMBEDDED, &["a_rank_that_differs_is_named_to_every_member_of_its_groups_and_the_others_go_on"]),
     ("H4", HERE, &["nothing_new_where_others_have_something"]),
     // Groups that extend beyond the ranks that promised equal allocations.
+    (
+        "H5",
+        PROMISES,
+        &[
+            "a_group_across_two_domains_is_refused_on_all_members",
+            "a_promise_that_only_pairs_keep_serves_the_pairs_alone",
+        ],
+    ),
+    ("H5", DOMAINS, &["a_group_outside_of_one_domain_is_told_to_the_others"]),
     ("H5", EMBEDDED, &["one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all"]),
     // Groups that are committed late.
     ("H6", RETIRE, &["a_segment_is_retired_everywhere_or_nowhere"]),
     ("H6", HERE, &["different_retirements"]),
     // Growth during a capture.
+    (
+        "H7",
+        CAPTURES,
+        &[
+            "a_pool_that_grows_while_a_stream_captures_registers_nothing_and_keeps_the_blocks",
+            "a_pool_that_grows_in_the_capture_of_one_rank_is_told_to_all",
+        ],
+    ),
+    (
+        "H7",
+        GRAPHS,
+        &[
+            "a_commit_or_a_retirement_is_refused_on_all_members_while_one_captures_and_leaves_the_capture_as_it_was",
+        ],
+    ),
+    // A declared capture.
     ("H7", EMBEDDED, &["a_captured_graph_reduces_from_windows_and_keeps_its_blocks"]),
     // Graphs that outlive the memory that they use.
+    (
+        "H8",
+        GRAPHS,
+        &[
+            "a_collective_that_a_stream_captures_pins_its_blocks",
+            "what_is_allocated_during_a_capture_stays_until_the_graph_goes",
+            "a_segment_is_not_retired_while_a_graph_uses_it_and_outlives_the_pool",
+        ],
+    ),
     ("H8", RETIRE, &["a_block_that_a_graph_uses_is_not_placed_again", "a_graph_keeps_what_it_looked_up"]),
     // Deregistration is local.
     (
@@ -52,33 +118,61 @@ const HAZARDS: &[Entry] = &[
         ],
     ),
     // The same segments, another offset.
+    ("H10", PROMISES, &["segments_that_are_equal_by_accident_are_not_paired"]),
     ("H10", ARENA, &["placement_is_a_function_of_the_requests"]),
     ("H10", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
     // Reuse that depends on time.
-    ("H11", "caching-alloc/src/core/symmetric/tests.rs", &["placement_is_a_function_of_the_requests"]),
+    ("H11", PROMISES, &["a_block_is_placed_alike_whether_or_not_its_former_work_is_done"]),
+    ("H11", ARENA, &["placement_is_a_function_of_the_requests"]),
     // Addresses and handles as names.
     ("H12", EMBEDDED, &["a_group_that_was_forgotten_does_not_find_its_former_decisions"]),
+    ("H12", DOMAINS, &["a_domain_too_many_is_told_with_both_generations"]),
     ("H12", "symm-mem/src/domain.rs", &["a_second_generation_is_told_from_the_first"]),
     // A rank that fails before the collective, and inside it.
     ("H13", EMBEDDED, &["a_rank_without_memory_is_named_to_all"]),
+    ("H13", CHECKS, &["memory_that_cannot_be_shared_is_refused_on_all"]),
     ("H13", HERE, &["a_rank_that_fails_before"]),
     ("H14", EMBEDDED, &["a_failed_registration_poisons_the_group_on_all_members"]),
     // Another environment, and success without a window.
+    (
+        "H15",
+        PROCESSES,
+        &[
+            "windows_that_one_environment_disables_are_used_by_no_member",
+            "an_environment_that_differs_is_told_to_all_before_a_registration",
+            "another_release_on_one_rank_is_told_to_all_before_they_join",
+            "success_without_a_window_on_one_rank_leaves_no_rank_with_a_window",
+            "success_without_a_window_on_all_ranks_is_a_uniform_fallback",
+        ],
+    ),
     ("H15", HERE, &["another_environment", "no_window_after_success"]),
     // The same memory registered twice.
     ("H16", "process-group/src/comm/window/request.rs", &["accepted_requests_are_disjoint"]),
     ("H16", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
     ("H16", EMBEDDED, &["a_commit_of_nothing_new_does_not_call_the_library"]),
     // Past the end of a segment.
+    ("H17", EMBEDDED, &["groups_share_a_pool_and_reduce_from_its_windows"]),
     ("H17", "symm-mem/src/pool/lookup.rs", &["every_address_is_found_where_it_lies"]),
     // Symmetric on some ranks only.
     (
         "H18",
         "symm-mem/tests/end_to_end/embedded/places.rs",
-        &["a_buffer_elsewhere_is_told_to_all_before_anything_is_launched"],
+        &[
+            "a_buffer_elsewhere_is_told_to_all_before_anything_is_launched",
+            "a_buffer_elsewhere_in_a_window_is_a_divergence",
+        ],
     ),
+    ("H18", BESIDE, &["a_collective_on_both_sides_of_the_registration_of_its_buffer_is_told_to_all"]),
     ("H18", EXPLAIN, &["the_fallback_of_an_old_release_is_explained_alike_on_all"]),
     // Pads for signals that groups share.
+    (
+        "H19",
+        "symm-mem/tests/end_to_end/hazards/signals.rs",
+        &[
+            "a_signal_of_one_group_is_not_consumed_by_another_over_the_same_memory",
+            "signals_of_two_groups_are_in_flight_at_once_and_bring_their_own_values",
+        ],
+    ),
     (
         "H19",
         "symm-mem/tests/end_to_end/rendezvous/meetings.rs",
@@ -86,14 +180,27 @@ const HAZARDS: &[Entry] = &[
     ),
     // Numbers by process or by name, and keys that go before they are read.
     ("H20", HERE, &["subgroups_may_commit_more_often"]),
+    ("H21", DOMAINS, &["a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone"]),
     ("H21", SIMULATION, &["members_agree_whatever_happens"]),
     // Registration under the allocator's lock.
+    ("H22", PROCESSES, &["a_registration_that_blocks_inside_the_library_locks_no_pool"]),
     ("H22", HERE, &["a_commit_that_waits_holds_no_lock"]),
     // Registration beside collectives.
+    (
+        "H23",
+        BESIDE,
+        &[
+            "a_commit_does_not_wait_for_collectives_of_another_library",
+            "a_commit_beside_enqueued_calls_of_another_library_on_its_communicator",
+            "a_collective_that_another_thread_enqueues_after_the_record_is_counted_by_the_next_commit",
+            "a_collective_on_both_sides_of_the_registration_of_its_buffer_is_told_to_all",
+        ],
+    ),
     ("H23", EMBEDDED, &["unequal_numbers_of_collectives_are_refused_before_anything_waits"]),
     ("H23", RETIRE, &["half_enqueued_collectives_stop_a_retirement"]),
     ("H23", CHECKS, &["a_message_with_one_end_is_refused_on_all"]),
     // A match by accident.
+    ("H24", PROMISES, &["segments_that_are_equal_by_accident_are_not_paired"]),
     ("H24", AGREEMENT, &["equal_sizes_after_different_histories_are_no_agreement"]),
     // A communicator that is not made yet.
     ("H25", HERE, &["a_group_without_a_communicator_is_refused"]),
@@ -101,6 +208,7 @@ const HAZARDS: &[Entry] = &[
 
 /// The errors, each with the rank, the ordinal and both values on every member.
 const ERRORS: &[Entry] = &[
+    ("SyncTimeout", PROMISES, &["a_commit_that_one_rank_makes_alone_pairs_with_no_later_call"]),
     ("SyncTimeout", HERE, &["a_rank_that_does_not_come"]),
     (
         "MemberLost",
@@ -109,7 +217,13 @@ const ERRORS: &[Entry] = &[
     ),
     ("SegmentCountMismatch", HERE, &["an_extra_segment", "nothing_new_where_others_have_something"]),
     ("SegmentShapeMismatch", HERE, &["another_size"]),
+    ("AllocationDiverged", PROMISES, &["segments_that_are_equal_by_accident_are_not_paired"]),
     ("AllocationDiverged", HERE, &["the_same_sizes_by_another_way"]),
+    (
+        "CommittedLogDiverged",
+        PROMISES,
+        &["a_rank_that_has_forgotten_earlier_commits_registers_nothing_alone"],
+    ),
     ("CommittedLogDiverged", HERE, &["different_retirements"]),
     ("EpochMismatch", HERE, &["another_epoch"]),
     (
@@ -117,6 +231,7 @@ const ERRORS: &[Entry] = &[
         EMBEDDED,
         &["one_rank_in_an_open_group_or_outside_the_domain_is_an_error_for_all"],
     ),
+    ("CapabilityMismatch", PROCESSES, &["an_environment_that_differs_is_told_to_all_before_a_registration"]),
     ("CapabilityMismatch", HERE, &["another_library", "another_environment"]),
     ("PeerPrepareFailed", HERE, &["a_rank_that_fails_before"]),
     ("PeerPrepareFailed", CHECKS, &["memory_that_cannot_be_shared_is_refused_on_all"]),
@@ -130,6 +245,7 @@ const ERRORS: &[Entry] = &[
     ("MessagesOutstanding", CHECKS, &["a_message_with_one_end_is_refused_on_all"]),
     ("CommitDuringCapture", HERE, &["a_rank_that_captures_or_is_inside_a_group"]),
     ("PoolWouldGrowDuringCapture", ARENA, &["a_frozen_arena_says_what_is_missing"]),
+    ("WindowsUnsupported", PROCESSES, &["success_without_a_window_on_one_rank_leaves_no_rank_with_a_window"]),
     ("WindowsUnsupported", HERE, &["no_window_after_success"]),
     ("RegistrationFailed", HERE, &["a_registration_that_fails"]),
     ("WindowRequest", "process-group/src/comm/window/request.rs", &["accepted_requests_are_disjoint"]),

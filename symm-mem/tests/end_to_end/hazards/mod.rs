@@ -4,7 +4,12 @@
 //! ranks: all members are given the same error, with rank, ordinal and both values. An index lists the tests of every
 //! hazard and every error in all files; a test checks that they exist.
 
+mod beside;
+mod captures;
 mod index;
+mod processes;
+mod promises;
+mod signals;
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -432,25 +437,32 @@ fn a_commit_that_waits_holds_no_lock() {
         |_| {},
         |rank| {
             let (pool, bucket) = rank.pool_with_bucket();
+            let (other, block) = rank.pool_with_bucket();
             let (store, goes) = (rank.world.job_store(), "the other goes on");
             let commit = || pool.commit(&rank.world, options()).expect("the ranks agree");
+            let commit_other = || other.commit(&rank.tp, options()).expect("the ranks agree");
             if rank.rank == 0 {
                 thread::scope(|scope| {
                     let waiting = scope.spawn(commit);
                     store
                         .wait(&[&commit_key(&pool, rank.world.id(), "records/0")], soon())
                         .expect("the commit begins");
-                    // Looked up, allocated and freed while the commit waits for rank 1.
+                    // Looked up, allocated, freed and committed while the commit waits for rank 1.
                     assert!(pool.lookup(bucket.ptr(), 4, rank.world.id()).expect("in one segment").is_some());
-                    drop(pool.allocate(4096).expect("there is room"));
+                    drop([&pool, &other].map(|pool| pool.allocate(4096).expect("there is room")));
                     store.set(goes, b"1").expect("the store is there");
+                    assert_eq!(commit_other().new_windows, 1);
                     assert_eq!(waiting.join().expect("no panic").new_windows, 1);
                 });
             } else {
                 store.wait(&[goes], soon()).expect("rank 0 is not blocked");
+                drop(other.allocate(4096).expect("there is room"));
+                assert_eq!(commit_other().new_windows, 1);
                 assert_eq!(commit().new_windows, 1);
                 drop(pool.allocate(4096).expect("there is room"));
             }
+            rank.sum(&block, &rank.tp);
+            drop((block, other));
             assert_eq!(commit().new_windows, 0);
             drop((bucket, pool));
             rank.leave();
