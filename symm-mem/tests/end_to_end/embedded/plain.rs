@@ -5,7 +5,7 @@ use std::time::Duration;
 use gpu_sim::{Action, Injection, World};
 use symm_mem::{NoWindows, Path, Standing, Why};
 
-use super::{NCCL_2_28_3, options, run};
+use super::{NCCL_2_28_3, job::soon, options, run};
 
 const MIB: u64 = 1 << 20;
 
@@ -92,4 +92,29 @@ fn a_group_without_windows_that_is_aborted_leaves_nothing_registered() {
             rank.abandon();
         },
     );
+}
+
+/// The registration of one rank takes longer than the deadline of the commit leaves, and longer than a vote takes. The
+/// other rank waits for it.
+#[test]
+fn a_plain_registration_has_time_after_a_short_deadline() {
+    let slow = |world: &World| {
+        let later = Action::Delay(Duration::from_secs(7));
+        world.faults().inject(Injection::new("ncclCommRegister", later)).unwrap();
+    };
+    run(2, NCCL_2_28_3, slow, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let report = loop {
+            rank.world.barrier(soon()).expect("all come");
+            match pool.commit(&rank.world, options().deadline(Duration::from_secs(1))) {
+                Ok(report) => break report,
+                // A rank was late, and both are told.
+                Err(error) => assert_eq!(error.name(), "SyncTimeout", "{error}"),
+            }
+        };
+        assert!(report.registered, "{report:?}");
+        rank.sum(&block, &rank.world);
+        drop((pool, block));
+        rank.leave();
+    });
 }
