@@ -252,9 +252,13 @@ fn call_raw(root: &Path) -> Result<()> {
 /// symm-mem's examples, their ranks as processes with an embedded device each.
 fn symmetric_examples(root: &Path) -> Result<()> {
     let example = |name: &str| program(root, "examples").join(name);
-    for (name, ranks) in
-        [("symmetric_memory", "2"), ("user_kernel", "2"), ("user_kernel", "3"), ("collectives", "3")]
-    {
+    for (name, ranks) in [
+        ("symmetric_memory", "2"),
+        ("user_kernel", "2"),
+        ("user_kernel", "3"),
+        ("collectives", "3"),
+        ("kv_cache", "3"),
+    ] {
         let mut launch = Command::new(program(root, "lockstep"));
         shell::run(launch.args(["launch", "-n", ranks, "--"]).arg(example(name)).arg("--embedded"))?;
     }

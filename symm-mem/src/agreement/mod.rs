@@ -79,7 +79,7 @@ pub(crate) use waits::describe_circle;
 
 /// The version of the whole protocol: records, decisions, plans and outcomes. Ranks of different versions refuse to
 /// work together.
-pub const PROTOCOL_VERSION: u16 = 9;
+pub const PROTOCOL_VERSION: u16 = 10;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 

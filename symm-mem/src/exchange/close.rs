@@ -2,7 +2,7 @@
 //! under way, on the device, on the store or on peers.
 
 use std::{
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -191,6 +191,17 @@ pub(super) fn run(shared: &Shared) {
 /// Closes the peers' memory that a dropped plan holds, if that can be done now; returns whether the peers can be
 /// told. A running exchange may still hold some of it: the peers are then told later.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
+    let attempts = core.left_attempts.load(Ordering::Acquire);
+    if attempts > 0 {
+        let mut words = core.wires.iter().map(|wire| wire.theirs.left);
+        // SAFETY: words of the peers' slots, which stay mapped as long as `shared` lives. A peer frees its slots only
+        // after this rank has told it that the regions are closed.
+        let told = words.try_for_each(|word| unsafe { shared.control.write_value32(word, 1) }).is_ok();
+        core.left_attempts.store(if told { 0 } else { attempts - 1 }, Ordering::Release);
+        if !told && attempts > 1 {
+            return false;
+        }
+    }
     // Flush the words written on the control stream: a peer that learns of the close may use the slots again.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();

@@ -1,27 +1,52 @@
-//! State of a plan's transfers, shared by the callers that enqueue them and the exchange's threads.
+//! State of a plan's transfers, or of regions, shared by the callers that enqueue them and the exchange's threads.
 
 use std::{
-    ops::Range,
+    ops::{Deref, Range},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
-use cuda_driver::{DevicePtr, Event, Stream};
+use cuda_driver::{Event, Stream};
 
 use super::{
-    Fault, Memory, Transfer,
+    Fault, Memory,
     generation::Generations,
     handles::Imported,
-    protocol::Part,
     quiet::{self, Rounds},
     slots::Words,
 };
 
-/// A plan: its transfers, and the memory that it holds.
+/// Number of attempts to tell a peer that regions were dropped. If all fail, its waits end at their deadlines.
+const LEFT_ATTEMPTS: u32 = 4;
+
+/// A plan, or the regions of a rank and one peer: the signals, and the memory that it holds.
 #[derive(Debug)]
 pub(super) struct Core {
+    pub(super) parts: CoreParts,
+    /// Peers' memory, until the plan is closed.
+    imports: Mutex<Imports>,
+    fault: Arc<OnceLock<Fault>>,
+    /// The peers have been told of the fault.
+    pub(super) told: AtomicBool,
+    /// A graph captured transfers of this plan, so it may wait for toggles.
+    pub(super) captured: AtomicBool,
+    /// Attempts left to tell the peers that no further notification comes; 0 once they have been told.
+    pub(super) left_attempts: AtomicU32,
+    /// The peer has told that.
+    pub(super) peer_left: AtomicBool,
+    /// Number of watched operations, and of failures that the peers have not been told of. While it is not zero,
+    /// words of the plan may be written.
+    pending: AtomicUsize,
+    /// Number of graph launches by this rank. `launches` counts those of any rank of the plan in this process.
+    pub(super) launched: AtomicU32,
+    pub(super) launches: Rounds,
+}
+
+/// The constant fields of a [`Core`].
+#[derive(Debug)]
+pub(super) struct CoreParts {
     pub(super) plan: String,
     pub(super) generation: u64,
     /// The current generation of this plan name.
@@ -29,38 +54,34 @@ pub(super) struct Core {
     /// Prefix of the store keys of its exchange.
     pub(super) key: String,
     pub(super) slots: Range<usize>,
+    /// The signals of each slot.
     pub(super) wires: Vec<Wire>,
-    /// Peers' memory, until the plan is closed.
-    pub(super) imports: Mutex<Imports>,
-    pub(super) fault: OnceLock<Fault>,
-    /// The peers have been told of the fault.
-    pub(super) told: AtomicBool,
-    /// A graph captured transfers of this plan, so it may wait for toggles.
-    pub(super) captured: AtomicBool,
-    /// Number of watched operations, and of failures that the peers have not been told of. While it is not zero,
-    /// words of the plan may be written.
-    pub(super) pending: AtomicUsize,
-    /// Number of graph launches by this rank. `launches` counts those of any rank of the plan in this process.
-    pub(super) launched: AtomicU32,
-    pub(super) launches: Rounds,
+    /// This rank's memory, which copies of this rank and of the peers use.
+    pub(super) memory: Vec<Memory>,
+    /// These are regions: the peers are told when they are dropped.
+    pub(super) is_regions: bool,
+}
+
+impl Deref for Core {
+    type Target = CoreParts;
+
+    fn deref(&self) -> &CoreParts {
+        &self.parts
+    }
 }
 
 /// Peers' memory: held by the plan, or held until it was closed.
 #[derive(Debug)]
-pub(super) enum Imports {
+enum Imports {
     Open(Vec<Arc<Imported>>),
     Closed(Vec<Weak<Imported>>),
 }
 
-/// One transfer.
+/// The signals that this rank and a peer send each other: for one transfer, or for regions.
 #[derive(Debug)]
 pub(super) struct Wire {
     /// Rank of the job.
     pub(super) peer: u32,
-    pub(super) part: Part,
-    pub(super) memory: Memory,
-    /// The peer's buffer, if this rank copies.
-    pub(super) remote: Option<DevicePtr>,
     pub(super) own: Words,
     pub(super) theirs: Words,
     /// The highest count that this rank waited for.
@@ -71,23 +92,20 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(
-        peer: u32,
-        transfer: &Transfer,
-        remote: Option<DevicePtr>,
-        own: Words,
-        theirs: Words,
-    ) -> Self {
-        let (part, memory) = (transfer.part, transfer.memory.clone());
+    pub(super) fn new(peer: u32, own: Words, theirs: Words) -> Self {
         let (awaited, rounds, turn) = (AtomicU32::new(0), Rounds::default(), Mutex::default());
-        Self { peer, part, memory, remote, own, theirs, awaited, rounds, turn }
+        Self { peer, own, theirs, awaited, rounds, turn }
+    }
+
+    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Progress of a transfer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Rounds begun. The counter wraps; values are compared as serial numbers.
+    /// Rounds begun, or notifications sent. The counter wraps; values are compared as serial numbers.
     pub(super) round: u32,
     /// The peer may copy: `ready` was called, and `wait` was not called yet.
     pub(super) offered: bool,
@@ -96,6 +114,28 @@ pub(super) struct Turn {
 }
 
 impl Core {
+    pub(super) fn new(parts: CoreParts, imports: Vec<Arc<Imported>>) -> Self {
+        let launches = Rounds::of(parts.key.clone());
+        let left_attempts = if parts.is_regions { LEFT_ATTEMPTS } else { 0 };
+        Self {
+            parts,
+            imports: Mutex::new(Imports::Open(imports)),
+            fault: Arc::default(),
+            told: AtomicBool::new(false),
+            captured: AtomicBool::new(false),
+            left_attempts: AtomicU32::new(left_attempts),
+            peer_left: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+            launched: AtomicU32::new(0),
+            launches,
+        }
+    }
+
+    /// The cell of the fault, for holders that must not keep the memory.
+    pub(super) fn fault_cell(&self) -> Arc<OnceLock<Fault>> {
+        self.fault.clone()
+    }
+
     /// Returns the fault that has stopped the plan, if any.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::protocol::Part;
+use super::{protocol::Part, regions::DescriptorError};
 
 /// Event that a transfer waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +14,10 @@ pub enum Awaited {
     Done,
     /// The end of a graph, which may wait for either.
     Graph,
+    /// The peer's notification that it has transferred between regions.
+    Notification,
+    /// The end of this rank's copies between regions, and of earlier work of the stream.
+    Copies,
 }
 
 /// Reason why a plan has stopped. Its buffers hold undefined data. The memory, the context and the exchange are
@@ -22,13 +26,15 @@ pub enum Awaited {
 #[non_exhaustive]
 pub enum Fault {
     /// A peer did not do its part in time.
-    #[error("Late: rank {peer} did not {} within {waited:.1?} (transfer {transfer})", match awaited {
-        Awaited::Ready => "let the copy begin",
-        Awaited::Done => "end the copy",
-        Awaited::Graph => "take its part in the graph",
+    #[error("Late: {} within {waited:.1?} (transfer {transfer})", match awaited {
+        Awaited::Ready => format!("rank {peer} did not let the copy begin"),
+        Awaited::Done => format!("rank {peer} did not end the copy"),
+        Awaited::Graph => format!("rank {peer} did not take its part in the graph"),
+        Awaited::Notification => format!("rank {peer} did not notify this rank"),
+        Awaited::Copies => format!("the copies with rank {peer}, and earlier work of their stream, did not end"),
     })]
     Late {
-        /// Index of the transfer in the plan; for a graph, the first one of the plan.
+        /// Index of the transfer in the plan; for a graph, the first one of the plan. 0 for regions.
         transfer: usize,
         /// The peer, as a rank of the job; for a graph that of the first transfer.
         peer: u32,
@@ -38,7 +44,9 @@ pub enum Fault {
         waited: Duration,
     },
     /// A peer has given up the plan.
-    #[error("Abandoned: rank {peer} has given up the plan: late, broken or aborted there")]
+    #[error(
+        "Abandoned: rank {peer} has given up the plan: late, broken or aborted there, or its regions were dropped"
+    )]
     Abandoned {
         /// The peer, as a rank of the job.
         peer: u32,
@@ -137,6 +145,38 @@ pub enum TransferError {
         asked: &'static str,
         /// Name of the function that must be called before.
         expected: &'static str,
+    },
+    /// A descriptor of a transfer between regions is invalid. Nothing was transferred.
+    #[error("descriptor {at}: {problem}")]
+    Descriptor {
+        /// Index of the descriptor in the list.
+        at: usize,
+        /// The reason.
+        problem: DescriptorError,
+    },
+    /// The rank does not share the regions.
+    #[error("rank {rank} of the group does not share the regions, which belong to ranks {members:?}")]
+    NotShared {
+        /// The rank asked for, as its place in the group.
+        rank: usize,
+        /// The members, as places in the group.
+        members: Vec<usize>,
+    },
+    /// The call cannot be captured into a graph, since each launch would repeat the count of one notification.
+    #[error(
+        "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
+    )]
+    Captured {
+        /// Name of the function called.
+        asked: &'static str,
+    },
+    /// A page that contains the block of a caching allocator is about to move or to be released, so it cannot be held.
+    #[error("the block at {address:#x} cannot be held: {cause}")]
+    Unheld {
+        /// Address of the block.
+        address: u64,
+        /// The reason.
+        cause: String,
     },
     /// A later exchange has replaced the plan.
     #[error(

@@ -8,7 +8,7 @@ use std::{
 
 use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
 
-use super::{Memory, protocol::AllocationId};
+use super::{memory::Allocation, protocol::AllocationId};
 
 /// An allocation of a rank of the job. Numbers are never reused, so a key always names the same allocation.
 pub(crate) type Key = (u32, AllocationId);
@@ -24,7 +24,7 @@ pub(crate) enum Imported {
     /// Plain memory of another rank of this process.
     Here {
         base: DevicePtr,
-        _memory: Memory,
+        _allocation: Allocation,
     },
 }
 

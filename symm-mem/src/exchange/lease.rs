@@ -45,7 +45,7 @@ impl Lease {
     }
 }
 
-/// Memory of a plan that peers have not closed in time. They may still access it, so it is not freed. Dropping this
+/// Memory of a plan, or of regions, that peers have not closed in time. They may still access it, so it is not freed. Dropping this
 /// value leaks the memory and the plan's slots.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
@@ -75,9 +75,9 @@ impl Quarantined {
         &self.peers
     }
 
-    /// The buffers of the plan.
+    /// The buffers of the plan, or the regions.
     pub fn memory(&self) -> impl Iterator<Item = &Memory> {
-        self.core.wires.iter().map(|wire| &wire.memory)
+        self.core.memory.iter()
     }
 
     /// Frees the memory.

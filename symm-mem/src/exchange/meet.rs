@@ -1,23 +1,22 @@
-//! One exchange: the record of this rank, the agreement of all ranks, and the resulting plan or error.
+//! One exchange: the record of this rank, the agreement of all ranks, and the resulting plan, regions or error.
 
 use std::{
     ops::Range,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize},
-    },
+    sync::{Arc, PoisonError, Weak},
 };
 
 use bootstrap::agreement::{self, Failure, Member};
-use cuda_driver::graph::RelaxedCapture;
+use cuda_driver::{DevicePtr, graph::RelaxedCapture};
 use process_group::{error_text, store::Deadline};
 
 use super::{
-    Exchange, Named, OPERATION, Owner, Plan, Transfer,
+    Exchange, Memory, Named, Owner, Plan, Transfer,
     close::Borrowed,
-    core::{Core, Imports, Wire},
-    handles::{Imported, Open},
-    protocol::{Agreement, End, Ending, ExchangeProtocol, ExchangeRefusal, Held, Outcome, Record},
+    contribution::Contribution,
+    core::{Core, CoreParts, Wire},
+    handles::Open,
+    plan::TransferEnd,
+    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Outcome, Record},
     quiet::Rounds,
     share::{self, Offer},
     slots::words,
@@ -36,6 +35,29 @@ struct Candidate {
     slots: Range<usize>,
 }
 
+/// An agreement that succeeded.
+pub(super) struct Met<'a> {
+    /// Prefix of its store keys.
+    pub(super) key: &'a str,
+    /// Name of the plan.
+    pub(super) plan: &'a str,
+    /// This rank's slots.
+    pub(super) slots: Range<usize>,
+    pub(super) agreement: &'a Agreement,
+    held: &'a Open,
+    opened: &'a Open,
+}
+
+impl Met<'_> {
+    /// The address on this rank of a peer's allocation, which is added to `imports`.
+    pub(super) fn import(&self, peer: u32, id: AllocationId, imports: &mut Open) -> Option<DevicePtr> {
+        let key = (peer, id);
+        let imported = self.opened.get(&key).or_else(|| self.held.get(&key))?;
+        imports.insert(key, imported.clone());
+        Some(imported.base())
+    }
+}
+
 impl Exchange {
     /// Like [`exchange`](Self::exchange), but among the ranks at these places of the group only, and collective over
     /// them. If ranks call this for several sets, every rank calls it for these sets in the same order, as for any
@@ -49,9 +71,22 @@ impl Exchange {
         plan: &str,
         transfers: &[Transfer],
     ) -> Result<Plan, Error> {
+        let contribution = Contribution::Transfers(transfers);
+        self.meet(members, plan, &contribution, |met| self.agreed(met, transfers))
+    }
+
+    /// Agrees with the ranks at these places of the group, and opens their memory. `build` makes the result of it on
+    /// this rank; `None` if the agreement does not fit what this rank brought.
+    pub(super) fn meet<R>(
+        &self,
+        members: &[usize],
+        plan: &str,
+        contribution: &Contribution<'_>,
+        build: impl FnOnce(&Met<'_>) -> Option<R>,
+    ) -> Result<R, Error> {
         let Owner { shared, options, prefix, numbers, .. } = &*self.owner;
         let (info, context) = (&shared.info, &shared.context);
-        let call = info.call(OPERATION).of_plan(plan);
+        let call = info.call(contribution.operation()).of_plan(plan);
         let mut places = members.to_vec();
         places.sort_unstable();
         places.dedup();
@@ -73,14 +108,18 @@ impl Exchange {
         shared.closer.catch_up();
         // Keeps open every allocation that the record reports as open.
         let held = Borrowed::new(shared.handles.held(), &shared.closer);
-        let slots = self.take_slots(transfers.len());
+        let slots = self.take_slots(contribution.slots(ranks.len()));
         let prepared = match &slots {
-            Ok(slots) => self.prepare(plan, transfers, &held.open, slots.clone()),
+            Ok(slots) => self.prepare(plan, contribution, &held.open, slots.clone()),
             Err(none) => Err(none.to_string()),
         };
         let (record, candidate) = match prepared {
             Ok(candidate) => (candidate.record.clone(), Some(candidate)),
-            Err(cause) => (Record { readiness: Readiness::Failed { cause }, ..self.record(plan) }, None),
+            Err(cause) => {
+                let readiness = Readiness::Failed { cause };
+                let record = Record { readiness, regions: contribution.nothing(), ..self.record(plan) };
+                (record, None)
+            }
         };
         let mut opened = Borrowed::new(Open::new(), &shared.closer);
         let mut acted = None;
@@ -99,6 +138,7 @@ impl Exchange {
             }
         };
         let patience = options.deadline / 2;
+        let others: Vec<u32> = ranks.iter().copied().filter(|rank| *rank != shared.rank()).collect();
         let member = Member {
             name: key.clone(),
             rank: shared.rank(),
@@ -120,10 +160,16 @@ impl Exchange {
         );
         let (ending, failure) = match (result, &candidate) {
             (Ok(agreement), Some(candidate)) => {
-                let held = (&held.open, &opened.open);
                 let agreement = agreement.or(acted);
-                match agreement.and_then(|it| self.agreed(&key, candidate, transfers, &it, held)) {
-                    Some(plan) => return Ok(plan),
+                let built = agreement.and_then(|agreement| {
+                    for (key, imported) in &opened.open {
+                        shared.handles.note(*key, imported);
+                    }
+                    let (slots, held, opened) = (candidate.slots.clone(), &held.open, &opened.open);
+                    build(&Met { key: &key, plan, slots, agreement: &agreement, held, opened })
+                });
+                match built {
+                    Some(built) => return Ok(built),
                     None => (Ending::OutOfStep, None),
                 }
             }
@@ -131,9 +177,8 @@ impl Exchange {
             (Err(failed), _) => (Ending::of(failed.ending, ExchangeRefusal::from), failed.store),
         };
         if let Some(candidate) = &candidate {
-            let opened = opened.open.values().cloned().collect();
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
-            self.let_go(&key, candidate, transfers, opened, is_nobodys);
+            self.let_go(&key, candidate, contribution, &others, &opened.open, is_nobodys);
         }
         let kind = ErrorKind::of_agreement(ending, ErrorKind::ExchangeRefused, failure);
         let error = info.failed(&call, kind);
@@ -155,11 +200,11 @@ impl Exchange {
     fn prepare(
         &self,
         plan: &str,
-        transfers: &[Transfer],
+        contribution: &Contribution<'_>,
         held: &Open,
         slots: Range<usize>,
     ) -> Result<Candidate, String> {
-        match self.offered(plan, transfers, held, &slots) {
+        match self.offered(plan, contribution, held, &slots) {
             Ok((record, offer)) => Ok(Candidate { record, offer, slots }),
             Err(cause) => {
                 self.owner.shared.slots().give_back(slots);
@@ -171,36 +216,29 @@ impl Exchange {
     fn offered(
         &self,
         plan: &str,
-        transfers: &[Transfer],
+        contribution: &Contribution<'_>,
         held: &Open,
         slots: &Range<usize>,
     ) -> Result<(Record, Offer), String> {
         let Owner { shared, options, .. } = &*self.owner;
-        let last = self.named(plan).last.upgrade();
         let patience = Deadline::after(options.deadline / 8);
-        if last.is_some_and(|last| !shared.watch.drain(&last, patience)) {
+        let last = self.named(plan).last;
+        let mut last = last.iter().filter_map(Weak::upgrade);
+        if last.any(|last| !shared.watch.drain(&last, patience)) {
             return Err("transfers of the plan are under way still".to_owned());
         }
         shared.clear(slots).map_err(|error| error_text(&error))?;
-        let offer = Offer::make(&shared.context, transfers)?;
-        let ends = transfers.iter().zip(slots.clone()).map(|(transfer, slot)| {
-            let place = (!transfer.part.copies()).then(|| offer.place(&transfer.memory)).flatten();
-            End {
-                peer: self.peer_rank(transfer),
-                part: transfer.part,
-                bytes: transfer.memory.bytes() as u64,
-                export: place.map(|(export, _)| export),
-                offset: place.map_or(0, |(_, offset)| offset),
-                slot: slot as u32,
-            }
-        });
-        let record = Record {
+        let pieces = contribution.exported()?;
+        let offer = Offer::make(&shared.context, pieces.iter().flatten())?;
+        let mut record = Record {
             card: offer.endpoint(),
             exports: offer.exports(),
             held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
-            ends: ends.collect(),
             ..self.record(plan)
         };
+        let ranks = shared.info.global_ranks();
+        let filled = contribution.fill(&mut record, &offer, &pieces, slots, ranks);
+        filled.ok_or_else(|| "the memory is not among that offered".to_owned())?;
         Ok((record, offer))
     }
 
@@ -222,6 +260,7 @@ impl Exchange {
             exports: Vec::new(),
             held: Vec::new(),
             ends: Vec::new(),
+            regions: None,
         }
     }
 
@@ -231,73 +270,59 @@ impl Exchange {
         Named { generations: generations.clone(), last: last.clone() }
     }
 
-    /// Builds the agreed plan; `None` if the agreement does not fit this rank's candidate.
-    fn agreed(
-        &self,
-        key: &str,
-        candidate: &Candidate,
-        transfers: &[Transfer],
-        agreement: &Agreement,
-        (held, opened): (&Open, &Open),
-    ) -> Option<Plan> {
+    /// Builds the agreed plan; `None` if the agreement does not fit this rank's transfers.
+    fn agreed(&self, met: &Met<'_>, transfers: &[Transfer]) -> Option<Plan> {
         let shared = &self.owner.shared;
-        let routes = agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
+        let routes = met.agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
         let mut imports = Open::new();
-        let mut wires = Vec::new();
-        for ((transfer, slot), route) in transfers.iter().zip(candidate.slots.clone()).zip(routes) {
+        let (mut wires, mut ends) = (Vec::new(), Vec::new());
+        for ((transfer, slot), route) in transfers.iter().zip(met.slots.clone()).zip(routes) {
             let remote = match route.remote {
                 None => None,
-                Some((id, offset)) => {
-                    let key = (route.peer, id);
-                    let imported = opened.get(&key).or_else(|| held.get(&key))?;
-                    imports.insert(key, imported.clone());
-                    Some(imported.base() + offset)
-                }
+                Some((id, offset)) => Some(met.import(route.peer, id, &mut imports)? + offset),
             };
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
-            let mut ends = [(shared.rank(), slot), (route.peer, route.slot as usize)];
-            ends.sort_unstable();
-            let rounds = Rounds::of(format!("{key}/{ends:?}"));
-            wires.push(Wire { rounds, ..Wire::new(route.peer, transfer, remote, own, theirs) });
+            let mut both = [(shared.rank(), slot), (route.peer, route.slot as usize)];
+            both.sort_unstable();
+            let rounds = Rounds::of(format!("{}/{both:?}", met.key));
+            wires.push(Wire { rounds, ..Wire::new(route.peer, own, theirs) });
+            ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), remote });
         }
-        for (key, imported) in opened {
-            shared.handles.note(*key, imported);
-        }
-        let plan = &candidate.record.plan;
-        let generations = self.named(plan).generations;
-        let imports = imports.into_values().collect();
-        let core = self.core(key, candidate, agreement.generation, wires, imports);
-        generations.agreed(agreement.generation);
-        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        plans.entry(plan.clone()).or_default().last = Arc::downgrade(&core);
-        drop(plans);
-        Some(Plan::new(self.owner.clone(), core))
+        let memory = Contribution::Transfers(transfers).memory();
+        let core = self.core(met, met.slots.clone(), wires, memory, imports, false);
+        self.made_current(met, [&core]);
+        Some(Plan::new(self.owner.clone(), core, ends))
     }
 
-    fn core(
+    /// Makes what was agreed on the current plan of its name.
+    pub(super) fn made_current<'a>(&self, met: &Met<'_>, cores: impl IntoIterator<Item = &'a Arc<Core>>) {
+        self.named(met.plan).generations.agreed(met.agreement.generation);
+        let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.entry(met.plan.to_owned()).or_default().last = cores.into_iter().map(Arc::downgrade).collect();
+    }
+
+    /// The state of a plan, or of regions and one peer, on these slots.
+    pub(super) fn core(
         &self,
-        key: &str,
-        candidate: &Candidate,
-        generation: u64,
+        met: &Met<'_>,
+        slots: Range<usize>,
         wires: Vec<Wire>,
-        imports: Vec<Arc<Imported>>,
+        memory: Vec<Memory>,
+        imports: Open,
+        is_regions: bool,
     ) -> Arc<Core> {
-        let core = Arc::new(Core {
-            plan: candidate.record.plan.clone(),
-            generation,
-            current: self.named(&candidate.record.plan).generations,
-            key: key.to_owned(),
-            slots: candidate.slots.clone(),
+        let parts = CoreParts {
+            plan: met.plan.to_owned(),
+            generation: met.agreement.generation,
+            current: self.named(met.plan).generations,
+            key: met.key.to_owned(),
+            slots,
             wires,
-            imports: Mutex::new(Imports::Open(imports)),
-            fault: OnceLock::new(),
-            told: AtomicBool::new(false),
-            captured: AtomicBool::new(false),
-            pending: AtomicUsize::new(0),
-            launched: AtomicU32::new(0),
-            launches: Rounds::of(key.to_owned()),
-        });
+            memory,
+            is_regions,
+        };
+        let core = Arc::new(Core::new(parts, imports.into_values().collect()));
         self.owner.shared.add_plan(&core);
         core
     }
@@ -308,8 +333,9 @@ impl Exchange {
         &self,
         key: &str,
         candidate: &Candidate,
-        transfers: &[Transfer],
-        opened: Vec<Arc<Imported>>,
+        contribution: &Contribution<'_>,
+        others: &[u32],
+        opened: &Open,
         is_nobodys: bool,
     ) {
         let shared = &self.owner.shared;
@@ -318,16 +344,27 @@ impl Exchange {
         }
         // The others may still have the plan. The closing thread closes the memory that was opened from them, and then
         // tells them that this rank has closed the plan.
-        let wires = transfers.iter().zip(candidate.slots.clone()).map(|(transfer, slot)| {
-            let own = words(shared.slab(), slot);
-            Wire::new(self.peer_rank(transfer), transfer, None, own, own)
-        });
-        let generation = candidate.record.generation;
-        shared.closer.close(self.core(key, candidate, generation, wires.collect(), opened));
-    }
-
-    /// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
-    fn peer_rank(&self, transfer: &Transfer) -> u32 {
-        self.group().global_ranks().get(transfer.peer).copied().unwrap_or(u32::MAX)
+        let plan = &candidate.record.plan;
+        for (slots, peers) in contribution.peers(&candidate.slots, others, shared.info.global_ranks()) {
+            let imports = opened.iter().filter(|((peer, _), _)| peers.contains(peer));
+            let imports = imports.map(|(_, imported)| imported.clone()).collect();
+            let wires = slots.clone().zip(peers).map(|(slot, peer)| {
+                let own = words(shared.slab(), slot);
+                Wire::new(peer, own, own)
+            });
+            let parts = CoreParts {
+                plan: plan.clone(),
+                generation: candidate.record.generation,
+                current: self.named(plan).generations,
+                key: key.to_owned(),
+                wires: wires.collect(),
+                slots,
+                memory: contribution.memory(),
+                is_regions: false,
+            };
+            let core = Arc::new(Core::new(parts, imports));
+            shared.add_plan(&core);
+            shared.closer.close(core);
+        }
     }
 }

@@ -1,25 +1,24 @@
 //! Memory that a transfer copies from or to.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, sync::Arc};
 
-use cuda_driver::{
-    Context, DevicePtr,
-    memory::{DeviceMemory, IpcHandle},
-    vmm::{HandleTypes, PhysicalMemory},
-};
+use caching_alloc::core::Block;
+use cuda_driver::{Context, DevicePtr, memory::DeviceMemory, vmm::PhysicalMemory};
 use process_group::error_text;
 
 use super::{
     TransferError,
+    owned::{Owned, OwnedAllocation, handles_of},
     protocol::{AllocationId, Way},
 };
 use crate::{
     pool::SymmetricBlock,
-    rendezvous::{Buffer, Layout, PeerMemory, fresh_number, protocol::Subject},
+    rendezvous::{Buffer, Layout, PeerMemory, protocol::Subject},
 };
 
-/// Contiguous memory of this rank's device: a block of a pool, an allocation that peers can map, or plain memory of
-/// `cuMemAlloc`; all of it or a [part](Self::part). Clones share the memory and keep it alive.
+/// Contiguous memory of this rank's device: a block of a symmetric pool or of any caching allocator, an allocation that
+/// peers can map, or memory of `cuMemAlloc`; all of it or a [part](Self::part). Clones share the memory and keep it
+/// alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -30,23 +29,7 @@ pub struct Memory {
 #[derive(Debug, Clone)]
 enum Backing {
     Virtual(Buffer),
-    Plain(Arc<Plain>),
-}
-
-/// An allocation of `cuMemAlloc`.
-struct Plain {
-    context: Context,
-    number: u64,
-    base: DevicePtr,
-    bytes: usize,
-    _owner: Box<dyn Any + Send + Sync>,
-}
-
-impl fmt::Debug for Plain {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, base, bytes, .. } = self;
-        write!(out, "Plain({bytes} bytes at {base}, allocation {number})")
-    }
+    Owned(Arc<Owned>),
 }
 
 impl From<&Buffer> for Memory {
@@ -75,21 +58,43 @@ impl From<&Memory> for Memory {
 }
 
 impl From<DeviceMemory> for Memory {
-    /// Wraps plain memory, which peers open by legacy IPC handle.
+    /// Wraps memory of `cuMemAlloc`, which peers open by legacy IPC handle.
     fn from(memory: DeviceMemory) -> Self {
-        let (context, base, bytes) = (memory.context().clone(), memory.ptr(), memory.bytes());
-        let plain = Plain { context, number: fresh_number(), base, bytes, _owner: Box::new(memory) };
-        Self { backing: Backing::Plain(Arc::new(plain)), offset: 0, bytes }
+        Self::owned(Owned::from(memory))
     }
 }
 
 impl Memory {
-    /// Wraps `bytes` bytes of plain memory of another owner, from `ptr` on. The range may lie anywhere in an
-    /// allocation of `cuMemAlloc` of the device of `context`. `owner` is dropped once no rank needs the memory any
-    /// more.
+    fn owned(owned: Owned) -> Self {
+        let bytes = owned.bytes();
+        Self { backing: Backing::Owned(Arc::new(owned)), offset: 0, bytes }
+    }
+
+    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open its segment: by
+    /// file descriptor or fabric handle if it is virtual memory of a source with such
+    /// [handles](caching_alloc::driver::Sharing), by legacy IPC handle if it is memory of `cuMemAlloc`. The block and
+    /// its segments are held until no rank needs the memory any more: then the block is freed to its stream's cache, so
+    /// work that the caller enqueued on other streams must have ended or be
+    /// [recorded](caching_alloc::core::Block::record_stream).
+    ///
+    /// A block of a re-mappable pool may lie in several pages, which have a handle each. Such a block can be a
+    /// [region](super::Exchange::share_regions); a [`Transfer`](super::Transfer) takes a [`part`](Self::part) of it in
+    /// one page.
+    ///
+    /// # Errors
+    /// [`TransferError::Unheld`] if a page of the block is about to move; [`TransferError::Driver`], also if the block
+    /// is on another device, or not memory of the driver.
+    pub fn block(context: &Context, block: impl Into<Arc<Block>>) -> Result<Self, TransferError> {
+        Ok(Self::owned(Owned::block(context, block.into())?))
+    }
+
+    /// Wraps `bytes` bytes of device memory of another owner, from `ptr` on. The range may lie anywhere in an
+    /// allocation of `cuMemAlloc`, or in a mapping of virtual memory. `owner` is dropped once no rank needs the memory
+    /// any more.
     ///
     /// # Safety
-    /// The allocation stays valid until `owner` is dropped.
+    /// The allocation stays valid until `owner` is dropped. A mapping of virtual memory covers its physical memory from
+    /// the first byte on, because peers map that.
     ///
     /// # Errors
     /// [`TransferError::Driver`] for an address that the driver did not allocate; [`TransferError::OutOfBounds`] if
@@ -100,17 +105,8 @@ impl Memory {
         bytes: usize,
         owner: impl Any + Send + Sync,
     ) -> Result<Self, TransferError> {
-        let range = context.address_range(ptr)?;
-        let offset = ptr.offset_from(range.start).unwrap_or(u64::MAX) as usize;
-        let whole = Plain {
-            context: context.clone(),
-            number: fresh_number(),
-            base: range.start,
-            bytes: range.bytes,
-            _owner: Box::new(owner),
-        };
-        let whole = Self { backing: Backing::Plain(Arc::new(whole)), offset: 0, bytes: range.bytes };
-        whole.part(offset, bytes)
+        let (owned, offset) = Owned::foreign(context, ptr, owner)?;
+        Self::owned(owned).part(offset, bytes)
     }
 
     /// Returns `bytes` bytes from `offset` on.
@@ -149,7 +145,7 @@ impl Memory {
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.backing {
             Backing::Virtual(buffer) => buffer.ptr(),
-            Backing::Plain(plain) => plain.base,
+            Backing::Owned(owned) => owned.ptr(),
         };
         base + self.offset
     }
@@ -160,9 +156,10 @@ impl Memory {
         self.bytes
     }
 
-    /// The allocation that contains it.
-    pub(super) fn whole(&self) -> Option<Whole> {
-        match &self.backing {
+    /// The allocations that contain it, each with the part of it; `None` if it lies in a segment of a pool that was
+    /// retired.
+    pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
+        let owned = match &self.backing {
             Backing::Virtual(buffer) => {
                 let allocation = buffer.allocation()?;
                 let id = match (allocation.number, allocation.subject) {
@@ -170,40 +167,82 @@ impl Memory {
                     (None, Subject::Pool { pool, ordinal, .. }) => AllocationId::Segment { pool, ordinal },
                     _ => return None,
                 };
-                Some(Whole { id, bytes: allocation.bytes, offset: buffer.offset() + self.offset })
+                let (whole, offset) = (allocation.bytes, buffer.offset() + self.offset);
+                let allocation = Allocation { memory: self.clone(), at: 0 };
+                return Some(vec![Piece { id, whole, offset, bytes: self.bytes, allocation }]);
             }
-            Backing::Plain(plain) => {
-                let id = AllocationId::Own { number: plain.number };
-                Some(Whole { id, bytes: plain.bytes, offset: self.offset })
-            }
+            Backing::Owned(owned) => owned,
+        };
+        let (begin, end) = (self.ptr(), self.ptr() + self.bytes);
+        let piece = |(at, allocation): (usize, &OwnedAllocation)| {
+            let from = begin.max(allocation.base);
+            let until = end.min(allocation.base + allocation.bytes);
+            let bytes = until.offset_from(from).filter(|bytes| *bytes > 0)? as usize;
+            let offset = from.offset_from(allocation.base)? as usize;
+            let (id, whole) = (AllocationId::Own { number: allocation.number() }, allocation.bytes);
+            let allocation = Allocation { memory: self.clone(), at };
+            Some(Piece { id, whole, offset, bytes, allocation })
+        };
+        Some(owned.allocations().iter().enumerate().filter_map(piece).collect())
+    }
+
+    /// The piece of a memory that lies in one allocation.
+    pub(super) fn piece(&self) -> Result<Piece, String> {
+        let mut pieces = self.pieces().ok_or("the block is of no segment of its pool")?;
+        match (pieces.pop(), pieces.len()) {
+            (Some(piece), 0) => Ok(piece),
+            (_, others) => Err(format!(
+                "the memory lies in {} pages, and a transfer takes memory of one: share it as a region, or transfer a \
+                 part in one page",
+                others + 1
+            )),
+        }
+    }
+}
+
+/// The part of a memory in one allocation.
+pub(super) struct Piece {
+    pub(super) id: AllocationId,
+    /// Length of the whole allocation in bytes.
+    pub(super) whole: usize,
+    /// First byte of the part in the allocation.
+    pub(super) offset: usize,
+    /// Length of the part in bytes.
+    pub(super) bytes: usize,
+    pub(super) allocation: Allocation,
+}
+
+/// An allocation that contains a memory, and keeps it.
+#[derive(Debug, Clone)]
+pub(crate) struct Allocation {
+    memory: Memory,
+    /// Index among the allocations of an [`Owned`] memory.
+    at: usize,
+}
+
+impl Allocation {
+    fn owned(&self) -> Option<(&Owned, &OwnedAllocation)> {
+        match &self.memory.backing {
+            Backing::Virtual(_) => None,
+            Backing::Owned(owned) => Some((owned, owned.allocations().get(self.at)?)),
         }
     }
 
     /// Exports the handles by which peers can open the allocation.
     pub(super) fn way(&self, context: &Context) -> Result<Way, String> {
-        match &self.backing {
-            Backing::Plain(plain) => {
-                let IpcHandle(handle) =
-                    plain.context.export_ipc(plain.base).map_err(|error| error_text(&error))?;
-                Ok(Way::Legacy { handle: handle.to_vec() })
-            }
-            Backing::Virtual(_) => {
-                let physical = self.physical(context).map_err(|error| error_text(&error))?;
-                let Some(physical) = physical else { return Err("the memory has no pages".to_owned()) };
-                let kinds = physical.handle_types();
-                let fabric = match kinds.contains(HandleTypes::FABRIC) {
-                    true => Some(physical.export_fabric().map_err(|error| error_text(&error))?.0.to_vec()),
-                    false => None,
-                };
-                Ok(Way::Virtual { descriptor: kinds.contains(HandleTypes::POSIX_FD), fabric })
-            }
+        if let Some((owned, allocation)) = self.owned()
+            && allocation.physical().is_none()
+        {
+            return owned.legacy(allocation);
         }
+        let physical = self.physical(context).map_err(|error| error_text(&error))?;
+        handles_of(&physical.ok_or("the memory has no pages")?)
     }
 
     /// The allocation's physical memory, if it is virtual memory.
     pub(super) fn physical(&self, context: &Context) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
-        match &self.backing {
-            Backing::Plain(_) => Ok(None),
+        match &self.memory.backing {
+            Backing::Owned(_) => Ok(self.owned().and_then(|(_, allocation)| allocation.physical()).cloned()),
             Backing::Virtual(buffer) => match buffer.allocation() {
                 Some(allocation) => buffer.physical(context, &allocation),
                 None => Ok(None),
@@ -211,19 +250,9 @@ impl Memory {
         }
     }
 
-    /// Base address and context of plain memory; `None` for virtual memory.
+    /// Base address and context of memory of `cuMemAlloc`; `None` for virtual memory.
     pub(super) fn plain(&self) -> Option<(DevicePtr, &Context)> {
-        match &self.backing {
-            Backing::Plain(plain) => Some((plain.base, &plain.context)),
-            Backing::Virtual(_) => None,
-        }
+        let (owned, allocation) = self.owned()?;
+        allocation.physical().is_none().then_some((allocation.base, owned.context()))
     }
-}
-
-/// The whole allocation that contains a memory.
-pub(super) struct Whole {
-    pub(super) id: AllocationId,
-    pub(super) bytes: usize,
-    /// First byte of the memory in the allocation.
-    pub(super) offset: usize,
 }

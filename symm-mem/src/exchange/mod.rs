@@ -30,20 +30,60 @@
 //! # }
 //! ```
 //!
+//! *Regions.* A plan names both ends of each transfer. If the peers change from call to call, as in the transfer of a
+//! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once.
+//! Then any member [transfers](Regions::transfer) lists of [`Descriptor`]s between its regions and those of any other,
+//! without a call of the peer and without the store.
+//!
+//! ```no_run
+//! # use caching_alloc::core::Block;
+//! # use cuda_driver::Stream;
+//! # use symm_mem::exchange::{Descriptor, Direction, Exchange, Memory};
+//! # use std::time::Duration;
+//! # fn serve(exchange: &Exchange, cache: Block, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+//! const PAGE: usize = 2 << 20;
+//! // The cache is a block of a caching allocator, with pages of 2 MiB. Every rank shares its own.
+//! let cache = Memory::block(stream.context(), cache)?;
+//! let regions = exchange.share_regions("kv", &[("cache", cache)])?;
+//! let soon = Duration::from_secs(10);
+//! // A scheduler says which pages of this rank go to which pages of which rank.
+//! let (decoder, pages) = (3, [(0, 17), (1, 4), (2, 5)]);
+//! let remote_region = regions.find(decoder, "cache")?.ok_or("rank 3 has no cache")?;
+//! let list = pages.map(|(from, to)| Descriptor {
+//!     local_region: 0,
+//!     local_offset: from * PAGE,
+//!     remote_region,
+//!     remote_offset: to * PAGE,
+//!     bytes: PAGE,
+//! });
+//! // SAFETY: the decoder does not use its pages until it is notified, and this rank writes its own after the stream
+//! // has passed the copies.
+//! let pending = unsafe { regions.transfer_and_notify(Direction::Put, decoder, &list, stream, soon)? };
+//! while !pending.is_done()? {
+//!     // Other work.
+//! }
+//! // The decoder: what it enqueues on its stream behind this uses the pages.
+//! regions.wait(0, stream, soon)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! | module | subject |
 //! |---|---|
 //! | root, `options` | [`Exchange`]: a group's slots, plans and open handles |
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O |
-//! | `memory`, `transfer` | [`Memory`], and transfers from and to it |
+//! | `contribution` | the contribution of a rank to it: ends of transfers, or regions |
+//! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
+//! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
 //! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of waits |
 //! | `close`, `lease` | closing of plans; lent memory stays until peers have closed it |
 //! | `quiet` | when memory is closed or freed in a process of several ranks |
 //!
-//! *Ownership.* A plan holds this rank's buffers and the peers' memory that it has opened. A peer's allocation is
+//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the peers' memory that it has opened. A peer's allocation is
 //! identified by a number that is never reused. It is opened once for all plans of an exchange, and closed with the
 //! last of them. Memory that peers may access stays until they have reported that they closed it, or until the lease
 //! expires: then it is [quarantined](Exchange::quarantine), and never freed under a peer.
@@ -53,6 +93,7 @@
 //! fabric handle; there the driver keeps the pages.
 
 mod close;
+mod contribution;
 pub(crate) mod core;
 mod error;
 pub(crate) mod generation;
@@ -61,9 +102,11 @@ pub(crate) mod lease;
 mod meet;
 mod memory;
 mod options;
+mod owned;
 mod plan;
 pub mod protocol;
 mod quiet;
+mod regions;
 mod share;
 mod shared;
 pub(crate) mod slots;
@@ -95,6 +138,7 @@ pub use self::{
     options::ExchangeOptions,
     plan::Plan,
     protocol::{ExchangeRefusal, Part},
+    regions::{Descriptor, DescriptorError, Direction, PendingTransfer, RegionInfo, Regions, Side},
     transfer::Transfer,
 };
 use crate::{
@@ -125,11 +169,11 @@ struct Owner {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The plans of one name.
+/// The plans, or the regions, of one name.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
-    last: Weak<Core>,
+    last: Vec<Weak<Core>>,
 }
 
 impl fmt::Debug for Owner {

@@ -2,21 +2,21 @@
 
 use std::{
     fmt,
-    sync::{Arc, PoisonError, atomic::Ordering},
-    time::{Duration, Instant},
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
 
 use cuda_driver::{
-    Event, Stream, WaitCondition,
+    DevicePtr, Event, Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
 };
 use process_group::graph_memory;
 
 use super::{
-    Awaited, Fault, Owner, Part, TransferError,
+    Awaited, Fault, Memory, Owner, Part, TransferError,
     core::{Core, Wire},
     quiet,
-    shared::Shared,
+    shared::same_device,
     watch::Watched,
 };
 
@@ -66,6 +66,16 @@ pub struct Plan {
 struct Inner {
     core: Arc<Core>,
     owner: Arc<Owner>,
+    /// The ends of the core's wires.
+    ends: Vec<TransferEnd>,
+}
+
+/// This rank's end of a transfer.
+pub(super) struct TransferEnd {
+    pub(super) part: Part,
+    pub(super) memory: Memory,
+    /// The peer's buffer, if this rank copies.
+    pub(super) remote: Option<DevicePtr>,
 }
 
 impl Drop for Inner {
@@ -84,8 +94,8 @@ enum Step {
 }
 
 impl Plan {
-    pub(super) fn new(owner: Arc<Owner>, core: Arc<Core>) -> Self {
-        Self { inner: Arc::new(Inner { core, owner }) }
+    pub(super) fn new(owner: Arc<Owner>, core: Arc<Core>, ends: Vec<TransferEnd>) -> Self {
+        Self { inner: Arc::new(Inner { core, owner, ends }) }
     }
 
     /// The name of the plan.
@@ -198,7 +208,7 @@ impl Plan {
     }
 
     fn bound(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let Inner { core, owner } = &*self.inner;
+        let Inner { core, owner, .. } = &*self.inner;
         let watch = &owner.shared.watch;
         let recorded =
             watch.event(&owner.shared.context).and_then(|done| stream.record(&done).map(|()| done));
@@ -217,7 +227,7 @@ impl Plan {
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].
     pub fn check(&self) -> Result<(), TransferError> {
-        let Inner { core, owner } = &*self.inner;
+        let Inner { core, owner, .. } = &*self.inner;
         core.fault()?;
         if let Some(peer) = owner.shared.abandoned(core)? {
             core.fail(Fault::Abandoned { peer });
@@ -242,9 +252,10 @@ impl Plan {
     ) -> Result<(), TransferError> {
         let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
         let transfers = core.wires.len();
-        let wire = core.wires.get(at).ok_or(TransferError::NoSuchTransfer { at, transfers })?;
-        if !expected.contains(&wire.part) {
-            return Err(TransferError::WrongPart { at, asked, expected, found: wire.part });
+        let both = core.wires.get(at).zip(self.inner.ends.get(at));
+        let (wire, end) = both.ok_or(TransferError::NoSuchTransfer { at, transfers })?;
+        if !expected.contains(&end.part) {
+            return Err(TransferError::WrongPart { at, asked, expected, found: end.part });
         }
         core.current.admit(core.generation).map_err(|expected| {
             let (plan, found) = (core.plan.clone(), core.generation);
@@ -254,17 +265,16 @@ impl Plan {
         same_device(shared, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
             core.captured.store(true, Ordering::Release);
-            graph_memory::note(stream, [(wire.memory.ptr(), wire.memory.bytes() as u64)])?;
-            return steps.iter().try_for_each(|step| Ok(captured(step, wire, stream)?));
+            graph_memory::note(stream, [(end.memory.ptr(), end.memory.bytes() as u64)])?;
+            return steps.iter().try_for_each(|step| Ok(captured(step, wire, end, stream)?));
         }
         let begins = !matches!(asked, "wait");
-        let turn = || wire.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // New rounds may be held back (see `quiet`). A `wait` is not, because it completes a round that has begun.
         // Neither is a round that the other end has begun.
-        let _gate = quiet::beginning(|| !begins || wire.rounds.reach(turn().round.wrapping_add(1)));
+        let _gate = quiet::beginning(|| !begins || wire.rounds.reach(wire.turn().round.wrapping_add(1)));
         // Held until the end is recorded: the steps of two threads must not interleave.
-        let mut turn = turn();
-        if !wire.part.copies() && turn.offered == begins {
+        let mut turn = wire.turn();
+        if !end.part.copies() && turn.offered == begins {
             let expected = if begins { "wait" } else { "ready" };
             return Err(TransferError::OutOfTurn { at, asked, expected });
         }
@@ -281,7 +291,7 @@ impl Plan {
         let mut begun = false;
         let mut run = || {
             for step in steps.iter().filter(|step| !matches!(step, Step::Reset)) {
-                eager(step, wire, stream, round)?;
+                eager(step, (wire, end), stream, round)?;
                 begun = true;
             }
             stream.record(&done)
@@ -297,7 +307,7 @@ impl Plan {
             }
             return Err(error.into());
         }
-        (turn.round, turn.offered) = (round, !wire.part.copies() && begins);
+        (turn.round, turn.offered) = (round, !end.part.copies() && begins);
         wire.rounds.begun(round);
         let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
         drop(turn);
@@ -314,10 +324,8 @@ impl Plan {
         deadline: Option<Duration>,
         former: Option<Arc<Event>>,
     ) {
-        let (core, stream) = (self.inner.core.clone(), stream.clone());
-        let since = Instant::now();
-        let watched = Watched { core, wait, stream, done, since, deadline, unanswered: 0 };
-        self.inner.owner.shared.watch.begin(watched, former);
+        let (core, watch) = (&self.inner.core, &self.inner.owner.shared.watch);
+        watch.begin(Watched::new(core, stream, done, wait, deadline), former);
     }
 }
 
@@ -328,17 +336,13 @@ impl fmt::Debug for Plan {
     }
 }
 
-fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
-    let (found, wanted) = (stream.context().device().ordinal(), shared.context.device().ordinal());
-    if stream.context() == &shared.context {
-        return Ok(());
-    }
-    let (what, user) = ("the stream", "the exchange");
-    Err(cuda_driver::Error::DifferentDevices { what, found, user, wanted })
-}
-
 /// Enqueues one step of a round, with counts.
-fn eager(step: &Step, wire: &Wire, stream: &Stream, round: u32) -> Result<(), cuda_driver::Error> {
+fn eager(
+    step: &Step,
+    (wire, end): (&Wire, &TransferEnd),
+    stream: &Stream,
+    round: u32,
+) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.count, wire.theirs.count);
     // SAFETY: the words lie in the ranks' slots, which stay mapped until nothing is under way. For buffers see `copy`.
     unsafe {
@@ -346,13 +350,13 @@ fn eager(step: &Step, wire: &Wire, stream: &Stream, round: u32) -> Result<(), cu
             Step::Wait => stream.wait_value32(own, WaitCondition::GreaterOrEqual, round),
             Step::Signal => stream.write_value32(theirs, round),
             Step::Reset => Ok(()),
-            Step::Copy => copy(wire, stream),
+            Step::Copy => copy(end, stream),
         }
     }
 }
 
 /// Enqueues one step of a captured round, with toggles.
-fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
+fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.toggle, wire.theirs.toggle);
     // SAFETY: as in `eager`; the caller of the capture has promised that the plan outlives every launch.
     unsafe {
@@ -360,7 +364,7 @@ fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver
             Step::Wait => stream.wait_value32(own, WaitCondition::Equal, 1),
             Step::Signal => stream.write_value32(theirs, 1),
             Step::Reset => stream.write_value32(own, 0),
-            Step::Copy => copy(wire, stream),
+            Step::Copy => copy(end, stream),
         }
     }
 }
@@ -368,10 +372,10 @@ fn captured(step: &Step, wire: &Wire, stream: &Stream) -> Result<(), cuda_driver
 /// # Safety
 /// No other code uses the buffers in conflict until the stream has passed the copy. They stay mapped until then: the
 /// plan, which is watched, holds this rank's buffer and the mapping of the peer's.
-unsafe fn copy(wire: &Wire, stream: &Stream) -> Result<(), cuda_driver::Error> {
-    let (own, bytes) = (wire.memory.ptr(), wire.memory.bytes());
-    let Some(remote) = wire.remote else { return Ok(()) };
-    let (to, from) = if wire.part == Part::PutInitiator { (remote, own) } else { (own, remote) };
+unsafe fn copy(end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
+    let (own, bytes) = (end.memory.ptr(), end.memory.bytes());
+    let Some(remote) = end.remote else { return Ok(()) };
+    let (to, from) = if end.part == Part::PutInitiator { (remote, own) } else { (own, remote) };
     // SAFETY: both ends have agreed on the length, and both allocations are that long. The caller promises the rest.
     unsafe { stream.copy(to, from, bytes) }
 }

@@ -19,8 +19,8 @@ use process_group::{
 };
 
 use super::{
-    Memory, Transfer,
     handles::{Imported, Open},
+    memory::{Allocation, Piece},
     protocol::{Export, Record, Way, missing},
 };
 use crate::{
@@ -36,32 +36,33 @@ use crate::{
 const HELLO: Tag = Tag(*b"plan");
 
 /// Memory that other ranks of this process can take.
-static SHARED: LocalRegistry<Memory> = LocalRegistry::new();
+static SHARED: LocalRegistry<Allocation> = LocalRegistry::new();
 
 /// Exports of this rank, available to the others until it is dropped.
 pub(super) struct Offer {
     listener: Listener,
-    exports: Vec<(Export, Memory)>,
-    _tokens: Vec<LocalToken<Memory>>,
+    exports: Vec<(Export, Allocation)>,
+    _tokens: Vec<LocalToken<Allocation>>,
 }
 
 impl Offer {
-    /// Opens an endpoint, and exports the memory that peers access.
-    pub(super) fn make(context: &Context, transfers: &[Transfer]) -> Result<Self, String> {
+    /// Opens an endpoint, and exports the allocations of these pieces, which peers access.
+    pub(super) fn make<'a>(
+        context: &Context,
+        pieces: impl IntoIterator<Item = &'a Piece>,
+    ) -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
-        let mut exports: Vec<(Export, Memory)> = Vec::new();
+        let mut exports: Vec<(Export, Allocation)> = Vec::new();
         let mut tokens = Vec::new();
-        for transfer in transfers.iter().filter(|transfer| !transfer.part.copies()) {
-            let memory = &transfer.memory;
-            let whole = memory.whole().ok_or("the block is of no segment of its pool")?;
-            if exports.iter().any(|(export, _)| export.id == whole.id) {
+        for Piece { id, whole, allocation, .. } in pieces {
+            if exports.iter().any(|(export, _)| export.id == *id) {
                 continue;
             }
-            let local = SHARED.register(memory.clone());
-            let (way, token) = (memory.way(context)?, local.token);
-            let export = Export { id: whole.id, bytes: whole.bytes as u64, way, token };
+            let local = SHARED.register(allocation.clone());
+            let (way, token) = (allocation.way(context)?, local.token);
+            let export = Export { id: *id, bytes: *whole as u64, way, token };
             tokens.push(local);
-            exports.push((export, memory.clone()));
+            exports.push((export, allocation.clone()));
         }
         Ok(Self { listener, exports, _tokens: tokens })
     }
@@ -74,11 +75,10 @@ impl Offer {
         self.exports.iter().map(|(export, _)| export.clone()).collect()
     }
 
-    /// The export that contains a memory: index of the export, and first byte in it.
-    pub(super) fn place(&self, memory: &Memory) -> Option<(u32, u64)> {
-        let whole = memory.whole()?;
-        let at = self.exports.iter().position(|(export, _)| export.id == whole.id)?;
-        Some((u32::try_from(at).ok()?, whole.offset as u64))
+    /// The export that contains a piece: index of the export, and first byte in it.
+    pub(super) fn place(&self, piece: &Piece) -> Option<(u32, u64)> {
+        let at = self.exports.iter().position(|(export, _)| export.id == piece.id)?;
+        Some((u32::try_from(at).ok()?, piece.offset as u64))
     }
 }
 
@@ -152,8 +152,9 @@ fn hand_over(
         let at = peer.link.place() as usize;
         let send = || {
             handed(me, &records[at]).into_iter().try_for_each(|number| {
-                let memory = offer.exports.get(number).map(|(_, memory)| memory.physical(context));
-                let descriptor = match memory.transpose().map(Option::flatten) {
+                let allocation =
+                    offer.exports.get(number).map(|(_, allocation)| allocation.physical(context));
+                let descriptor = match allocation.transpose().map(Option::flatten) {
                     Ok(Some(physical)) => physical.export_fd().map_err(|error| failed(error_text(&error)))?,
                     Ok(None) => return Err(failed(format!("there is no memory behind export {number}"))),
                     Err(error) => return Err(failed(error_text(&error))),
@@ -187,14 +188,14 @@ fn import(
     let said = |error: cuda_driver::Error| error_text(&error);
     let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
     if (peer.host, peer.process) == (me.host, me.process) {
-        let memory = SHARED.find(export.token).ok_or("it is no longer registered in this process")?;
-        if let Some((base, owner)) = memory.plain() {
+        let allocation = SHARED.find(export.token).ok_or("it is no longer registered in this process")?;
+        if let Some((base, owner)) = allocation.plain() {
             if owner.device() != context.device() {
                 context.enable_peer_access(owner).map_err(said)?;
             }
-            return Ok(Imported::Here { base, _memory: memory });
+            return Ok(Imported::Here { base, _allocation: allocation.clone() });
         }
-        let physical = memory.physical(context).map_err(said)?.ok_or("the memory has no pages")?;
+        let physical = allocation.physical(context).map_err(said)?.ok_or("the memory has no pages")?;
         return mapped(context, &physical, bytes).map(Imported::Mapped).map_err(said);
     }
     let physical = match (&export.way, descriptor) {
@@ -262,6 +263,7 @@ mod tests {
             channels: 1,
             exports: if part.copies() { Vec::new() } else { vec![export] },
             held: Vec::new(),
+            regions: None,
             ends: vec![End { peer: 1 - rank, part, bytes: 64, export: export_of, offset: 0, slot: 0 }],
         }
     }
@@ -273,7 +275,7 @@ mod tests {
         // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
         let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
         let context = driver.device(0).unwrap().retain_primary().unwrap();
-        let offer = Offer::make(&context, &[]).unwrap();
+        let offer = Offer::make(&context, []).unwrap();
         let listener = Listener::open().unwrap();
         let records = [record(0, offer.endpoint()), record(1, listener.endpoint())];
         let deadline = Deadline::after(Duration::from_secs(60));

@@ -134,6 +134,15 @@ impl Shared {
 
     /// Returns a peer that has given the plan up, if there is one.
     pub(super) fn abandoned(&self, core: &Core) -> Result<Option<u32>, cuda_driver::Error> {
+        Ok(self.read_slots(core, |mirror| mirror.abandoned(core))?.flatten())
+    }
+
+    /// Copies the slots of a plan to the host, and returns what `read` makes of them; `None` if it has no slots.
+    pub(super) fn read_slots<R>(
+        &self,
+        core: &Core,
+        read: impl FnOnce(&Mirror) -> R,
+    ) -> Result<Option<R>, cuda_driver::Error> {
         if core.slots.is_empty() {
             return Ok(None);
         }
@@ -141,12 +150,22 @@ impl Shared {
         let mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner);
         mirror.read(self, core.slots.clone())?;
         self.control.synchronize()?;
-        Ok(mirror.abandoned(core))
+        Ok(Some(read(&mirror)))
     }
 }
 
 pub(super) fn own_rank(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
+}
+
+/// Checks that a stream is of the device of the exchange.
+pub(super) fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
+    let (found, wanted) = (stream.context().device().ordinal(), shared.context.device().ordinal());
+    if stream.context() == &shared.context {
+        return Ok(());
+    }
+    let (what, user) = ("the stream", "the exchange");
+    Err(cuda_driver::Error::DifferentDevices { what, found, user, wanted })
 }
 
 /// A copy of a rank's slots in pinned host memory.
@@ -172,13 +191,32 @@ impl Mirror {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
 
-    /// Returns the first peer that has given the plan up, as of the last copy.
+    /// Returns the first peer that has given the plan up, as of the last copy. A peer that has left has given it up for
+    /// a wait of this rank for a further notification.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
-        let abandoned = core.slots.clone().zip(&core.wires).find(|(slot, _)| {
-            let word = self.0.as_ptr().wrapping_add(slot * SLOT_BYTES + 8).cast::<AtomicU32>();
-            // SAFETY: inside the mirror, whose slots are aligned to 16 bytes; the host's accesses are atomic.
-            unsafe { &*word }.load(Ordering::Relaxed) != 0
+        let mut slots = core.slots.clone().zip(&core.wires);
+        let abandoned = slots.find(|(slot, wire)| {
+            let awaited = wire.awaited.load(Ordering::Acquire);
+            let waits_in_vain =
+                || self.has_left(*slot) && (self.count(*slot).wrapping_sub(awaited) as i32) < 0;
+            self.word(*slot, 2) != 0 || waits_in_vain()
         });
         abandoned.map(|(_, wire)| wire.peer)
+    }
+
+    /// The count in a slot.
+    pub(super) fn count(&self, slot: usize) -> u32 {
+        self.word(slot, 0)
+    }
+
+    /// Returns whether the peer of a slot has dropped its regions.
+    pub(super) fn has_left(&self, slot: usize) -> bool {
+        self.word(slot, 3) != 0
+    }
+
+    fn word(&self, slot: usize, at: usize) -> u32 {
+        let word = self.0.as_ptr().wrapping_add(slot * SLOT_BYTES + 4 * at).cast::<AtomicU32>();
+        // SAFETY: inside the mirror, whose slots are aligned to 16 bytes; the host's accesses are atomic.
+        unsafe { &*word }.load(Ordering::Relaxed)
     }
 }

@@ -4,17 +4,18 @@ use std::ops::Range;
 
 use cuda_driver::DevicePtr;
 
-/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer. All its words are 0 when it is
+/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer, or for regions. All its words are 0 when it is
 /// allocated.
 ///
-/// A transfer runs in rounds: one end signals that its buffer is ready, and the other end copies and signals that the
-/// copy is done.
+/// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals that the
+/// copy is done. The notifications of regions are counted by the same word; they have no toggle.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, never decreasing | number of the last round for which the peer has signalled |
+/// | count | the peer, never decreasing | number of the last round for which the peer has signalled, or of its notifications |
 /// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
 /// | abort | the peer | 1 if the peer has given up: the other words are invalid |
+/// | left | the peer | 1 if the peer has dropped its regions: no further notification comes |
 pub(super) const SLOT_BYTES: usize = 16;
 
 /// The words of a slot.
@@ -23,12 +24,13 @@ pub(super) struct Words {
     pub(super) count: DevicePtr,
     pub(super) toggle: DevicePtr,
     pub(super) abort: DevicePtr,
+    pub(super) left: DevicePtr,
 }
 
 /// The words of slot `slot` in the slab (array of slots) at `slab`.
 pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
     let begin = slab + slot * SLOT_BYTES;
-    Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize }
+    Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize, left: begin + 12usize }
 }
 
 /// The free slots of this rank's slab.

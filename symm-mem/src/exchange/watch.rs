@@ -48,6 +48,18 @@ pub(super) struct Watched {
 }
 
 impl Watched {
+    /// An operation that was enqueued now.
+    pub(super) fn new(
+        core: &Arc<Core>,
+        stream: &Stream,
+        done: Arc<Event>,
+        wait: Option<(usize, Awaited)>,
+        deadline: Option<Duration>,
+    ) -> Self {
+        let (core, stream, since) = (core.clone(), stream.clone(), Instant::now());
+        Self { core, wait, stream, done, since, deadline, unanswered: 0 }
+    }
+
     /// Returns true if the operation has ended. A device that is lost runs nothing, so the operation also counts as
     /// ended after [`UNANSWERED`] failed queries in a row. A single query may fail for another reason.
     fn has_ended(&mut self) -> bool {

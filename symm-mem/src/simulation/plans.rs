@@ -157,6 +157,7 @@ impl World {
             exports,
             held: open.into_iter().map(|(peer, id)| Held { peer, id }).collect(),
             ends: ends.clone(),
+            regions: None,
         };
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);

@@ -46,6 +46,9 @@ fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
 
 /// The exports of `from` that `to` accesses, as indices into `from.exports`, each once and ascending.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
+    if from.regions.is_some() {
+        return (0..from.exports.len()).collect();
+    }
     let exports = from.with(to.rank).filter(|end| !end.part.copies()).filter_map(|end| end.export);
     let mut exports: Vec<usize> = exports.map(|at| at as usize).collect();
     exports.sort_unstable();
@@ -66,14 +69,19 @@ pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
 
 fn flawed(records: &[Record]) -> Option<ExchangeRefusal> {
     records.iter().find_map(|record| {
-        let cause = record.flaw()?;
+        let cause = record.flaw(records.len())?;
         Some(ExchangeRefusal::RecordUnreadable { rank: record.rank, cause })
     })
 }
 
 fn other_plan(records: &[Record]) -> Option<ExchangeRefusal> {
-    let plans = ValuesByRank::of(records.iter().map(|record| (record.rank, record.plan.clone())));
-    (!plans.is_unanimous()).then_some(ExchangeRefusal::PlanMismatch { plans })
+    let what = |record: &Record| (record.regions.is_some(), record.plan.clone());
+    let first = what(records.first()?);
+    if records.iter().all(|record| what(record) == first) {
+        return None;
+    }
+    let plans = ValuesByRank::of(records.iter().map(|record| (record.rank, record.title())));
+    Some(ExchangeRefusal::PlanMismatch { plans })
 }
 
 fn unready(records: &[Record]) -> Option<ExchangeRefusal> {

@@ -2,7 +2,8 @@
 //!
 //! - [`Record`]: the message of a member: its transfers, its exports, and the memory that it has already open.
 //! - [`decide()`]: the decision, a pure function of the members' records.
-//! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it.
+//! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it, or the [`RegionRoute`]s to its peers'
+//!   regions.
 //! - [`ExchangeRefusal`]: why there is no plan, the same value on every member.
 //!
 //! One exchange is one agreement by [`ExchangeProtocol`] on all transfers of all members. So neither the order of the
@@ -19,9 +20,9 @@ use bootstrap::agreement::{self, Protocol, Report};
 
 pub use self::{
     decide::{Agreement, decide, missing},
-    record::{AllocationId, End, Export, Held, Part, Record, Way},
+    record::{AllocationId, End, Export, Held, Part, Record, RegionOffer, RegionPiece, SharedRegion, Way},
     refusal::ExchangeRefusal,
-    route::Route,
+    route::{RegionRoute, Route, RoutedRegion},
 };
 pub use crate::agreement::sharing::Outcome;
 use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};

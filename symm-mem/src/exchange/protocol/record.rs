@@ -145,6 +145,38 @@ pub struct End {
 }
 wire_struct!(End { peer, part, bytes, export, offset, slot });
 
+/// A contiguous part of a [`SharedRegion`], in one allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionPiece {
+    /// Index into the record's [`Export`]s of the allocation.
+    pub export: u32,
+    /// First byte in the allocation.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+wire_struct!(RegionPiece { export, offset, bytes });
+
+/// Memory of a rank that all members can access, under a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedRegion {
+    /// The name, unique among the regions of the rank.
+    pub name: String,
+    /// The memory, in the order of its addresses on the rank.
+    pub pieces: Vec<RegionPiece>,
+}
+wire_struct!(SharedRegion { name, pieces });
+
+/// The regions that a rank shares with all members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegionOffer {
+    /// The regions.
+    pub regions: Vec<SharedRegion>,
+    /// The first of the rank's slots for the signals of the others, which have one each, in the order of the records.
+    pub first_slot: u32,
+}
+wire_struct!(RegionOffer { regions, first_slot });
+
 /// An allocation of a peer that this rank has already open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
@@ -184,6 +216,8 @@ pub struct Record {
     pub held: Vec<Held>,
     /// Its transfers.
     pub ends: Vec<End>,
+    /// Its regions, if the members share regions. They exchange no transfers then.
+    pub regions: Option<RegionOffer>,
 }
 wire_struct!(Record {
     rank,
@@ -199,6 +233,7 @@ wire_struct!(Record {
     exports,
     held,
     ends,
+    regions,
 });
 
 impl Record {
@@ -212,8 +247,55 @@ impl Record {
         self.exports.get(end.export? as usize)
     }
 
-    /// Describes the first inconsistency of the record, if any: an end that leaves its allocation or the slots.
-    pub(super) fn flaw(&self) -> Option<String> {
+    /// Name for messages of the plan, or of the regions, that the members agree on.
+    pub(super) fn title(&self) -> String {
+        match &self.regions {
+            None => self.plan.clone(),
+            Some(_) => format!("regions {}", self.plan),
+        }
+    }
+
+    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` and `peer` are their places
+    /// among the records.
+    pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
+        // The rank itself has no slot.
+        let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
+        self.regions.as_ref()?.first_slot.checked_add(place)
+    }
+
+    /// Describes the first inconsistency of the record, if any: memory that leaves its allocation, or a slot that the
+    /// rank does not have. `members` is the number of records.
+    pub(super) fn flaw(&self, members: usize) -> Option<String> {
+        self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
+    }
+
+    fn flaw_of_regions(&self, members: usize) -> Option<String> {
+        let RegionOffer { regions, first_slot } = self.regions.as_ref()?;
+        if !self.ends.is_empty() {
+            return Some(format!("{} transfers beside regions", self.ends.len()));
+        }
+        if self.readiness != Readiness::Ready {
+            return None;
+        }
+        let end = (*first_slot as usize).saturating_add(members.saturating_sub(1));
+        if end > self.channels as usize {
+            return Some(format!("the regions' slots {first_slot}..{end} of {}", self.channels));
+        }
+        let pieces = regions.iter().flat_map(|region| region.pieces.iter().map(move |piece| (region, piece)));
+        pieces.into_iter().find_map(|(SharedRegion { name, .. }, piece)| {
+            let RegionPiece { export, offset, bytes } = *piece;
+            let Some(Export { bytes: whole, .. }) = self.exports.get(export as usize) else {
+                return Some(format!("region {name:?} names export {export} of {}", self.exports.len()));
+            };
+            offset.checked_add(bytes).is_none_or(|last| last > *whole).then(|| {
+                format!(
+                    "{bytes} bytes at byte {offset} of region {name:?} leave their allocation of {whole} bytes"
+                )
+            })
+        })
+    }
+
+    fn flaw_of_transfers(&self) -> Option<String> {
         self.ends.iter().enumerate().find_map(|(at, end)| {
             if end.slot >= self.channels {
                 return Some(format!("transfer {at} has slot {} of {}", end.slot, self.channels));

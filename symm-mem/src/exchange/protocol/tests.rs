@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{
     Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, Outcome, Part,
-    Record, Way, decide, missing,
+    Record, RegionOffer, RegionPiece, RoutedRegion, SharedRegion, Way, decide, missing,
 };
 use crate::{
     agreement::wire::{Reader, Wire},
@@ -56,6 +56,7 @@ fn record(rank: u32, count: u32) -> Record {
         exports: vec![export(10, &legacy), export(11, &descriptor)],
         held: Vec::new(),
         ends,
+        regions: None,
     }
 }
 
@@ -218,4 +219,98 @@ proptest! {
         prop_assert_eq!(&first, &judge(&reports));
         prop_assert_eq!(first == Decision::Agreed { agreed: None }, kinds.iter().all(|kind| *kind == 0));
     }
+}
+
+/// Record of a rank that shares a region for each of its exports: the first in one piece, the second in two.
+fn sharing(rank: u32) -> Record {
+    let piece = |export, offset, bytes| RegionPiece { export, offset, bytes };
+    let region = |name: &str, pieces| SharedRegion { name: name.to_owned(), pieces };
+    let regions = vec![
+        region("whole", vec![piece(0, 64, 4096)]),
+        region("scattered", vec![piece(1, 0, 1 << 20), piece(0, 0, 8)]),
+    ];
+    let regions = Some(RegionOffer { regions, first_slot: 4 });
+    Record { ends: Vec::new(), regions, ..record(rank, COUNT) }
+}
+
+fn offer(record: &mut Record) -> &mut RegionOffer {
+    record.regions.as_mut().expect("the record has regions")
+}
+
+const DIFFERENT_REGIONS: [Difference; 9] = [
+    ("PlanMismatch", &["\"ring\"", "\"regions ring\"", "rank 2"], |record| record.regions = None),
+    ("PlanMismatch", &["\"regions chain\"", "rank 2"], |record| record.plan = "chain".into()),
+    ("RecordUnreadable", &["rank 2", "1 transfers beside regions"], |record| {
+        record.ends = vec![end(1, Part::PutInitiator, None, 0)];
+    }),
+    ("RecordUnreadable", &["rank 2", "slots 14..17 of 16"], |record| offer(record).first_slot = 14),
+    ("RecordUnreadable", &["rank 2", "\"scattered\" names export 7 of 2"], |record| {
+        offer(record).regions[1].pieces[1].export = 7;
+    }),
+    ("RecordUnreadable", &["rank 2", "9 bytes at byte 18446744073709551615 of region \"whole\""], |record| {
+        offer(record).regions[0].pieces[0] = RegionPiece { export: 0, offset: u64::MAX, bytes: 9 };
+    }),
+    ("OutOfReach", &["rank 2 (not at all)", "by rank 0"], |record| {
+        record.exports[1].way = Way::Virtual { descriptor: false, fabric: None };
+    }),
+    ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
+        record.unreachable.push(Uuid { low: 1, high: 0 });
+    }),
+    // A rank that has no slots left tells its reason, and not that its slots are invalid.
+    ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
+        record.readiness = Readiness::Failed { cause: "no slots".into() };
+        (offer(record).first_slot, record.channels) = (0, 1);
+    }),
+];
+
+#[test]
+fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
+    for (name, words, differ) in DIFFERENT_REGIONS {
+        let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();
+        differ(&mut records[2]);
+        let refusal = refusal(&records);
+        let text = refusal.to_string();
+        assert_eq!(refusal.name(), name, "{text}");
+        for word in words {
+            assert!(text.contains(word), "{word} is not in {text}");
+        }
+    }
+}
+
+/// Everyone opens everything, and each pair has a slot on either side that no other pair has.
+#[test]
+fn regions_lead_to_every_member() {
+    let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();
+    records[1].regions = Some(RegionOffer { regions: Vec::new(), first_slot: 9 });
+    records[1].exports.clear();
+    let Decision::Act { plan } = decide(&records) else { panic!("memory is to be opened") };
+    assert_eq!((missing(&records[0], &records[3]), missing(&records[1], &records[3])), (vec![0, 1], vec![]));
+    let routes: Vec<_> = (0..COUNT).map(|rank| plan.region_routes(rank).unwrap()).collect();
+    for (rank, own) in (0..).zip(&routes) {
+        let peers: Vec<u32> = own.iter().map(|route| route.peer).collect();
+        assert_eq!(peers, (0..COUNT).filter(|peer| *peer != rank).collect::<Vec<_>>());
+        let first = if rank == 1 { 9 } else { 4 };
+        let slots: Vec<u32> = own.iter().map(|route| route.own_slot).collect();
+        assert_eq!(slots, (first..first + COUNT - 1).collect::<Vec<_>>());
+        for route in own {
+            let other = routes[route.peer as usize].iter().find(|other| other.peer == rank).unwrap();
+            assert_eq!((route.slot, route.own_slot), (other.own_slot, other.slot));
+            let region = |name: &str, pieces| RoutedRegion { name: name.to_owned(), pieces };
+            let expected = vec![
+                region("whole", vec![(id(10), 64, 4096)]),
+                region("scattered", vec![(id(11), 0, 1 << 20), (id(10), 0, 8)]),
+            ];
+            assert_eq!(route.regions, if route.peer == 1 { Vec::new() } else { expected });
+        }
+    }
+    assert_eq!(
+        (plan.region_routes(9), Agreement { generation: 1, records: self::records(3) }.region_routes(0)),
+        (None, None)
+    );
+    let bytes = {
+        let mut bytes = Vec::new();
+        plan.write(&mut bytes);
+        bytes
+    };
+    assert_eq!(Agreement::read(&mut Reader::new(&bytes)).unwrap(), plan);
 }

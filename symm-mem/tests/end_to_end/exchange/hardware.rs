@@ -10,7 +10,7 @@ use std::sync::{
 use cuda_driver::Driver;
 use process_group::store::{Store, barrier};
 
-use super::{Rank, flows, options, threads, waits};
+use super::{Rank, flows, options, regions, threads, waits};
 use crate::{
     common::turn,
     kernels::rig::peers,
@@ -41,6 +41,7 @@ fn gpus() -> Option<(Driver, usize)> {
 fn everything(rank: &Rank<'_>) {
     flows::all_pairs(rank, &CASES);
     flows::around(rank, &LARGE);
+    regions::everyone(rank);
 }
 
 #[test]
@@ -60,6 +61,14 @@ fn hardware_exchange_waits() {
     threads(&driver, devices, 2, options(), waits::late);
     threads(&driver, devices, 2, options(), waits::graph_is_bounded);
     println!("2 ranks on {} devices: late peers were named, and all went on", devices.min(2));
+}
+
+#[test]
+fn hardware_exchange_blocks() {
+    let _turn = turn();
+    let Some((driver, devices)) = gpus() else { return };
+    threads(&driver, devices, 2, options(), regions::blocks::every_source);
+    println!("2 ranks on {} devices: blocks of every source were right", devices.min(2));
 }
 
 /// The body of a rank of the test below.

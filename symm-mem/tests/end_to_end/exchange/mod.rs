@@ -5,6 +5,7 @@ mod flows;
 mod hardware;
 mod processes;
 mod refusals;
+mod regions;
 mod waits;
 
 use std::{

@@ -1,0 +1,147 @@
+//! The contribution of a rank to an agreement: its ends of transfers, or its regions.
+
+use std::ops::Range;
+
+use super::{
+    Memory, OPERATION, Transfer,
+    memory::Piece,
+    protocol::{End, Record, RegionOffer, RegionPiece, SharedRegion},
+    share::Offer,
+};
+
+/// The contribution of a rank to an agreement.
+pub(super) enum Contribution<'a> {
+    /// A plan's ends on this rank.
+    Transfers(&'a [Transfer]),
+    /// Memory for all members, under names.
+    Regions(&'a [(&'a str, Memory)]),
+}
+
+impl Contribution<'_> {
+    /// The operation in errors.
+    pub(super) fn operation(&self) -> &'static str {
+        match self {
+            Self::Transfers(_) => OPERATION,
+            Self::Regions(_) => "share_regions",
+        }
+    }
+
+    /// Number of slots that this needs in an agreement of so many members.
+    pub(super) fn slots(&self, members: usize) -> usize {
+        match self {
+            Self::Transfers(transfers) => transfers.len(),
+            Self::Regions(_) => members.saturating_sub(1),
+        }
+    }
+
+    /// The offer in the record of a rank that could not prepare its regions.
+    pub(super) fn nothing(&self) -> Option<RegionOffer> {
+        match self {
+            Self::Transfers(_) => None,
+            Self::Regions(_) => Some(RegionOffer { regions: Vec::new(), first_slot: 0 }),
+        }
+    }
+
+    /// The memory that copies use.
+    pub(super) fn memory(&self) -> Vec<Memory> {
+        match self {
+            Self::Transfers(transfers) => transfers.iter().map(|transfer| transfer.memory.clone()).collect(),
+            Self::Regions(regions) => regions.iter().map(|(_, memory)| memory.clone()).collect(),
+        }
+    }
+
+    /// The memory that peers access, in the order in which [`fill`](Self::fill) takes it. Its error says what this rank
+    /// cannot share.
+    pub(super) fn exported(&self) -> Result<Vec<Vec<Piece>>, String> {
+        match self {
+            Self::Transfers(transfers) => {
+                let lent = transfers.iter().filter(|transfer| !transfer.part.copies());
+                lent.map(|transfer| Ok(vec![transfer.memory.piece()?])).collect()
+            }
+            Self::Regions(regions) => (0..)
+                .zip(*regions)
+                .map(|(at, (name, memory))| {
+                    if regions[..at].iter().any(|(other, _)| other == name) {
+                        return Err(format!(
+                            "two regions of the name {name:?}: each region needs a name of its own"
+                        ));
+                    }
+                    if memory.bytes() == 0 {
+                        return Err(format!("region {name:?} has no bytes: expected at least 1"));
+                    }
+                    let retired = || format!("the memory of region {name:?} is of no segment of its pool");
+                    memory.pieces().ok_or_else(retired)
+                })
+                .collect(),
+        }
+    }
+
+    /// Adds this to a record. `pieces` is [`exported`](Self::exported), and `ranks` are those of the group, as ranks of
+    /// the job. `None` if an offer does not contain a piece.
+    pub(super) fn fill(
+        &self,
+        record: &mut Record,
+        offer: &Offer,
+        pieces: &[Vec<Piece>],
+        slots: &Range<usize>,
+        ranks: &[u32],
+    ) -> Option<()> {
+        let slot = |slot: usize| u32::try_from(slot).ok();
+        match self {
+            Self::Transfers(transfers) => {
+                let mut pieces = pieces.iter().flatten();
+                for (transfer, at) in transfers.iter().zip(slots.clone()) {
+                    let place = match transfer.part.copies() {
+                        true => None,
+                        false => Some(offer.place(pieces.next()?)?),
+                    };
+                    record.ends.push(End {
+                        peer: peer_rank(transfer, ranks),
+                        part: transfer.part,
+                        bytes: transfer.memory.bytes() as u64,
+                        export: place.map(|(export, _)| export),
+                        offset: place.map_or(0, |(_, offset)| offset),
+                        slot: slot(at)?,
+                    });
+                }
+            }
+            Self::Regions(regions) => {
+                let piece = |piece: &Piece| {
+                    let (export, offset) = offer.place(piece)?;
+                    Some(RegionPiece { export, offset, bytes: piece.bytes as u64 })
+                };
+                let region = |((name, _), pieces): (&(&str, Memory), &Vec<Piece>)| {
+                    let pieces = pieces.iter().map(piece).collect::<Option<_>>()?;
+                    Some(SharedRegion { name: (*name).to_owned(), pieces })
+                };
+                let regions = regions.iter().zip(pieces).map(region).collect::<Option<_>>()?;
+                record.regions = Some(RegionOffer { regions, first_slot: slot(slots.start)? });
+            }
+        }
+        Some(())
+    }
+
+    /// The peers of an agreement whose result this rank does not know, by the groups of slots that are closed together.
+    /// `members` are the other ranks of the agreement, and `ranks` those of the group.
+    pub(super) fn peers(
+        &self,
+        slots: &Range<usize>,
+        members: &[u32],
+        ranks: &[u32],
+    ) -> Vec<(Range<usize>, Vec<u32>)> {
+        match self {
+            Self::Transfers(transfers) => {
+                let peers = transfers.iter().map(|transfer| peer_rank(transfer, ranks)).collect();
+                vec![(slots.clone(), peers)]
+            }
+            Self::Regions(_) => {
+                slots.clone().zip(members).map(|(slot, peer)| (slot..slot + 1, vec![*peer])).collect()
+            }
+        }
+    }
+}
+
+/// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
+fn peer_rank(transfer: &Transfer, ranks: &[u32]) -> u32 {
+    ranks.get(transfer.peer).copied().unwrap_or(u32::MAX)
+}

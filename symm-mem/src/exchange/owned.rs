@@ -1,0 +1,184 @@
+//! Memory of another owner: an allocation of the driver, or a block of a caching allocator with the segments that
+//! contain it.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use caching_alloc::core::{Block, Segment};
+use cuda_driver::{
+    Context, DevicePtr, Error,
+    memory::{DeviceMemory, IpcHandle},
+    sys::CUresult,
+    vmm::{HandleTypes, PhysicalMemory},
+};
+use process_group::error_text;
+
+use super::{TransferError, protocol::Way};
+use crate::rendezvous::fresh_number;
+
+/// Names the holds on segments in reports.
+const HOLDER: &str = "symm-mem exchange";
+
+/// The numbers of the allocations that exchanges use, by first address. An allocation stays where it is as long as its
+/// number is alive.
+static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
+
+/// The number of an allocation in this process. It is never reused.
+#[derive(Debug)]
+struct Number(u64);
+
+impl Number {
+    fn of(base: DevicePtr) -> Arc<Self> {
+        let mut numbers = NUMBERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbers = numbers.get_or_insert_default();
+        numbers.retain(|_, number| number.strong_count() > 0);
+        if let Some(known) = numbers.get(&base.0).and_then(Weak::upgrade) {
+            return known;
+        }
+        let number = Arc::new(Self(fresh_number()));
+        numbers.insert(base.0, Arc::downgrade(&number));
+        number
+    }
+}
+
+/// Device memory of another owner, which keeps it.
+pub(super) struct Owned {
+    context: Context,
+    ptr: DevicePtr,
+    bytes: usize,
+    /// The allocations that contain it, in the order of their addresses. Dropped before the owner.
+    allocations: Vec<OwnedAllocation>,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+/// A whole allocation of the driver.
+pub(super) struct OwnedAllocation {
+    number: Arc<Number>,
+    pub(super) base: DevicePtr,
+    pub(super) bytes: usize,
+    /// `None` for memory of `cuMemAlloc`.
+    physical: Option<PhysicalMemory>,
+}
+
+impl OwnedAllocation {
+    /// The allocation of `bytes` bytes at `base`, which its owner keeps.
+    fn new(context: &Context, base: DevicePtr, bytes: usize) -> Result<Self, Error> {
+        let physical = match PhysicalMemory::retain(context, base, bytes) {
+            Ok(physical) => Some(physical),
+            Err(Error::Missing(_)) => None,
+            Err(Error::Driver(error)) if error.code == CUresult::CUDA_ERROR_INVALID_VALUE => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { number: Number::of(base), base, bytes, physical })
+    }
+
+    pub(super) fn number(&self) -> u64 {
+        self.number.0
+    }
+
+    pub(super) fn physical(&self) -> Option<&PhysicalMemory> {
+        self.physical.as_ref()
+    }
+}
+
+impl Owned {
+    /// See [`Memory::foreign`](super::Memory::foreign). Returns the memory of the whole allocation, and the offset of
+    /// `ptr` in it.
+    pub(super) fn foreign(
+        context: &Context,
+        ptr: DevicePtr,
+        owner: impl Any + Send + Sync,
+    ) -> Result<(Self, usize), Error> {
+        let range = context.address_range(ptr)?;
+        let offset = ptr.offset_from(range.start).unwrap_or(u64::MAX) as usize;
+        let allocations = vec![OwnedAllocation::new(context, range.start, range.bytes)?];
+        let (context, _owner) = (context.clone(), Box::new(owner));
+        Ok((Self { context, ptr: range.start, bytes: range.bytes, allocations, _owner }, offset))
+    }
+
+    /// See [`Memory::block`](super::Memory::block).
+    pub(super) fn block(context: &Context, block: Arc<Block>) -> Result<Self, TransferError> {
+        let (found, wanted) = (block.device(), context.device().ordinal());
+        if found != wanted {
+            let (what, user) = ("the block", "the context");
+            return Err(Error::DifferentDevices { what, found, user, wanted }.into());
+        }
+        let address = block.address();
+        let hold = |segment: &Segment| segment.hold(HOLDER).map_err(|error| error.to_string());
+        let segments = block.segments();
+        let holds = segments.iter().map(hold).collect::<Result<Vec<_>, _>>();
+        let holds = holds.map_err(|cause| TransferError::Unheld { address, cause })?;
+        let allocations = segments.iter().map(|segment| {
+            let (base, bytes) = (DevicePtr(segment.address()), segment.bytes() as usize);
+            let allocation = OwnedAllocation::new(context, base, bytes)?;
+            if allocation.physical.is_none() {
+                // Memory that is not of the driver has no range.
+                context.address_range(base)?;
+            }
+            Ok::<_, Error>(allocation)
+        });
+        let allocations = allocations.collect::<Result<Vec<_>, _>>()?;
+        let (ptr, bytes) = (DevicePtr(address), block.bytes() as usize);
+        Ok(Self { context: context.clone(), ptr, bytes, allocations, _owner: Box::new((holds, block)) })
+    }
+
+    pub(super) fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn allocations(&self) -> &[OwnedAllocation] {
+        &self.allocations
+    }
+
+    /// The handle by which peers can open memory of `cuMemAlloc`.
+    pub(super) fn legacy(&self, allocation: &OwnedAllocation) -> Result<Way, String> {
+        let exported = self.context.export_ipc(allocation.base);
+        let IpcHandle(handle) = exported.map_err(|error| {
+            format!(
+                "{} bytes at {} are neither memory of cuMemAlloc nor virtual memory with handles, which are the kinds \
+                 that peers can open: {}",
+                allocation.bytes,
+                allocation.base,
+                error_text(&error)
+            )
+        })?;
+        Ok(Way::Legacy { handle: handle.to_vec() })
+    }
+}
+
+impl From<DeviceMemory> for Owned {
+    fn from(memory: DeviceMemory) -> Self {
+        let (context, base, bytes) = (memory.context().clone(), memory.ptr(), memory.bytes());
+        let allocation = OwnedAllocation { number: Number::of(base), base, bytes, physical: None };
+        Self { context, ptr: base, bytes, allocations: vec![allocation], _owner: Box::new(memory) }
+    }
+}
+
+/// The handles by which peers can open virtual memory.
+pub(super) fn handles_of(physical: &PhysicalMemory) -> Result<Way, String> {
+    let kinds = physical.handle_types();
+    let fabric = match kinds.contains(HandleTypes::FABRIC) {
+        true => Some(physical.export_fabric().map_err(|error| error_text(&error))?.0.to_vec()),
+        false => None,
+    };
+    Ok(Way::Virtual { descriptor: kinds.contains(HandleTypes::POSIX_FD), fabric })
+}
+
+impl fmt::Debug for Owned {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<u64> = self.allocations.iter().map(OwnedAllocation::number).collect();
+        write!(out, "Owned({} bytes at {}, allocations {numbers:?})", self.bytes, self.ptr)
+    }
+}

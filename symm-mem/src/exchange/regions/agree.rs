@@ -1,0 +1,111 @@
+//! The agreement on regions.
+
+use std::sync::{Arc, Mutex};
+
+use cuda_driver::DevicePtr;
+
+use super::{
+    super::{
+        Exchange, Memory,
+        contribution::Contribution,
+        core::Wire,
+        handles::Open,
+        meet::Met,
+        protocol::{AllocationId, RegionRoute, RoutedRegion},
+        quiet::Rounds,
+        slots::words,
+    },
+    Regions,
+    descriptor::Extents,
+    state::{Inner, Peer, RegionInfo},
+};
+use crate::error::Error;
+
+impl Exchange {
+    /// Shares memory with all members, each region under a name that is unique on this rank. Collective over the group:
+    /// every member calls it with its own regions, or with none. The members open all regions of each other in this
+    /// call, so later transfers between them need no agreement and no store. `name` names the set of regions; it shares
+    /// its names and generations with the plans of this exchange, so an earlier set or plan of that name becomes stale.
+    ///
+    /// Each rank needs one [channel](super::super::ExchangeOptions::channels) for each other member.
+    ///
+    /// # Errors
+    /// [`Error`]. All members get the same [`ErrorKind::ExchangeRefused`](crate::ErrorKind::ExchangeRefused), before their deadlines: for
+    /// example [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member can
+    /// open, and [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one name.
+    pub fn share_regions(&self, name: &str, regions: &[(&str, Memory)]) -> Result<Regions, Error> {
+        let all: Vec<usize> = (0..self.group().world_size()).collect();
+        self.share_regions_among(&all, name, regions)
+    }
+
+    /// Like [`share_regions`](Self::share_regions), but among the ranks at these places of the group only, as for
+    /// [`exchange_among`](Self::exchange_among).
+    ///
+    /// # Errors
+    /// As [`share_regions`](Self::share_regions); [`ErrorKind::NotAMember`](crate::ErrorKind::NotAMember).
+    pub fn share_regions_among(
+        &self,
+        members: &[usize],
+        name: &str,
+        regions: &[(&str, Memory)],
+    ) -> Result<Regions, Error> {
+        let contribution = Contribution::Regions(regions);
+        self.meet(members, name, &contribution, |met| self.opened_regions(met, regions))
+    }
+
+    /// Builds the agreed regions; `None` if the agreement does not fit this rank's regions.
+    fn opened_regions(&self, met: &Met<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
+        let shared = &self.owner.shared;
+        let ranks = shared.info.global_ranks();
+        let mut peers: Vec<Option<Peer>> = ranks.iter().map(|_| None).collect();
+        for route in met.agreement.region_routes(shared.rank())? {
+            let place = ranks.iter().position(|rank| *rank == route.peer)?;
+            *peers.get_mut(place)? = Some(self.opened_peer(met, route, place, regions)?);
+        }
+        self.made_current(met, peers.iter().flatten().map(|peer| &peer.core));
+        let own = regions.iter().map(|(name, memory)| RegionInfo::new(name, memory.bytes())).collect();
+        let extents = regions.iter().map(|(_, memory)| Extents::new(vec![(memory.ptr(), memory.bytes())]));
+        let inner = Inner {
+            owner: self.owner.clone(),
+            name: met.plan.to_owned(),
+            generation: met.agreement.generation,
+            own,
+            extents: extents.collect(),
+            peers,
+        };
+        Some(Regions::new(inner))
+    }
+
+    fn opened_peer(
+        &self,
+        met: &Met<'_>,
+        route: RegionRoute,
+        place: usize,
+        regions: &[(&str, Memory)],
+    ) -> Option<Peer> {
+        let shared = &self.owner.shared;
+        let mut imports = Open::new();
+        let mut piece = |(id, offset, bytes): &(AllocationId, u64, u64)| -> Option<(DevicePtr, usize)> {
+            let base = met.import(route.peer, *id, &mut imports)?;
+            Some((base + *offset, usize::try_from(*bytes).ok()?))
+        };
+        let (mut infos, mut extents) = (Vec::new(), Vec::new());
+        for RoutedRegion { name, pieces } in &route.regions {
+            let of = Extents::new(pieces.iter().map(&mut piece).collect::<Option<_>>()?);
+            infos.push(RegionInfo::new(name, of.bytes()));
+            extents.push(of);
+        }
+        let own_slot = route.own_slot as usize;
+        if !met.slots.contains(&own_slot) {
+            return None;
+        }
+        let theirs = shared.slab.buffer_ptr(place).ok()?;
+        let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
+        let wire = Wire::new(route.peer, own, theirs);
+        let memory = Contribution::Regions(regions).memory();
+        let core = self.core(met, own_slot..own_slot + 1, vec![wire], memory, imports, true);
+        let notified = |from: u32, to: u32| Rounds::of(format!("{}/notify/{from}/{to}", met.key));
+        let (sent, received) = (notified(shared.rank(), route.peer), notified(route.peer, shared.rank()));
+        Some(Peer { core: Arc::clone(&core), regions: infos, extents, sent, received, waits: Mutex::new(0) })
+    }
+}

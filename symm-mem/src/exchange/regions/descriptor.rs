@@ -1,0 +1,280 @@
+//! Lists of descriptors, and the copies that they ask for.
+
+use cuda_driver::{DeviceCopy, DevicePtr};
+
+use super::{
+    super::TransferError,
+    invalid::{DescriptorError, Side},
+};
+
+/// Direction of a transfer between regions, as seen by the rank that copies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the peer's regions to this rank's.
+    Get,
+    /// From this rank's regions to the peer's.
+    Put,
+}
+
+/// One contiguous part of a transfer between regions: `bytes` bytes of a region of this rank, and as many of a region of
+/// the peer. Regions are named by their index in the list that their rank shared; offsets are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Descriptor {
+    /// Index of this rank's region.
+    pub local_region: usize,
+    /// First byte in it.
+    pub local_offset: usize,
+    /// Index of the peer's region.
+    pub remote_region: usize,
+    /// First byte in it.
+    pub remote_offset: usize,
+    /// Length in bytes.
+    pub bytes: usize,
+}
+
+/// Memory of a region as this rank addresses it: contiguous pieces, which may lie apart from each other.
+#[derive(Debug, Clone)]
+pub(super) struct Extents {
+    pieces: Vec<(DevicePtr, usize)>,
+    bytes: usize,
+}
+
+impl Extents {
+    pub(super) fn new(pieces: Vec<(DevicePtr, usize)>) -> Self {
+        let bytes = pieces.iter().map(|(_, bytes)| bytes).sum();
+        Self { pieces, bytes }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The contiguous parts of `bytes` bytes from `offset` on, which lie in the region; each with the index of its piece.
+    fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
+        let (mut skipped, mut left) = (offset, bytes);
+        let mut parts = Vec::new();
+        for (piece, (begin, length)) in self.pieces.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            if skipped >= *length {
+                skipped -= length;
+                continue;
+            }
+            let taken = left.min(length - skipped);
+            parts.push((*begin + skipped, taken, piece));
+            (skipped, left) = (0, left - taken);
+        }
+        parts
+    }
+}
+
+/// A copy of a descriptor.
+struct Part {
+    copy: DeviceCopy,
+    /// Index of the descriptor.
+    at: usize,
+    /// Region and piece on either side. Pieces may be separate allocations at adjacent addresses, which one copy must not
+    /// span.
+    pieces: [(usize, usize); 2],
+}
+
+impl Part {
+    /// Returns whether `next` continues this copy on both sides.
+    fn is_continued_by(&self, next: &Self) -> bool {
+        let (copy, next_copy) = (self.copy, next.copy);
+        self.pieces == next.pieces
+            && copy.to + copy.bytes == next_copy.to
+            && copy.from + copy.bytes == next_copy.from
+    }
+}
+
+/// Returns the copies of a transfer: those of a list whose ranges follow each other on both sides are one copy.
+///
+/// # Errors
+/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself, or else with one that overlaps an
+/// earlier one.
+pub(super) fn copies(
+    direction: Direction,
+    local: &[Extents],
+    remote: &[Extents],
+    descriptors: &[Descriptor],
+) -> Result<Vec<DeviceCopy>, TransferError> {
+    let mut all: Vec<Part> = Vec::with_capacity(descriptors.len());
+    for (at, descriptor) in descriptors.iter().enumerate() {
+        let Descriptor { local_region, local_offset, remote_region, remote_offset, bytes } = *descriptor;
+        let find = |side, regions: &[Extents], region, offset| {
+            parts(side, regions, region, offset, bytes)
+                .map_err(|problem| TransferError::Descriptor { at, problem })
+        };
+        let mut own = find(Side::Local, local, local_region, local_offset)?.into_iter();
+        let mut other = find(Side::Remote, remote, remote_region, remote_offset)?.into_iter();
+        let (mut here, mut there) = (own.next(), other.next());
+        while let (Some((mine, left, my_piece)), Some((theirs, remaining, their_piece))) = (here, there) {
+            let bytes = left.min(remaining);
+            let (to, from) = match direction {
+                Direction::Get => (mine, theirs),
+                Direction::Put => (theirs, mine),
+            };
+            let pieces = [(local_region, my_piece), (remote_region, their_piece)];
+            all.push(Part { copy: DeviceCopy { to, from, bytes }, at, pieces });
+            here = if left > bytes { Some((mine + bytes, left - bytes, my_piece)) } else { own.next() };
+            there = if remaining > bytes {
+                Some((theirs + bytes, remaining - bytes, their_piece))
+            } else {
+                other.next()
+            };
+        }
+    }
+    all.sort_by_key(|part| part.copy.to);
+    let overlap = all.windows(2).find(|pair| pair[1].copy.to < pair[0].copy.to + pair[0].copy.bytes);
+    if let Some([one, two]) = overlap {
+        let (other, at) = (one.at.min(two.at), one.at.max(two.at));
+        return Err(TransferError::Descriptor { at, problem: DescriptorError::Overlap { other } });
+    }
+    let mut joined: Vec<Part> = Vec::with_capacity(all.len());
+    for part in all {
+        match joined.last_mut() {
+            Some(last) if last.is_continued_by(&part) => last.copy.bytes += part.copy.bytes,
+            _ => joined.push(part),
+        }
+    }
+    Ok(joined.into_iter().map(|part| part.copy).collect())
+}
+
+/// The parts of a range of a region, as [`Extents::parts`].
+fn parts(
+    side: Side,
+    all: &[Extents],
+    region: usize,
+    offset: usize,
+    bytes: usize,
+) -> Result<Vec<(DevicePtr, usize, usize)>, DescriptorError> {
+    let regions = all.len();
+    let extents = all.get(region).ok_or(DescriptorError::NoSuchRegion { side, region, regions })?;
+    if bytes == 0 {
+        return Err(DescriptorError::Empty);
+    }
+    let whole = extents.bytes();
+    if offset.checked_add(bytes).is_none_or(|end| end > whole) {
+        return Err(DescriptorError::OutOfBounds { side, region, offset, bytes, whole });
+    }
+    Ok(extents.parts(offset, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Lengths of the pieces of two regions, on either side. The local ones begin at 1000 and 2000, and the remote ones
+    /// at 11000 and 12000, with gaps of one byte between the pieces.
+    fn extents(base: u64, lengths: &[Vec<usize>]) -> Vec<Extents> {
+        let region = |(at, lengths): (u64, &Vec<usize>)| {
+            let mut begin = DevicePtr(base + 1000 * at);
+            let pieces = lengths.iter().map(|bytes| {
+                let piece = (begin, *bytes);
+                begin = begin + *bytes + 1usize;
+                piece
+            });
+            Extents::new(pieces.collect())
+        };
+        (1..).zip(lengths).map(region).collect()
+    }
+
+    /// The address of a byte of a region.
+    fn address(extents: &Extents, offset: usize) -> u64 {
+        let [(begin, 1, _)] = extents.parts(offset, 1)[..] else { panic!("one byte") };
+        begin.0
+    }
+
+    fn lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
+        prop::collection::vec(prop::collection::vec(1usize..20, 1..4), 2..3)
+    }
+
+    proptest! {
+        /// The copies move each byte of each descriptor, and no other byte. Overlaps are found.
+        #[test]
+        fn the_copies_are_those_of_the_bytes(
+            local in lengths(),
+            remote in lengths(),
+            get in any::<bool>(),
+            list in prop::collection::vec((0usize..3, 0usize..40, 0usize..3, 0usize..40, 0usize..20), 0..6),
+        ) {
+            let (local, remote) = (extents(0, &local), extents(10_000, &remote));
+            let direction = if get { Direction::Get } else { Direction::Put };
+            let list: Vec<Descriptor> = list.into_iter().map(|(local_region, local_offset, remote_region, remote_offset, bytes)| {
+                Descriptor { local_region, local_offset, remote_region, remote_offset, bytes }
+            }).collect();
+            let mut model: Vec<(u64, u64)> = Vec::new();
+            let mut problem = None;
+            for (at, it) in list.iter().enumerate() {
+                let side = |all: &[Extents], region: usize, offset: usize, side| match all.get(region) {
+                    None => Err(DescriptorError::NoSuchRegion { side, region, regions: 2 }),
+                    _ if it.bytes == 0 => Err(DescriptorError::Empty),
+                    Some(of) if offset + it.bytes > of.bytes() => {
+                        Err(DescriptorError::OutOfBounds { side, region, offset, bytes: it.bytes, whole: of.bytes() })
+                    }
+                    Some(of) => Ok((offset..offset + it.bytes).map(|at| address(of, at)).collect::<Vec<_>>()),
+                };
+                let own = side(&local, it.local_region, it.local_offset, Side::Local);
+                let both = own.and_then(|own| {
+                    let other = side(&remote, it.remote_region, it.remote_offset, Side::Remote)?;
+                    Ok(if get { (own, other) } else { (other, own) })
+                });
+                match both {
+                    Ok((to, from)) => model.extend(to.into_iter().zip(from)),
+                    Err(found) => {
+                        problem = Some((at, found));
+                        break;
+                    }
+                }
+            }
+            let found = copies(direction, &local, &remote, &list);
+            if let Some((at, problem)) = problem {
+                let Err(TransferError::Descriptor { at: found_at, problem: found }) = found else {
+                    panic!("{found:?} in place of {problem}")
+                };
+                prop_assert_eq!((found_at, found), (at, problem));
+                return Ok(());
+            }
+            model.sort_unstable();
+            let is_twice = model.windows(2).any(|pair| pair[0].0 == pair[1].0);
+            match found {
+                Err(TransferError::Descriptor { at, problem: DescriptorError::Overlap { other } }) => {
+                    prop_assert!(is_twice && other < at);
+                }
+                Ok(found) => {
+                    prop_assert!(!is_twice);
+                    let bytes = found.iter().flat_map(|copy| {
+                        (0..copy.bytes as u64).map(|at| (copy.to.0 + at, copy.from.0 + at))
+                    });
+                    prop_assert_eq!(bytes.collect::<Vec<_>>(), model);
+                    let joins = |pair: &[DeviceCopy]| {
+                        let end = |begin: DevicePtr| begin + pair[0].bytes;
+                        end(pair[0].to) == pair[1].to && end(pair[0].from) == pair[1].from
+                    };
+                    prop_assert!(!found.windows(2).any(joins));
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_spans_no_two_allocations() {
+        let whole = [Extents::new(vec![(DevicePtr(1000), 20)])];
+        let halves = [Extents::new(vec![(DevicePtr(5000), 10), (DevicePtr(5010), 10)])];
+        let descriptor = |offset, bytes| Descriptor {
+            local_region: 0,
+            local_offset: offset,
+            remote_region: 0,
+            remote_offset: offset,
+            bytes,
+        };
+        let copy = |to, from, bytes| DeviceCopy { to: DevicePtr(to), from: DevicePtr(from), bytes };
+        let both = copies(Direction::Get, &whole, &halves, &[descriptor(8, 10), descriptor(4, 4)]).unwrap();
+        assert_eq!(both, [copy(1004, 5004, 6), copy(1010, 5010, 8)]);
+    }
+}

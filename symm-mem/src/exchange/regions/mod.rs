@@ -1,0 +1,369 @@
+//! Regions: memory that all members share, and transfers between any two of them without an agreement.
+
+mod agree;
+mod descriptor;
+mod invalid;
+mod pending;
+mod state;
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
+
+use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus};
+use process_group::graph_memory;
+
+use self::{
+    descriptor::copies,
+    state::{Inner, Peer, WIRE},
+};
+pub use self::{
+    descriptor::{Descriptor, Direction},
+    invalid::{DescriptorError, Side},
+    pending::PendingTransfer,
+    state::RegionInfo,
+};
+use super::{
+    Awaited, Fault, TransferError,
+    core::Wire,
+    quiet,
+    shared::{Mirror, same_device},
+    watch::Watched,
+};
+
+/// Regions of memory that the members of a group share, as returned by
+/// [`Exchange::share_regions`](super::Exchange::share_regions). Any member [transfers](Self::transfer) lists of ranges
+/// between its own regions and those of any other, at any time: the peer makes no call, and nothing is agreed. Cheap to
+/// clone.
+///
+/// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
+/// each member: [`wait`](Self::wait) makes a stream wait for the next one, and [`notifications`](Self::notifications)
+/// returns how many have come. All calls enqueue work and return at once, except that one and [`check`](Self::check).
+///
+/// *Order.* A transfer is ordered by its stream. The copies of one list have no order among each other, so their
+/// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams.
+///
+/// *Failures.* The transfers with each peer fail by themselves: if a deadline passes, or the peer gives up or is lost,
+/// later calls for that peer return the [`Fault`], and those for other peers go on. Waits are released then, so
+/// [`check`](Self::check) a peer before you use what it has transferred. Regions do not recover from a fault; sharing
+/// them again under the same name makes new ones.
+///
+/// *Lifetime.* This rank's regions stay allocated until it has dropped them, and each peer has too or its lease is
+/// over: as for a [`Plan`](super::Plan). So a peer can transfer until it drops its own, also after this rank has dropped
+/// its regions. A wait for a peer that has dropped its regions without a notification ends in [`Fault::Abandoned`].
+///
+/// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because a graph repeats
+/// the count of its capture at each launch: call them between launches.
+///
+/// In a process of several ranks, a transfer may block the host while the memory of dropped plans is closed, and for up
+/// to 50 ms before that.
+#[derive(Clone)]
+pub struct Regions {
+    inner: Arc<Inner>,
+}
+
+impl Regions {
+    fn new(inner: Inner) -> Self {
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The name of the set.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Generation of the set: counts the agreements of its name.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.inner.generation
+    }
+
+    /// Returns the regions of the rank at place `rank` of the group, in the order in which it shared them; this rank's
+    /// own too. A [`Descriptor`] names them by their index.
+    ///
+    /// # Errors
+    /// [`TransferError`]: `NoSuchRank`, `NotShared`.
+    pub fn of(&self, rank: usize) -> Result<&[RegionInfo], TransferError> {
+        if rank == self.inner.owner.shared.info.rank() {
+            return Ok(&self.inner.own);
+        }
+        Ok(&self.peer(rank)?.regions)
+    }
+
+    /// Returns the index of the region of that name of the rank at place `rank`, if there is one.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of).
+    pub fn find(&self, rank: usize, name: &str) -> Result<Option<usize>, TransferError> {
+        Ok(self.of(rank)?.iter().position(|region| region.name() == name))
+    }
+
+    /// Copies between this rank's regions and those of the rank at place `peer` of the group. The copies are one call of
+    /// the driver if it has batches (CUDA 13.0), and ranges that follow each other on both sides are one copy. An empty
+    /// list is valid. `deadline` counts from the call, and includes earlier work of the stream.
+    ///
+    /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
+    /// it can be repeated.
+    ///
+    /// # Safety
+    /// Until the stream has passed the copies, no other code of any rank writes the ranges, and none reads those that
+    /// the copies write. The ranks order that among themselves, for example by notifications: neither end of a transfer
+    /// waits for the other. A graph that captures this call is launched only while the regions exist, and its launches
+    /// have ended when they are dropped.
+    ///
+    /// # Errors
+    /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, and errors of the
+    /// driver. A peer that is known to have dropped its regions ([`check`](Self::check)) is [`Fault::Abandoned`].
+    pub unsafe fn transfer(
+        &self,
+        direction: Direction,
+        peer: usize,
+        descriptors: &[Descriptor],
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<PendingTransfer, TransferError> {
+        self.enqueue(direction, peer, descriptors, stream, deadline, false)
+    }
+
+    /// Like [`transfer`](Self::transfer), and notifies the peer after the copies.
+    ///
+    /// # Safety
+    /// As for [`transfer`](Self::transfer).
+    ///
+    /// # Errors
+    /// As [`transfer`](Self::transfer); [`TransferError::Captured`] on a stream that captures. On an error of the driver
+    /// from the notification itself, the transfers with the peer fail ([`Fault::Broken`]).
+    pub unsafe fn transfer_and_notify(
+        &self,
+        direction: Direction,
+        peer: usize,
+        descriptors: &[Descriptor],
+        stream: &Stream,
+        deadline: Duration,
+    ) -> Result<PendingTransfer, TransferError> {
+        self.enqueue(direction, peer, descriptors, stream, deadline, true)
+    }
+
+    /// Makes the stream wait for the next notification of the peer: the first call for the first one, and so on.
+    ///
+    /// # Errors
+    /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
+    pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
+        let (peer, wire) = self.admit(peer, stream)?;
+        if stream.capture_status()? != CaptureStatus::None {
+            return Err(TransferError::Captured { asked: "wait" });
+        }
+        let shared = &self.inner.owner.shared;
+        let waits = || peer.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        // May be held back (see `quiet`), unless the peer has begun to notify this rank.
+        let _gate = quiet::beginning(|| peer.received.reach(waits().wrapping_add(1)));
+        let mut waits = waits();
+        let round = waits.wrapping_add(1);
+        let done = shared.watch.event(&shared.context)?;
+        wire.awaited.store(round, Ordering::Release);
+        // SAFETY: the word lies in this rank's slots, which stay mapped until nothing is under way.
+        let waited = unsafe { stream.wait_value32(wire.own.count, WaitCondition::GreaterOrEqual, round) };
+        if let Err(error) = waited {
+            wire.awaited.store(*waits, Ordering::Release);
+            return Err(error.into());
+        }
+        *waits = round;
+        peer.received.begun(round);
+        let recorded = stream.record(&done);
+        if let Err(error) = &recorded {
+            self.broken(peer, error);
+        }
+        if recorded.is_ok() || stream.record(&done).is_ok() {
+            let awaited = Some((WIRE, Awaited::Notification));
+            shared.watch.begin(Watched::new(&peer.core, stream, done, awaited, Some(deadline)), None);
+        }
+        Ok(recorded?)
+    }
+
+    /// Returns the number of notifications of a peer that have come, counted from the agreement on; the count wraps.
+    /// Copies a few bytes from the device, and waits for that.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn notifications(&self, peer: usize) -> Result<u32, TransferError> {
+        let peer = self.peer(peer)?;
+        let slot = peer.core.slots.start;
+        Ok(self.read(peer, |mirror| mirror.count(slot))?.unwrap_or(0))
+    }
+
+    /// Fails if transfers with the peer have failed. Call it after a stream that [waited](Self::wait) for the peer was
+    /// synchronized, and before you use what the peer has transferred. Copies a few bytes from the device, and waits for
+    /// that.
+    ///
+    /// # Errors
+    /// [`TransferError::Fault`], with the first failure; [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`,
+    /// `Driver`.
+    pub fn check(&self, peer: usize) -> Result<(), TransferError> {
+        let peer = self.peer(peer)?;
+        self.read(peer, |_| ())?;
+        Ok(())
+    }
+
+    /// Gives up the transfers with all peers: their waits are released, here and on the peers once they notice.
+    pub fn abort(&self) {
+        for peer in self.inner.peers.iter().flatten() {
+            self.fail(peer, Fault::Aborted);
+        }
+    }
+
+    fn fail(&self, peer: &Peer, fault: Fault) {
+        peer.core.fail(fault);
+        self.inner.owner.shared.watch.failed(&peer.core);
+    }
+
+    fn broken(&self, peer: &Peer, cause: &cuda_driver::Error) {
+        self.fail(peer, Fault::Broken { transfer: WIRE, cause: cause.to_string() });
+    }
+
+    /// Reads the slot of a peer, and notices if the peer has given up or left.
+    fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
+        let (core, shared) = (&peer.core, &self.inner.owner.shared);
+        core.fault()?;
+        let slot = core.slots.start;
+        let found = shared
+            .read_slots(core, |mirror| (mirror.abandoned(core), mirror.has_left(slot), read(mirror)))?;
+        let Some((abandoned, has_left, found)) = found else { return Ok(None) };
+        if let Some(peer_rank) = abandoned {
+            self.fail(peer, Fault::Abandoned { peer: peer_rank });
+        }
+        if has_left {
+            core.peer_left.store(true, Ordering::Release);
+        }
+        core.fault()?;
+        Ok(Some(found))
+    }
+
+    fn peer(&self, place: usize) -> Result<&Peer, TransferError> {
+        let info = &self.inner.owner.shared.info;
+        let world = info.world_size();
+        let peer = self.inner.peers.get(place).ok_or(TransferError::NoSuchRank { rank: place, world })?;
+        peer.as_ref().ok_or_else(|| {
+            if place == info.rank() {
+                return TransferError::ToSelf { rank: place };
+            }
+            let shares = |place: &usize| {
+                *place == info.rank() || self.inner.peers.get(*place).is_some_and(Option::is_some)
+            };
+            TransferError::NotShared { rank: place, members: (0..world).filter(shares).collect() }
+        })
+    }
+
+    /// Returns the peer if work for it can be enqueued on the stream.
+    fn admit(&self, place: usize, stream: &Stream) -> Result<(&Peer, &Wire), TransferError> {
+        let shared = &self.inner.owner.shared;
+        let peer = self.peer(place)?;
+        let core = &peer.core;
+        core.current.admit(core.generation).map_err(|expected| {
+            let (plan, found) = (core.plan.clone(), core.generation);
+            TransferError::StalePlan { plan, expected, found }
+        })?;
+        if let Err(error) = shared.info.standing()
+            && core.fault().is_ok()
+        {
+            self.fail(peer, Fault::GroupOver { cause: error.to_string() });
+        }
+        core.fault()?;
+        same_device(shared, stream)?;
+        let wire = peer.wire().ok_or(TransferError::NoSuchTransfer { at: WIRE, transfers: 0 })?;
+        Ok((peer, wire))
+    }
+
+    fn enqueue(
+        &self,
+        direction: Direction,
+        place: usize,
+        descriptors: &[Descriptor],
+        stream: &Stream,
+        deadline: Duration,
+        notifies: bool,
+    ) -> Result<PendingTransfer, TransferError> {
+        let (peer, wire) = self.admit(place, stream)?;
+        let (core, shared) = (&peer.core, &self.inner.owner.shared);
+        if core.peer_left.load(Ordering::Acquire) {
+            return Err(Fault::Abandoned { peer: peer.rank() }.into());
+        }
+        let copies = copies(direction, &self.inner.extents, &peer.extents, descriptors)?;
+        // SAFETY: the ranges lie in the regions of both ranks, which stay mapped until then: the core, which is watched,
+        // holds this rank's memory and the mappings of the peer's. The caller promises the rest.
+        let copy = || unsafe { stream.copy_all(&copies) };
+        if stream.capture_status()? != CaptureStatus::None {
+            if notifies {
+                return Err(TransferError::Captured { asked: "transfer_and_notify" });
+            }
+            let own = |copy: &cuda_driver::DeviceCopy| match direction {
+                Direction::Get => (copy.to, copy.bytes as u64),
+                Direction::Put => (copy.from, copy.bytes as u64),
+            };
+            graph_memory::note(stream, copies.iter().map(own))?;
+            copy()?;
+            return Ok(PendingTransfer::new(None, core.fault_cell()));
+        }
+        // May be held back (see `quiet`), unless the peer waits for this notification.
+        let is_awaited = || notifies && peer.sent.reach(wire.turn().round.wrapping_add(1));
+        let _gate = quiet::beginning(is_awaited);
+        let done = shared.watch.event(&shared.context)?;
+        let (enqueued, former) = match notifies {
+            false => (copy().and_then(|()| stream.record(&done)), None),
+            true => self.notify(peer, wire, stream, &done, copy),
+        };
+        // After an error, copies may be under way: they are watched until they have ended.
+        if enqueued.is_ok() || stream.record(&done).is_ok() {
+            let awaited = Some((WIRE, Awaited::Copies));
+            let watched = Watched::new(core, stream, done.clone(), awaited, Some(deadline));
+            shared.watch.begin(watched, former);
+        } else if let Err(error) = &enqueued {
+            self.broken(peer, error);
+        }
+        enqueued?;
+        Ok(PendingTransfer::new(Some(done), core.fault_cell()))
+    }
+
+    /// Enqueues the copies, and the notification of the peer behind them. Returns the event of the last notification,
+    /// which can be reused.
+    fn notify(
+        &self,
+        peer: &Peer,
+        wire: &Wire,
+        stream: &Stream,
+        done: &Arc<Event>,
+        copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
+    ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
+        // Held until the end is recorded: the counts of two threads must not overtake each other.
+        let mut turn = wire.turn();
+        let round = turn.round.wrapping_add(1);
+        let before = match &turn.last {
+            Some((last, event)) if !last.is_same(stream) => stream.wait(event),
+            _ => Ok(()),
+        };
+        if let Err(error) = before.and_then(|()| copy()) {
+            return (Err(error), None);
+        }
+        // SAFETY: the word lies in the peer's slots, which stay mapped until nothing is under way.
+        let sent = unsafe { stream.write_value32(wire.theirs.count, round) };
+        let ended = sent.and_then(|()| stream.record(done));
+        if let Err(error) = &ended {
+            // The peer may or may not be notified: a repeated call would count it twice.
+            self.broken(peer, error);
+            return (ended, None);
+        }
+        turn.round = round;
+        peer.sent.begun(round);
+        (ended, turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event))
+    }
+}
+
+impl fmt::Debug for Regions {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, generation, own) = (self.name(), self.generation(), self.inner.own.len());
+        let peers = self.inner.peers.iter().flatten().count();
+        write!(out, "Regions({name:?} of generation {generation}, {own} of this rank, {peers} peers)")
+    }
+}
