@@ -24,9 +24,10 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 ///
 /// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A domain's
 /// *generation* is the number of domains that the rank has created under its `uid`. A rank that waits in another
-/// generation than the others gets [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch). All domains of
-/// one store number their ranks as ranks of the job, and a rank is in one meeting of these domains at a time. Ranks
-/// that wait for each other at different pools are detected this way.
+/// generation than the others gets [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+///
+/// All domains of one store number their ranks as ranks of the job. So ranks that wait for each other in agreements of
+/// different pools are detected.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,

@@ -59,8 +59,8 @@ impl CallContext {
         Error(Box::new(Parts { call: self.clone(), kind: kind.into() }))
     }
 
-    /// Makes the error of an agreement of the group's members. If the group has ended, its reason replaces `kind`,
-    /// unless that `is_agreed`: the other members got it too, and the group ended after it.
+    /// Makes the error of an agreement of the group's members. If the group has ended, the reason of the end replaces
+    /// `kind`. Exception: if `is_agreed` is true, the other members got `kind` too, and the group ended after that.
     pub(crate) fn error_of_group(
         &self,
         standing: Result<(), GroupError>,
@@ -152,7 +152,7 @@ impl Error {
         }
     }
 
-    /// Returns the refusal of a rendezvous, which all members got. Exchanges and direct paths make one too.
+    /// Returns the refusal of a rendezvous, which all members got. Exchanges and direct paths make a rendezvous too.
     #[must_use]
     pub fn rendezvous_refusal(&self) -> Option<&RendezvousRefusal> {
         match self.kind() {

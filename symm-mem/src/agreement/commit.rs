@@ -11,8 +11,8 @@
 //! because all members lose the group if a registration is cut short.
 //!
 //! A member is in doubt from posting its record until it has read the result. If it loses the store meanwhile, it does
-//! not know which windows the others hold, and treats the group as failed. After a refusal, the search only adds details
-//! to the error, so a member that loses the store in it has not to treat the group as failed.
+//! not know which windows the others hold, and treats the group as failed. Exception: if the commit is refused already,
+//! the search only adds details to the error. A member that loses the store in such a search keeps the group.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 

@@ -32,8 +32,9 @@ fn poison(poison: Poison) -> Decision {
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
-/// The checks, in this order: an earlier poisoning; equal domains, policies and capabilities of all ranks; the log of committed segments; the readiness of every rank; half-enqueued collectives and messages; the new
-/// segments with their histories; the address space.
+/// The checks, in this order: an earlier poisoning; equal domains, policies and capabilities of all ranks; the log of
+/// committed segments; the readiness of every rank; half-enqueued collectives and messages; the new segments with their
+/// histories; the address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
     let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
@@ -95,8 +96,8 @@ fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
     })
 }
 
-/// Returns a refusal if ranks have different domains or policies. The group, its members, the pool and the number of the
-/// commit are equal on all members of the agreement.
+/// Returns a refusal if ranks have different domains or policies. The group, its members, the pool and the number of
+/// the commit are equal on all members of the agreement.
 fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
@@ -276,9 +277,10 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// posted one). The result does not depend on their order.
 ///
 /// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
-/// which may only have waited for the missing rank. A member without windows takes precedence over it too: the library
-/// may return there at once, and the others wait for it. If a member reports that another one ended the group, only that
-/// one is blamed: the end aborts the communicators of all members, so the registrations of the others fail too.
+/// which may only have waited for the missing rank. [`Outcome::Unsupported`] also takes precedence over a blocked
+/// registration: the library may return at once on a member without windows, while the other members wait for it. If a
+/// member reports that another one ended the group, only that one is blamed: the end aborts the communicators of all
+/// members, so the registrations of the others fail too.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);

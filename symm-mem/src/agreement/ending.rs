@@ -49,7 +49,7 @@ impl<R> AgreementError<R> {
 pub enum Ending {
     /// Nothing was registered on any member. The group is unchanged.
     Refused(Refusal),
-    /// The group is dead on all members.
+    /// The group is dead on all members, or on this one alone if it could not undo a plain registration.
     Poisoned(Poison),
     /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
@@ -86,7 +86,8 @@ impl Ending {
         }
     }
 
-    /// Returns true if all members got this ending, for another reason than missing members.
+    /// Returns true if all members got this ending, for another reason than missing members. Also returns true if this
+    /// member could not undo a plain registration, though it is then poisoned alone.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -110,8 +111,8 @@ impl Ending {
     }
 }
 
-/// Takes the store's error from a failed agreement of `member`. If another process runs as this rank, returns that as an
-/// error.
+/// Takes the store's error from a failed agreement of `member`. If another process runs as this rank, returns that as
+/// an error.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

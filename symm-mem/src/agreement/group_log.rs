@@ -51,8 +51,8 @@ pub struct Situation {
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
 ///
-/// Every commit is counted, whether or not it succeeds and even if members miss or skip it. So the k-th
-/// commit of one member meets the k-th of the others, and a late member finds the decision that was made without it.
+/// Every commit is counted, whether or not it succeeds and even if members miss or skip it. So the k-th commit of one
+/// member meets the k-th of the others, and a late member finds the decision that was made without it.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -65,7 +65,8 @@ pub struct GroupLog {
     offered: u64,
     /// The length up to which the members' logs of the pool are known to be equal.
     equal: u64,
-    /// The ordinal of the first segment that the group has neither committed nor skipped.
+    /// The ordinal after the last segment that the group has committed. If the group has not committed a segment with a
+    /// lower ordinal, the segment was retired before.
     next: u32,
     poison: Option<Poison>,
 }
@@ -113,7 +114,7 @@ impl GroupLog {
         self.poison.as_ref()
     }
 
-    /// Marks the group as dead. The next commit tells the other members.
+    /// Marks the group as dead, and keeps an earlier reason. The next commit tells the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
@@ -135,7 +136,7 @@ impl GroupLog {
         self.committed.length += 1;
     }
 
-    /// Returns true if the group has neither committed nor skipped the segment.
+    /// Returns true if the segment comes after all segments that the group has committed.
     pub(crate) fn is_new(&self, ordinal: u32) -> bool {
         ordinal >= self.next
     }
@@ -156,7 +157,7 @@ impl GroupLog {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
 
-    /// Begins the next commit. Returns this rank's part in it and its segments.
+    /// Begins the next commit. Returns this rank's part in it, and the new segments that its record offers.
     pub fn begin(&mut self, situation: Situation) -> (Start<CommitProtocol>, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
             situation;
@@ -208,8 +209,8 @@ impl GroupLog {
         }
     }
 
-    /// Returns the places of earlier commits whose keys this rank removes from the store, each once: a member has not
-    /// taken part in them, and all members have taken part in a later one.
+    /// Returns the places of earlier commits whose keys this rank removes from the store, each once. These commits
+    /// failed and may have left keys, and all members have taken part in a later one.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }

@@ -7,8 +7,9 @@
 //! - [`RegistrationProtocol`]: the plain registration of segments without windows.
 //! - [`RetireProtocol`], [`LengthProtocol`]: operations of the whole domain: to retire segments, and to agree on a
 //!   length.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window, with the same value on every member.
-//! - [`MeetingId`]: the name of such an agreement, and the meeting that a name stands for.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window. Every member gets the same value, with
+//!   the exceptions that [`Poison`] lists.
+//! - [`MeetingId`]: identifies a meeting, which is one agreement about a pool. Each meeting has a name in the store.
 //! - [`Outcome`](sharing::Outcome): the outcome of opening other members' memory, in the agreements of rendezvous and
 //!   exchange.
 //!

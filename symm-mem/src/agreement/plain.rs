@@ -1,8 +1,8 @@
 //! Agreement on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
 //!
 //! NCCL chooses its transport on each rank separately, and a call hangs if only one side is registered. So every
-//! member registers, posts its outcome, and keeps the registration only if all members succeeded. Meanwhile no member
-//! enqueues anything, because all are in a commit.
+//! member registers, posts its outcome, and keeps the registration only if all members succeeded. During a commit, no
+//! thread enqueues collectives of the group on the new segments, so no collective uses them before all members agree.
 
 use std::convert::Infallible;
 

@@ -19,10 +19,10 @@ pub struct CommitProtocol;
 /// The decision on the records of a commit, or the verdict on an action.
 pub type Decision = agreement::Decision<CommitProtocol>;
 
-/// The agreement of the members of a group.
+/// The agreed result of a commit, equal on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// The number of the record's segments that the group has committed.
+    /// The number of segments that the group commits: that many of the first segments in every record.
     pub segments: u32,
     /// The ordinals of the segments that share a window with the segment before them, ascending.
     pub joined: Vec<u32>,
@@ -173,8 +173,8 @@ impl Answer {
         Self::Hashes { hashes: Hashes { at: range.points().into_iter().map(hash_at).collect() } }
     }
 
-    /// The answer to [`Plan::Recall`] of a rank whose allocation log has this `length`. `operation` returns an operation
-    /// of the log.
+    /// The answer to [`Plan::Recall`] of a rank whose allocation log has this `length`. `operation` returns an
+    /// operation of the log.
     pub fn recalled(sequence: u64, length: u64, operation: impl Fn(u64) -> Option<Operation>) -> Self {
         let is_last = length <= sequence + 1;
         Self::Recalled { recalled: Recalled { operation: operation(sequence), is_last } }

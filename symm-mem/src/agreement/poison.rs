@@ -4,8 +4,12 @@ use bootstrap::agreement::Failure;
 
 use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
-/// The reason for a dead group: its members no longer know that they hold the same windows. All members get the same
-/// value. The communicator must be aborted and created anew in a new epoch.
+/// The reason for a dead group: its members no longer know that they hold the same windows. The communicator must be
+/// aborted and created anew in a new epoch.
+///
+/// All members get the same value, with two exceptions: a member that lost the store, or that could not undo a plain
+/// registration, is poisoned alone. Its next commit gives the other members the same value, unless the group has ended
+/// before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
@@ -15,7 +19,7 @@ pub enum Poison {
         /// Each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's registration failed.
+    /// A rank's registration failed, or the rank could not undo a plain registration that the members gave up.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
         Some(ordinal) => format!(", segment {ordinal}"),
         None => String::new(),
@@ -28,15 +32,17 @@ pub enum Poison {
         /// The error of the library.
         cause: String,
     },
-    /// Members did not report the outcome of their registration, or ended the group during it.
+    /// Members did not report the outcome of their registration or deregistration, or a member ended the group during
+    /// the registration. Also the reason if a deregistration did not return on some members.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
-        /// The members that did not report, ascending. Only the one that ended the group, if a member knows it.
+        /// The members that did not report, ascending. If a member has reported which member ended the group, only
+        /// that one.
         missing: Vec<u32>,
-        /// The members that reported a registration that did not return, ascending.
+        /// The members that reported a registration or deregistration that did not return, ascending.
         blocked: Vec<u32>,
     },
     /// The registration did not return on some members, though no member is missing.
@@ -76,12 +82,13 @@ pub enum Poison {
         /// The decoding error.
         cause: String,
     },
-    /// A rank could not deregister windows of segments that all had agreed to retire.
+    /// A rank could not deregister windows of segments that all had agreed to retire, or reported that a group with
+    /// such windows had ended.
     #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
     RetirementFailed {
         /// The rank, the lowest if there are several.
         rank: u32,
-        /// The error of the library.
+        /// The error of the library, or the error that ended the group.
         cause: String,
     },
 }

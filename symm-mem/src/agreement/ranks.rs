@@ -1,4 +1,4 @@
-//! Ordered lists of ranks and their binary form.
+//! Lists of ranks and their binary form.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use super::{
     wire::{Malformed, Reader, Wire},
 };
 
-/// An ordered list of ranks. Its binary form consists of runs of consecutive ranks, so that the list of a whole job
-/// takes a few bytes in every record.
+/// A list of ranks in any order; lists in different orders are unequal. Its binary form consists of runs of consecutive
+/// ranks, so that the list of a whole job takes a few bytes in every record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankList(pub Vec<u32>);
 
 impl RankList {
-    /// Upper bound of the ranks in a list, larger than any job. It bounds the memory that decoding takes.
+    /// The maximum number of ranks in a list, larger than any job. It bounds the memory that decoding takes.
     const MOST: u32 = 1 << 20;
 
     /// The runs: the first rank and the number of ranks of each.

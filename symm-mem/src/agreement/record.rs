@@ -12,7 +12,7 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The identity of a pool: the domain's number, the generation of the domain, and the pool's number in it. It is
+/// The identity of a pool: the domain's number, generation and instance, and the pool's number in the domain. It is
 /// unique, also across stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PoolId {

@@ -33,8 +33,10 @@ pub struct Held {
 }
 wire_struct!(Held { graphs, blocks });
 
-/// The reason why nothing was registered. All members get the same value. The group is unchanged and can commit
-/// again.
+/// The reason why an operation was refused. All members get the same value. Nothing was registered or retired, and the
+/// group is unchanged and can commit again.
+///
+/// In [`CommitReport::pending`](crate::CommitReport::pending), it is the reason why a commit left segments out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -136,7 +138,7 @@ pub enum Refusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// A rank failed before the commit.
+    /// A rank could not take part in the operation.
     #[error("PeerPrepareFailed: rank {rank} cannot commit{}: {cause}", match ordinal {
         Some(ordinal) => format!(" segment {ordinal}"),
         None => String::new(),
@@ -233,8 +235,8 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generation of each rank, which counts how often it has created the domain, up to the meeting in which
-        /// it waits.
+        /// The generation of each rank: that of the domain in whose meeting the rank waits, or the number of domains
+        /// that a missing rank has created under this number.
         generations: ValuesByRank<u64>,
         /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
@@ -283,7 +285,7 @@ pub enum Refusal {
         /// Each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's device did not become idle.
+    /// A rank's device did not become idle in time, or the rank did not report that it did.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
         /// The rank, the lowest if there are several.

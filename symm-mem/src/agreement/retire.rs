@@ -115,7 +115,8 @@ fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
 
-/// Returns a refusal if the segments, which are the same on all ranks, still have uses.
+/// Returns a refusal if the segments, which are the same on all ranks, still have uses, or are committed for groups
+/// that were not given.
 fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
     let count = records.first().map_or(0, |(_, record)| record.segments.len());
     (0..count).find_map(|at| {
@@ -170,7 +171,7 @@ impl Release {
     }
 }
 
-/// Which action of a retirement the ranks do.
+/// The plan of an action of a retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetirePlan {
     /// Wait until the rank's device is idle.
@@ -339,8 +340,8 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement on `member`. `last` is the plan of its last action, if there was one. Once windows
-/// are deregistered, a failure leaves the segments retired and groups poisoned.
+/// Converts the ending of a retirement on `member`. `last` is the plan of its last action, if there was one. Once
+/// windows are deregistered, a failure leaves the segments retired and groups poisoned.
 ///
 /// # Errors
 /// The reason why nothing is retired, as far as this rank knows.

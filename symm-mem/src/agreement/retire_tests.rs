@@ -18,7 +18,7 @@ const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 const DEADLINE: Duration = Duration::from_secs(16);
 
 enum At {
-    /// Its next input. `None` at the beginning.
+    /// The rank can take a step with this input. `None` at the beginning.
     Ready(Option<Input<RetireProtocol>>),
     Waiting {
         key: String,

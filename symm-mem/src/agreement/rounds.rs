@@ -1,6 +1,7 @@
 //! The numbers of meetings, and the meetings that may have left keys in the store.
 
-/// The most meetings whose keys are removed later. More keys than these stay in the store.
+/// The maximum number of meetings that are remembered for the removal of their keys. The keys of older meetings stay in
+/// the store.
 const MOST: usize = 64;
 
 /// Counts the meetings of one purpose on a rank, and remembers those that may have left keys in the store: a member may

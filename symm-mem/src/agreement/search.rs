@@ -17,7 +17,8 @@ const PARTS: u64 = 32;
 /// Lengths of the allocation log between which the histories diverge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end. All ranks remember their hash at this length.
+    /// The lower end. All ranks remember their hash at this length, unless one log ends before the earliest length that
+    /// another rank remembers.
     pub low: u64,
     /// The upper end. No rank's log is shorter.
     pub high: u64,

@@ -62,7 +62,7 @@ pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
     let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
-    // A rank may post its outcome and then be gone for a rank that opens its memory later.
+    // A rank may post its outcome and exit before another rank opens its memory.
     let gone = reports.iter().filter_map(|(_, report)| match report {
         Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

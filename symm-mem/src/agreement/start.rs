@@ -46,8 +46,9 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// The time that a member waits for the others in a meeting with two actions. The actions and the waits for their
-/// outcomes take up to three quarters of this time each, so that the meeting ends before the deadline.
+/// The time that a member waits for the others in a meeting with two actions. Each action, together with the wait for
+/// its outcomes, takes up to three quarters of this time if no lower bound applies. So the meeting ends before the
+/// deadline.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -58,8 +59,8 @@ pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
 }
 
-/// Returns the refusal if missing ranks have not created this generation of the domain, so that they cannot come to its
-/// meetings. See [`Protocol::explain`].
+/// Returns the refusal if a missing rank waits in another epoch of the group, or if missing ranks have not created this
+/// generation of the domain, so that they cannot come to its meetings. See [`Protocol::explain`].
 pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     let Absence { name, members, missing, waited_ms, values } = *absence;
     let meeting = MeetingId::named(name)?;
@@ -79,7 +80,7 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 
-/// Converts a failure of the agreement of `member` before its action.
+/// Converts a failure of the agreement of `member`, if the failure came before the plan to register or deregister.
 pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
     match failure {
         // Two processes run as this rank. The others may have agreed with the record of the other process.

@@ -25,7 +25,7 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// The start of the errors of a commit of the group.
+    /// Returns the context of errors of the group's commits.
     pub(crate) fn call(&self) -> CallContext {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())
     }

@@ -69,7 +69,8 @@ use crate::{
 };
 
 /// Ends a group that is poisoned on rank `own`, which is this one. If only this rank lost the store, the others may
-/// go on, so they are told. All other poisons apply to all members alike.
+/// go on, so they are told. They are not told if this rank could not undo a plain registration and is poisoned alone.
+/// All other poisons apply to all members alike.
 pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
@@ -86,8 +87,9 @@ impl SymmetricPool {
     /// stream of the device may be capturing and no NCCL group may be open. Otherwise the commit is refused on all
     /// members, and the capture is not affected. Before the call, all members must have enqueued the same
     /// collectives, and both ends of the same messages.
-    /// Until it returns, no other thread enqueues collectives of the group on the pool's new segments: NCCL would use
-    /// their windows on some members only, and the group would end with
+    ///
+    /// Until the call returns, no other thread enqueues collectives of the group on the pool's new segments: NCCL would
+    /// use their windows on some members only, and the group would end with
     /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
     /// communicators, also of other libraries, may go on.
     ///
@@ -95,14 +97,16 @@ impl SymmetricPool {
     /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
     ///
     /// # Errors
-    /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), before their
-    /// deadlines.
+    /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
+    /// exceptions that [`Error`] lists. They get it before their deadlines, unless the lower bounds of
+    /// [`CommitOptions::deadline`] apply. A member can get errors of other kinds alone, for example if it loses the
+    /// store ([`ErrorKind::Store`]).
     pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.commit_from(group, options, Group::is_open())
     }
 
-    /// Attaches a group to the pool. The group may come late, after segments were committed for other groups or
-    /// retired. It is a commit of all segments that are not retired.
+    /// Attaches a group to the pool: commits all segments that are not retired. The group may come late, after segments
+    /// were committed for other groups or retired.
     ///
     /// Collective over the group. Everything said of [`commit`](Self::commit) holds here, and a first `commit` of a
     /// group has the same effect. A call to `attach` where groups are made reports early that the pool cannot serve a
@@ -171,7 +175,7 @@ impl SymmetricPool {
         if let (Err(Ending::Poisoned(Poison::MembersLost { .. })), Some(health)) =
             (&result, group.health_handle())
         {
-            // The member that knew of the loss may be another one.
+            // Another member may have noticed the loss first. Wait until this rank's group ends for it too.
             health.await_end(Deadline::after(options.deadline.saturating_sub(begun.elapsed())));
         }
         let ended = group.standing();
@@ -255,7 +259,7 @@ impl SymmetricPool {
     }
 
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
-    /// windows. Returns this rank's part in the commit, and its segments.
+    /// windows. Returns this rank's part in the commit, and the new segments that its record offers.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,

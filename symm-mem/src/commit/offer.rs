@@ -86,9 +86,9 @@ pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u
     group.standing().err().map(|ended| gone(own, &ended).rank).filter(|rank| *rank != own)
 }
 
-/// Returns the bytes of symmetric address space that windows of the communicator may still use if no member has a larger
-/// device, or `None` if the driver fails. NCCL reserves the memory size of the largest device among the members, rounded
-/// up to 4 GiB. Each rank posts the value for its own device, and the decision takes the largest one.
+/// Returns the bytes of symmetric address space that windows of the communicator may still use if no member has a
+/// larger device, or `None` if the driver fails. NCCL reserves the memory size of the largest device among the members,
+/// rounded up to 4 GiB. Each rank posts the value for its own device, and the decision takes the largest one.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;

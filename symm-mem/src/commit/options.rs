@@ -9,13 +9,14 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// The treatment of differences between ranks.
     pub policy: Policy,
-    /// The time to wait for the other members. A member may come up to three eighths of it later than the first. A
-    /// deadline that is too short refuses the commit ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)) and leaves the
-    /// group unchanged.
+    /// The time limit of the commit, from which the limits of its phases follow. A member may come up to three eighths
+    /// of it later than the first. If a member comes later than that, the commit is refused
+    /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
     /// Once all members have come, the phases after their decision have their own time limits, equal on all members.
-    /// Each limit is a share of the longest deadline of a member, but at least 10 s for an action (the registration, or
-    /// the whole search for a difference) and 5 s for the members' answers. Store requests that do not wait for a member are bounded by the store itself
+    /// Each limit is a share of the longest deadline of a member and at most 10 min, but at least 10 s for an action
+    /// (the registration, or the whole search for a difference) and 5 s for the members' answers. Store requests that
+    /// do not wait for a member are bounded by the store itself
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host
     /// is stopped, members may get the error later than the limits above, by up to this bound.
     pub deadline: Duration,

@@ -134,8 +134,9 @@ impl SymmetricPool {
         for Segment { ordinal, bytes, .. } in segments {
             let address =
                 self.memory().arena().segments().get(*ordinal as usize).map_or(0, |it| it.memory.address);
-            // SAFETY: the communicator keeps the memory until it is gone, and a retired segment goes when all have
-            // deregistered it. The members agree on it before any of them enqueues more.
+            // SAFETY: the communicator keeps the memory until the communicator is gone. A retired segment is freed only
+            // after all ranks have deregistered it. The members agree on the registration before any of them enqueues
+            // collectives on the segment.
             let registration =
                 unsafe { communicator.register(DevicePtr(address), *bytes as usize, deadline) };
             let registration = registration.map_err(|error| error.to_string())?;

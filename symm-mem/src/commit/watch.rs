@@ -33,8 +33,9 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Watches for a verdict under `verdict_key` until `deadline`. If the system cannot start a thread, there is no
-    /// watch; a failing registration then only takes longer. If members are lost, the group may be about to end, so
-    /// that `health` names the loss. The abort waits for that, because an abort hides later reasons.
+    /// watch; a failing registration then only takes longer. If the verdict says that members are lost, the thread
+    /// first waits, for at most two heartbeat intervals, until `health` reports that the group has ended and why: after
+    /// the abort, the reason would not be reported.
     pub(super) fn begin(
         domain: Domain,
         abort: AbortHandle,

@@ -72,8 +72,8 @@ fn the_steps_of_a_search_share_their_limits() {
     assert_eq!(*until, *begun + ACTION_FLOOR);
 }
 
-/// A rank that loses the store while a refusal is explained knows that nothing is registered. While a commit is
-/// explained, or windows are registered, it does not know what the others hold.
+/// A rank that loses the store in a search after a refusal knows that nothing is registered. In a search before a
+/// registration, or during the registration, it does not know which windows the others hold.
 #[test]
 fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let Decision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
@@ -155,7 +155,8 @@ fn agreements_of_a_pool_have_the_deadline_of_the_user() {
     assert!(member.deadline == Some(deadline) && member.patience < deadline, "{member:?}");
 }
 
-/// The group of a commit lists its members, and so does the domain of a retirement.
+/// If member lists differ, the refusal of a commit names the members of the group. The refusal of a retirement or an
+/// agreement on a length names the ranks of the domain.
 #[test]
 fn different_member_lists_name_the_group_or_the_domain() {
     let lists = || ValuesByRank::of([(0, vec![0, 1]), (1, vec![0, 1, 2])]);
