@@ -37,8 +37,8 @@ impl ChunkPipeline<'_> {
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
     }
 
-    /// Signals the peer that the stream has moved chunk `tell`; then waits for the slot of `chunk`, and moves that chunk
-    /// through it.
+    /// Signals the peer that the stream has moved chunk `tell`. Then waits until the slot of `chunk` is empty (if this
+    /// rank sends) or full (if it receives), and copies that chunk into the slot or out of it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed this step.

@@ -4,8 +4,9 @@
 //! that both ends share. The end that comes first has offered its buffer, if peers can reach it. The end that comes
 //! second reads the other end's entry, compares it with its own, and takes the offer.
 //!
-//! An end that gives up withdraws its offers. An offer is either taken or withdrawn, never both: so after it was
-//! withdrawn, no peer copies into the buffer.
+//! A receiver that gives up withdraws its offers. An offer is either taken or withdrawn, never both. So after an offer
+//! was withdrawn, the sender does not copy into the buffer. A sender does not withdraw its offers: the peer only reads
+//! the buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +21,8 @@ pub(super) enum Claim {
     Second,
 }
 
-/// States of a claim. The word contains the number of the message too, because later messages reuse it.
+/// States of a claim. The shared word contains a state and the number of the message, because later messages reuse the
+/// word.
 const SENDER_FIRST: u64 = 0;
 const RECEIVER_FIRST: u64 = 1;
 const TAKEN: u64 = 2;
@@ -48,12 +50,14 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // In a batch of more than 512 messages, a later message may have reused the word. Then this one was not withdrawn,
-    // because an end that withdraws makes no claim any more. Only a claim that was under way comes later.
+    // In a batch of more than 512 messages, the other end may have reused the word for a later message. Then this
+    // message counts as taken on both ends, because `withdraw` now returns false for it. An end that withdraws makes
+    // no new claims, but a claim that was under way may have overwritten `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 
-/// Withdraws this end's offer to receive message `number`. Returns false if the sender has taken it.
+/// Withdraws this end's offer to receive message `number`. Returns true if the offer is withdrawn, also by an earlier
+/// call. Returns false if the sender has taken it, or if the word holds no such offer.
 pub(super) fn withdraw(shared: &AtomicU64, number: u64) -> bool {
     let (offered, withdrawn) = (word(number, RECEIVER_FIRST), word(number, WITHDRAWN));
     match shared.compare_exchange(offered, withdrawn, Ordering::AcqRel, Ordering::Acquire) {

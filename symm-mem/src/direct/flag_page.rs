@@ -7,14 +7,16 @@
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
 //! memory) and *empty* (the peer has taken a chunk out of its own memory). For every peer, every direction, and eager
 //! and captured messages there are two more words, for zero-copy messages: *ready* and *done* ([`Phase`]). The peer's
-//! stream sets a word, and the stream that waited for the word resets it. So after a message all words have their
-//! initial values, and a graph can run any number of times.
+//! stream sets a word, and the stream that waited for the word resets it. So after a message all these words have their
+//! initial values, and a graph can run any number of times. For every peer and every direction there is one more word,
+//! which no stream waits for. It says which messages this rank's streams have [passed](FlagPage::passed).
 //!
 //! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
 //! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes them. Then come the
 //! [claims](super::claim) of the messages from the peer, which both ends write. The page begins with a flag (this rank
 //! has ended its waits, so data that it sends or receives afterwards is invalid), with another flag (this rank maps no
-//! further segments), and with the number of the last segment that this rank has [mapped](super::shared).
+//! further segments), and with one more than the number of the last segment that this rank has
+//! [mapped](super::shared).
 
 use std::{
     io,
@@ -43,7 +45,8 @@ const MAPPED: usize = 8;
 /// Words of zero-copy messages for every peer: by direction, phase, and whether the message is captured.
 const SIGNALS: usize = 8;
 
-/// Words with the number of the last zero-copy message that the rank's streams have passed, by direction.
+/// Number of words for every peer that say which messages the rank's streams have [passed](FlagPage::passed): one for
+/// each direction.
 const PASSED: usize = 2;
 
 /// Number of half messages in a log.
@@ -124,7 +127,7 @@ impl Layout {
         LINE + peer * self.section() + (2 * self.slots + number) * LINE
     }
 
-    /// Offset of the number of the last zero-copy message with `peer` that has passed.
+    /// Offset of the word that says which messages with `peer` have [passed](FlagPage::passed).
     fn passed(self, peer: usize, way: Way) -> usize {
         LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
     }
@@ -197,13 +200,13 @@ impl FlagPage {
         self.device + self.layout.signal(peer, signal)
     }
 
-    /// Device address of the number of the last zero-copy message that has [passed](Self::passed).
+    /// Device address of the word that says which messages have [passed](Self::passed).
     pub(super) fn passed_at(&self, peer: usize, way: Way) -> DevicePtr {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// The lower bits of one more than the number of the last eager zero-copy message with `peer` that this rank's
-    /// streams have passed.
+    /// The lower bits of one more than the number of the last message with `peer` that this rank's streams have passed.
+    /// Only eager messages that the sender copies into the receiver's buffer are noted here.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
     }

@@ -24,7 +24,7 @@ use crate::{
 pub struct Direct {
     /// The start of errors, which names the group.
     call: CallContext,
-    /// Time for a call of [`share`](Self::share).
+    /// Time that [`share`](Self::share) waits at its end for the other members' announcements.
     deadline: Duration,
     core: Weak<Core>,
     /// Locked by the call that shares segments.
@@ -49,14 +49,16 @@ impl Direct {
     ///
     /// # Errors
     /// [`ErrorKind::RendezvousRefused`], the same on all members, if the members' segments differ or cannot be shared.
-    /// Segments before the one that failed stay mapped. After an error of another kind, for example of the store, on this
-    /// rank only, the other members may have mapped the segment. Then they send to this rank through the ring if their
-    /// buffers lie in that segment, or in one that is shared later. [`ErrorKind::PathEnded`] once the group is gone.
+    /// Segments before the one that failed stay mapped. After an error of another kind, for example of the store, on
+    /// this rank only, the other members may have mapped the segment. Then their buffers in that segment, or in one
+    /// that is shared later, are not offered to this rank: a message goes through the ring if the end with such a
+    /// buffer comes first. [`ErrorKind::PathEnded`] once the group is gone.
     pub fn share(&self, pool: &SymmetricPool) -> Result<usize, Error> {
         let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         let core = self.core()?;
         let (missing, rendezvous) = (core.shared.missing(pool), core.rendezvous.clone());
-        // The end of the group waits for whoever holds its core, and it ends the calls below.
+        // The end of the group waits until nobody else holds the core, so the calls below do not hold it. They end with
+        // an error once the group is over.
         drop(core);
         for buffer in &missing {
             let mapped = rendezvous.map(buffer).inspect_err(|error| self.stop_after(error));
@@ -64,7 +66,7 @@ impl Direct {
             let core = self.core()?;
             let own = &core.flag_pages[core.rank];
             core.shared.add(pool, Segment { number, buffer: buffer.clone() });
-            // Peers may send from here on.
+            // From here on, peers may offer their buffers in this segment to this rank.
             if !own.has_stopped_mapping() {
                 own.set_mapped(number);
             }
@@ -73,16 +75,17 @@ impl Direct {
         Ok(missing.len())
     }
 
-    /// Announces no further segments if other members may have mapped one that this rank has not. They take a later
-    /// number for a sign that this rank has mapped all.
+    /// Announces that this rank maps no further segments, if other members may have mapped one that this rank has not.
+    /// The number of a later segment would tell them that this rank has mapped all segments up to it.
     fn stop_after(&self, error: &Error) {
         if let (None, Ok(core)) = (error.rendezvous_refusal(), self.core()) {
             core.flag_pages[core.rank].stop_mapping();
         }
     }
 
-    /// Waits until the other members, which have mapped the same segments, know it too. So the next messages go without
-    /// a ring. A member that fails here is no error: messages with it use the ring.
+    /// Waits until every other member has announced that it has mapped the same segments, or that it maps no further
+    /// ones. Then the next messages need no ring. If a member announces neither before the deadline, that is no error:
+    /// this rank's buffers in these segments are not offered to it.
     fn await_others(&self) -> Result<(), Error> {
         let deadline = Deadline::after(self.deadline);
         while !deadline.expired() {

@@ -17,9 +17,9 @@ pub(super) struct Lane {
     pub(super) peer: usize,
     /// Created on first use: for calls that use several lanes, and for every other chunk of large messages.
     streams: [OnceLock<Stream>; STREAMS],
-    /// Event behind the last chunk that was not captured.
+    /// Event behind the lane's last eager call.
     end: Event,
-    /// Event behind the last such chunk on the second stream. `end` comes after it.
+    /// Event behind the last eager chunk on the second stream. `end` comes after it.
     second_end: Event,
     /// Streams with work of the lane whose event could not be recorded.
     unmarked: Mutex<Vec<Stream>>,
@@ -30,11 +30,11 @@ pub(super) struct Lane {
 /// Progress of a lane.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Slots of the next chunks: of eager ones, and of captured ones.
+    /// Slots of the next chunks: of eager ones, and of captured ones, counted from the first slot for graphs.
     next: [usize; 2],
-    /// Stream of the last eager chunk; kept alive, so that its handle is not reused for another stream.
+    /// First stream of the last eager call; kept alive, so that its handle is not reused for another stream.
     last: Option<Stream>,
-    /// Capture of the last captured chunk, and the event behind that chunk.
+    /// Capture of the last captured call, and the event behind that call.
     captured: Option<u64>,
     captured_end: Event,
 }
@@ -136,7 +136,8 @@ impl Lane {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `stream` continue after the lane's work.
+    /// Makes `stream` continue after the lane's earlier work: that of the same capture, or without a capture the eager
+    /// work.
     pub(super) fn follow(
         &self,
         state: &State,

@@ -72,8 +72,8 @@
 //! No host waits. A send ends when the receiver has the data: a sender does not run ahead of its peer, as it does with
 //! a message that fits the ring.
 //!
-//! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings. It
-//! does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
+//! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings.
+//! It does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
 //! graph may still copy. Windows need a communicator, and their addresses need NCCL 2.29.
 //!
 //! The buffers of a message must stay until the streams have passed it, as for every message. A free in stream order,
@@ -119,33 +119,35 @@
 //! | a bare copy | 699 | 2047 | |
 //!
 //! A send is done when its last chunk is in the receiver's memory, so up to one ring of data is sent before it is
-//! received. Both ends log a message before they launch it. If the number of elements or the type differs, the end
-//! that comes second fails with [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer), and so do all
-//! members; such a message is never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues
-//! have room for them; then it waits on the host.
+//! received. Both ends log a message before they launch it. If the number of elements or the type differs, or only one
+//! end captures the message, the end that comes second fails with
+//! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer), and so do all members. Such a message is
+//! never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues have room for them; then it
+//! waits on the host.
 //!
 //! The messages of one batch always complete, in any order within the batch. So do separate calls that all ranks make
 //! in the same order. Separate calls in different orders need streams that do not block each other: for example, if
-//! two ranks first receive and then send. The same is true if one end calls a send and a receive apart, and the other end
-//! has both in one batch and comes second: zero-copy messages may then wait for each other. Then every stream needs its
-//! own hardware queue, also the lanes' streams. If a device has more than eight streams,
-//! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. No queue is needed if both ends use a batch.
+//! two ranks first receive and then send. The same is true if one end calls a send and a receive apart, and the other
+//! end has both in one batch and comes second: zero-copy messages may then wait for each other. In these cases every
+//! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
+//! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. If both ends use a batch, streams may share queues.
 //!
-//! If two ranks each have more than 512 messages to the other in one batch, in both directions, both may wait on the host
-//! until the deadline, and fail with [`PathError::Ahead`]. Use several batches.
+//! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
+//! deadline, and fail with [`PathError::Ahead`]. Use several batches.
 //!
 //! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
 //! three, and a message takes two more. One stream holds about 200 messages of a chunk, 200 zero-copy messages of any
-//! length, or one message of 160 MiB through the default slots. A rank that calls more ahead of its peer blocks in the call until the peer has called too. If the
-//! peer never does, the group ends when [work is late](process_group::group::Builder::work_timeout).
+//! length, or one message of 160 MiB through the default slots. A rank that enqueues more before its peer makes the
+//! matching calls blocks in the call until the peer makes them. If the peer never does, the group ends when
+//! [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
 //! a graph they are in the order of calls. The program must order runs of graphs that have messages of the same pair,
 //! in the same order on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs
 //! that are under way at an abort, or are launched between the abort and the end of the group, complete without valid
-//! data. A graph that sends zero-copy messages must not be launched after an abort: it may write into the buffer that the
-//! receiver had when it captured the message.
+//! data. A graph that sends zero-copy messages must not be launched after an abort: it may write into the buffer that
+//! the receiver had when it captured the message.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a deadline ends the group and all of its waits: a thread sets the words that this
@@ -153,8 +155,8 @@
 //! and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait longer for each other. The
-//! receiver's stream waits up to 2 s until the sender has copied. The sender's stream waits up to 4 s until the
+//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait longer for each other.
+//! The receiver's stream waits up to 2 s until the sender has copied. The sender's stream waits up to 4 s until the
 //! receiver's stream is ready, from the abort or from when the receiver gave up, whichever is later. When that time is
 //! over, the sender copies. A peer that died costs these times too.
 //!
@@ -224,8 +226,9 @@ const NAME: &str = "direct";
 /// Options of a direct path. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
-    /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks of
-    /// this size. Large slots need fewer steps, but delay the first chunk. [The size of the ring](self#the-size-of-the-ring) helps to choose.
+    /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks
+    /// of this size. Large slots need fewer steps, but delay the first chunk.
+    /// [The size of the ring](self#the-size-of-the-ring) helps to choose.
     pub slot_bytes: usize,
     /// Number of slots of a ring (default 4): the largest number of chunks that are under way or not received yet.
     /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even
@@ -234,7 +237,9 @@ pub struct DirectOptions {
     /// Number of further slots of a ring for messages that graphs capture (default 2). With none, such messages are
     /// refused.
     pub graph_slots: usize,
-    /// Time after which every member has an answer to [`install`] (default 30 s).
+    /// Time limit of [`install`] (default 30 s). A member may come half of this time later than the first. If a member
+    /// stops during the call, the error of the others may come after the limit, because opening memory has a minimum
+    /// time. Also the time limit for each segment of [`Direct::share`], and for its wait at the end.
     pub deadline: Duration,
 }
 
@@ -318,9 +323,12 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// No member has a path after an error, and all may try again. The group stays usable without a path: its messages fail
-/// with [`GroupErrorKind::NoPath`] until one is installed. The members get the same
-/// [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs.
+/// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The members get the same
+/// [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs; [`ErrorKind::OptionsDiffer`] if their
+/// options differ; [`ErrorKind::Unmade`] if a member could not set up its path afterwards. A group that has a path
+/// already keeps it ([`GroupErrorKind::PathRefused`]). If this rank loses the store before it has read the result, or
+/// the group ends on this rank, other members may have a path.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());
@@ -343,14 +351,14 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
         return Err(call.error(ErrorKind::OtherHosts { own: group.global_rank(), ranks }));
     }
     let deadline = Deadline::after(options.deadline);
-    // All are on one host.
+    // All members are on one host, so file descriptors are enough.
     let meeting = RendezvousOptions::default().deadline(options.deadline).handles(HandleTypes::POSIX_FD);
     let of_call = |error: Error| call.error(error.into_kind());
     let rendezvous = Rendezvous::of(group, meeting).map_err(of_call)?;
     let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
         Err(kind) => {
-            // A rank that has no memory tells the others.
+            // The others get this rank's error at once, and do not wait for it.
             rendezvous.decline(error_text(&kind));
             return Err(call.error(kind));
         }

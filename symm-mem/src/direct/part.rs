@@ -13,8 +13,8 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// The number of the lane's first message that this call has logged and not yet enqueued, as far as senders copy
-    /// these messages into receivers' buffers.
+    /// Divides the messages that the sender copies into the receiver's buffer: those with smaller numbers are enqueued,
+    /// the others are not yet.
     pub(super) unlaunched: u64,
 }
 

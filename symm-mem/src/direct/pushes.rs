@@ -1,5 +1,5 @@
-//! Messages of a lane that the sender copies into the receiver's buffer. An abort leaves time for them to end: a receiver
-//! whose abort has returned may reuse its buffer.
+//! Messages of a lane that the sender copies into the receiver's buffer. An abort leaves time for them to end: a
+//! receiver whose abort has returned may reuse its buffer.
 
 use std::collections::VecDeque;
 
@@ -39,8 +39,8 @@ impl Pushes {
     /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
     /// the messages that nobody will copy.
     ///
-    /// It is called for all messages, the last one first. It withdraws offers, and the peer takes them in order. So
-    /// after an offer that was withdrawn, the peer takes none.
+    /// `is_taken` is called for every eager message that has not passed, the last one first. It withdraws offers, while
+    /// the peer takes them in ascending order. So after an offer that was withdrawn, the peer takes none.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

@@ -31,9 +31,9 @@
 //! step of the device. With one stream nothing comes in between. With two streams, d other chunks come before the
 //! signal. Then, for a ring of s slots, chunk c is sent after chunk c + d − s was received, and chunk c + d − s is
 //! received after chunk c + 2d − s was sent. That is an earlier chunk than c if s is more than 2d. If s is even, d is
-//! 1; if it is odd, the last slot and the first have one stream, and d may be 2. So four slots are enough. With fewer
-//! slots, chunks are signalled at once here too. Before a zero-copy message, all chunks are signalled. The peer may need
-//! these signals before it reaches the message.
+//! 1; if it is odd, the last slot and the first have one stream, and d may be 2. So four slots are enough. With two
+//! streams and fewer slots, chunks are signalled at once here too. Before a zero-copy message, all chunks are
+//! signalled. The peer may need these signals before it reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -57,7 +57,7 @@ pub(super) struct Load {
     pub(super) streams: usize,
 }
 
-/// With at least this many slots, the signal of a chunk may be delayed.
+/// With at least this many slots, the signal of a chunk may be delayed although a call uses two streams.
 const AMPLE: usize = 2 * STREAMS;
 
 /// One step of a lane's stream.

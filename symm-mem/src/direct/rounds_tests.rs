@@ -56,12 +56,12 @@ enum Op {
         pair: (usize, usize),
         number: usize,
     },
-    /// Copies it.
+    /// Copies the zero-copy message of this number, on the end that came second.
     Copy {
         pair: (usize, usize),
         number: usize,
     },
-    /// It has been copied.
+    /// The zero-copy message of this number has been copied, and the peer uses the buffer no more.
     Close {
         pair: (usize, usize),
         number: usize,

@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct Segment {
     /// The number of the rendezvous that mapped it, the same on every member.
     pub(super) number: u64,
-    /// The whole segment on this rank, under which the pool keeps its mappings of the peers' segments.
+    /// The whole segment on this rank. It is the key by which the pool finds the mappings of the peers' segments.
     pub(super) buffer: Buffer,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Take {
     pub(super) to: DevicePtr,
     pub(super) from: DevicePtr,
     pub(super) bytes: usize,
-    /// As in [`Offer`].
+    /// The number of the message, if this rank copies into the peer's buffer.
     pub(super) pushed: Option<u64>,
 }
 
@@ -67,8 +67,9 @@ impl ZeroCopy<'_> {
         [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
     }
 
-    /// The operation by which the host sees that the stream has passed a message into the receiver's buffer. Nothing
-    /// numbers the runs of captured messages.
+    /// The operation by which the host sees that the stream has passed a message that the sender copies into the
+    /// receiver's buffer. `None` for other messages, and for captured ones, because a graph runs them many times under
+    /// one number.
     fn pass(&self, pushed: Option<u64>) -> Option<MemoryOp> {
         let number = pushed.filter(|_| !self.captured)?;
         let at = self.own.passed_at(self.peer, self.way);

@@ -110,7 +110,8 @@ impl Closer {
     }
 
     /// Waits up to four [`TICK`]s for dropped plans to be closed. An exchange that starts before would find the plans'
-    /// handles still open and keep them open. The peers would then not be told that this rank has closed the plans.
+    /// handles still open and keep them open. The peers would then be told only later that this rank has closed the
+    /// plans.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -188,8 +189,9 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Closes the peers' memory that a dropped plan holds, if that can be done now; returns whether the peers can be
-/// told. A running exchange may still hold some of it: the peers are then told later.
+/// Closes the peers' memory that a dropped plan holds, if that can be done now. Returns whether the peers can be told
+/// that it is closed. A running exchange may still hold some of it: the peers are then told later. For regions, the
+/// peers are first told that no further notification comes.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {

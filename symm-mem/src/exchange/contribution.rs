@@ -121,8 +121,9 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// The peers of an agreement whose result this rank does not know, by the groups of slots that are closed together.
-    /// `members` are the other ranks of the agreement, and `ranks` those of the group.
+    /// The groups of slots that are closed together, each with the peers of its slots. For an agreement that failed on
+    /// this rank, but may have succeeded on others. `members` are the other ranks of the agreement, and `ranks` are
+    /// those of the group.
     pub(super) fn peers(
         &self,
         slots: &Range<usize>,

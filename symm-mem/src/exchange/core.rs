@@ -30,11 +30,11 @@ pub(super) struct Core {
     fault: Arc<OnceLock<Fault>>,
     /// The peers have been told of the fault.
     pub(super) told: AtomicBool,
-    /// A graph captured transfers of this plan, so it may wait for toggles.
+    /// A graph captured transfers of this plan, so its runs may wait for [toggles](Words::toggle).
     pub(super) captured: AtomicBool,
     /// Attempts left to tell the peers that no further notification comes; 0 once they have been told.
     pub(super) left_attempts: AtomicU32,
-    /// The peer has told that.
+    /// The peer has told this rank that no further notification comes.
     pub(super) peer_left: AtomicBool,
     /// Number of watched operations, and of failures that the peers have not been told of. While it is not zero,
     /// words of the plan may be written.

@@ -20,8 +20,9 @@ pub enum Awaited {
     Copies,
 }
 
-/// Reason why a plan has stopped. Its buffers hold undefined data. The memory, the context and the exchange are
-/// intact, and the next exchange of the same name makes a new plan.
+/// Reason why a plan has stopped, or the transfers between the regions of two ranks. Its buffers hold undefined data.
+/// The memory and the context are intact. Unless the group is over, the exchange is intact too, and the next
+/// exchange of the same name makes a new plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {

@@ -1,5 +1,5 @@
 //! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It lasts until
-//! every peer has closed the plan.
+//! every peer has closed the plan, or until its time is over: then the memory is [quarantined](Quarantined).
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -45,8 +45,8 @@ impl Lease {
     }
 }
 
-/// Memory of a plan, or of regions, that peers have not closed in time. They may still access it, so it is not freed. Dropping this
-/// value leaks the memory and the plan's slots.
+/// Memory of a plan, or of regions, that peers have not closed in time. They may still access it, so it is not freed.
+/// The exchange does not use the plan's slots again. Dropping this value leaks the memory.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -80,7 +80,7 @@ impl Quarantined {
         self.core.memory.iter()
     }
 
-    /// Frees the memory.
+    /// Frees the memory, unless clones of it are held elsewhere. Does not give back the plan's slots.
     ///
     /// # Safety
     /// No [peer](Self::peers) accesses it any more, for example because its process has ended.

@@ -295,7 +295,7 @@ impl Exchange {
         Some(Plan::new(self.owner.clone(), core, ends))
     }
 
-    /// Makes what was agreed on the current plan of its name.
+    /// Records the agreed plan, or the agreed regions, as current for their name.
     pub(super) fn made_current<'a>(&self, met: &Met<'_>, cores: impl IntoIterator<Item = &'a Arc<Core>>) {
         self.named(met.plan).generations.agreed(met.agreement.generation);
         let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);

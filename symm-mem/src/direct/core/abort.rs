@@ -18,14 +18,16 @@ use super::{
     Core,
 };
 
-/// Time for launched work to end once no caller waits for it any more.
+/// Time that launched work gets to end when the path ends. The thread of an abort polls less often after this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time after an abort in which a receiver's buffers stay in use by senders that copy zero-copy messages into them.
+/// Time after an abort in which a receiver's stream still waits for senders that copy zero-copy messages into its
+/// buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Time after an abort in which a sender waits for a receiver's buffer. Then the wait ends, and the sender copies. It is
-/// longer than [`GRACE`], so that the receiver has ended all uses of the buffer, or has signalled, before.
+/// Time in which a sender's stream still waits until a receiver's buffer is ready. It begins with the abort, or when
+/// the receiver gave up if that is later. After it, the sender copies. It is longer than [`GRACE`], so the receiver's
+/// own waits for copies end first. The receiver's stream can then pass earlier uses of the buffer, and signal.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
@@ -48,13 +50,14 @@ impl Core {
         is_idle
     }
 
-    /// Returns whether this rank waits no longer for copies of messages with `peer` into receivers' buffers.
+    /// Returns whether the time is over in which this rank's streams wait for senders' copies into receivers' buffers,
+    /// for the messages with `peer` in direction `way`.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
             Way::Receive => is_past(aborted, GRACE),
             Way::Send => {
-                // The receiver's own time begins no later than it gives up.
+                // The receiver's own time has begun before its flag is set, so this rank's time ends later.
                 let has_given_up = self.flag_pages[peer].has_given_up();
                 let given_up = has_given_up.then(|| self.given_up_since[peer].get_or_init(Instant::now));
                 is_past(given_up.map_or(aborted, |given_up| given_up.max(aborted)), SENDER_GRACE)
@@ -62,8 +65,8 @@ impl Core {
         })
     }
 
-    /// Returns whether the wait for `signal` must not be ended yet. Withdraws this rank's offers to receive that no peer has
-    /// taken, also when the time for copies is over.
+    /// Returns whether the wait for `signal` must not be ended yet. Withdraws this rank's offers to receive that no
+    /// peer has taken, also when the time for copies is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
@@ -71,8 +74,9 @@ impl Core {
     /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
     /// Withdraws this rank's offers to receive that no peer has taken.
     ///
-    /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time for the copy:
-    /// the receiver's stream, to pass earlier uses of the buffer, and the sender's, to copy.
+    /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time: the sender's
+    /// stream waits until the receiver's stream has passed earlier uses of the buffer, and the receiver's stream waits
+    /// until the sender's stream has copied.
     fn expects_push(&self, peer: usize, Signal { way, phase, captured }: Signal) -> bool {
         if (way, phase) != (Way::Send, Phase::Ready) && (way, phase) != (Way::Receive, Phase::Done) {
             return false;
@@ -93,12 +97,13 @@ impl Core {
         self.is_aborted.load(Ordering::SeqCst) || self.given_up().is_some()
     }
 
-    /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more. Returns
-    /// whether that was before the deadline.
+    /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more, apart from
+    /// captured work. Returns whether that was before the deadline.
     pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
         if !self.is_aborted.swap(true, Ordering::SeqCst) {
             self.aborted.get_or_init(Instant::now);
-            // A stream may reach its waits long after the deadline, and it is unknown when a graph runs.
+            // A stream may reach its waits long after the deadline, and it is unknown when a graph runs. So a thread
+            // continues to end waits after this call has returned.
             let core = Arc::downgrade(self);
             let linger = move || {
                 let until = Deadline::after(PATIENCE);
@@ -124,7 +129,8 @@ impl Core {
         }
     }
 
-    /// Called when the group ends: waits for launched work, or aborts it.
+    /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
+    /// work does not end within [`PATIENCE`], a thread drops the memory later.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device still writes to the memory, so it is kept until that has ended.
@@ -147,7 +153,8 @@ impl Core {
         }
     }
 
-    /// Waits until streams have passed no wait for a while, because graphs may still be running.
+    /// Waits until no stream has passed a wait for about 50 ms, at most for [`PATIENCE`]. Graphs may still be running,
+    /// and this rank cannot query them.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

@@ -18,9 +18,9 @@ use super::{
 };
 
 impl Core {
-    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). Each lane uses streams of its own if possible: the
-    /// first lane uses the caller's stream, and lanes with many chunks also use a second stream. Updates
-    /// [`Part::unlaunched`].
+    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
+    /// other lane uses a stream of its own, or the caller's while another capture uses that one. Lanes with many chunks
+    /// also use a second stream of their own. Updates [`Part::unlaunched`].
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -58,8 +58,8 @@ impl Core {
         let loads: Vec<_> = kinds.into_iter().zip(&pipelines).map(load).collect();
         let mut carried = Ok(());
         for step in steps(&loads) {
-            // After an abort, chunks are useless. But a peer that has taken an offer still copies, so its buffer is in
-            // use until the stream has passed the message.
+            // After an abort, chunks are useless. But a peer that has taken this rank's offer still copies. So this
+            // rank's buffer is in use until the stream has passed the message, and zero-copy messages are enqueued.
             let is_chunk = matches!(step.action, Action::Carry { .. } | Action::Tell(_));
             if is_chunk && self.is_aborted.load(Ordering::Relaxed) {
                 carried = Err(PathError::Aborted);
@@ -122,7 +122,7 @@ impl Core {
     }
 
     /// The first stream of each part: the caller's for the first part, then the lanes' own, which continue after the
-    /// current work of the caller's.
+    /// current work of the caller's. While another capture uses a lane's stream, that part uses the caller's.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::rendezvous::{Rendezvous, SymmetricMemory};
 
-/// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and messages of a rank to
-/// itself, are not counted. A captured message is counted once, when it is captured.
+/// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and
+/// messages of a rank to itself, are not counted. A captured message is counted once, when it is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
@@ -176,7 +176,7 @@ impl Core {
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
-        // The group is over, so its graphs must not run any more.
+        // A failed launch ends the group. Graphs must not run then, so a captured launch leaves nothing to pass.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
             unsafe { self.fail(parts, stream) };
@@ -224,8 +224,9 @@ impl Core {
         }
     }
 
-    /// After a failed launch: withdraws the offers to receive that were not enqueued. A sender that has taken one copies
-    /// it. So the stream still passes these messages, and only then the caller may reuse their buffers.
+    /// After a failed launch: withdraws the offers to receive that were not enqueued. If a sender has already taken
+    /// one, it copies the message. So the messages with taken offers are enqueued on `stream`, and the caller may reuse
+    /// their buffers only after them.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -297,7 +298,7 @@ impl Core {
     }
 
     /// Takes the peer's offer, if there is one. Returns the piece of a zero-copy message, and `None` for a message that
-    /// goes through the ring.
+    /// goes through the ring. A message whose offer was withdrawn goes through the ring too, but nobody receives it.
     fn zero_copy(&self, called: &Called, stream: &Stream) -> Result<Option<Piece>, PathError> {
         let Called { message, captured, number, place, is_first } = *called;
         let Message { way, peer, buffer } = message;
@@ -307,7 +308,8 @@ impl Core {
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
-        // As for a claim: an abort leaves time for the copies that are noted.
+        // As in `call`: an abort leaves time for the copies that are noted. So a sender notes its copy first, and takes
+        // the offer only if there was no abort before.
         if way == Way::Send {
             self.note_push(called);
         }
@@ -316,7 +318,7 @@ impl Core {
             if way == Way::Send {
                 self.lane(&message).pushes().forget(number, captured);
             }
-            // If the peer has withdrawn the offer, it has given up, so nobody receives the message.
+            // If the peer has withdrawn the offer, the peer has given up, so nobody receives the message.
             return taken.map(|_| None);
         }
         Ok(Some(Piece::Take(match way {
