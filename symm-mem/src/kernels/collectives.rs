@@ -20,7 +20,8 @@ pub enum Target {
     InPlace,
     /// An address that this rank's device can write; it may differ between ranks. No rank's input may lie there.
     Address(DevicePtr),
-    /// An offset in bytes in the rank's own buffer, the same on all ranks, entirely before or behind the input.
+    /// An offset in bytes in the rank's own buffer, the same on all ranks. The result lies entirely before or behind
+    /// the input. An all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
     Offset(u64),
 }
 
@@ -270,7 +271,7 @@ impl Kernels {
         share: u64,
     ) -> Result<(), KernelError> {
         let function = self.function(unit, entry)?;
-        // The same on all ranks, since its inputs are.
+        // The grid is the same on all ranks, because `share` is.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the kernel's parameters; the rest is the caller's promise.
         unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
@@ -282,7 +283,8 @@ impl Kernels {
     /// before any of them launches.
     ///
     /// # Errors
-    /// [`KernelError::Driver`] from loading modules. Succeeds without effect for a type that cannot be combined.
+    /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel
+    /// that moves bytes is loaded.
     pub fn prepare(&self, dtype: DataType) -> Result<(), KernelError> {
         let _gather = self.function(GATHER, 0)?;
         match combining(dtype, ReduceOp::Max) {
@@ -321,7 +323,7 @@ struct Shape<'a> {
 }
 
 impl Shape<'_> {
-    /// Length of a part in bytes; fails if the total is too large.
+    /// Length of a part in bytes. Fails if the total is too large, or if no kernel supports `ranks`.
     fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
         let kernel = self.kernel;
         self.ranks.check(kernel)?;
@@ -341,7 +343,7 @@ impl Shape<'_> {
         if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
     }
 
-    /// Makes a graph that captures the launch pin this rank's memory that it uses.
+    /// Pins this rank's memory that the launch uses, if a graph captures the launch.
     fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
         let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
         let own = |offset: u64, bytes: u64| {

@@ -14,10 +14,10 @@ pub struct Late {
     pub kernel: Option<Kernel>,
     /// The event that it waited for.
     pub waiting: Waiting,
-    /// The rank that did not arrive.
+    /// The rank that did not send the signal, or did not take the previous one.
     pub peer: u32,
-    /// The channel. From [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on, the excess is the number
-    /// of a block.
+    /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
+    /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
     pub channel: u32,
     /// Time waited, by the device's clock.
     pub waited: Duration,

@@ -54,7 +54,8 @@ impl FaultRecord {
     /// Creates an empty record for kernels in `context`.
     ///
     /// # Errors
-    /// [`KernelError::Driver`] from `cuMemHostAlloc` or `cuMemHostGetDevicePointer_v2`.
+    /// [`KernelError::Driver`] from `cuMemHostAlloc` or `cuMemHostGetDevicePointer_v2`. [`KernelError::NoRecord`] if
+    /// they succeed without usable memory.
     pub fn new(context: &Context) -> Result<Self, KernelError> {
         let flags = PinnedFlags::PORTABLE | PinnedFlags::DEVICE_MAPPED;
         let memory = PinnedMemory::new(context, size_of::<Layout>(), flags)?;

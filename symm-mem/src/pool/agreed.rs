@@ -22,7 +22,8 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not come.
-    /// [`ErrorKind::AgreedAllocation`] if this rank has no room, and the other kinds of an agreement.
+    /// [`ErrorKind::AgreedAllocation`] if this rank cannot allocate the agreed length. [`ErrorKind::Store`] and the
+    /// other kinds of an agreement that failed.
     #[track_caller]
     pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
         let call = CallContext::of_pool("agreed allocation", self.id());
@@ -42,8 +43,9 @@ impl SymmetricPool {
         })
     }
 
-    /// Records the end of a retirement or an agreement on a length, in which this rank was `member`. If `has_met` is true,
-    /// all members have taken part. Returns the places of earlier ones whose keys this rank removes from the store.
+    /// Records the end of a retirement or an agreement on a length, in which this rank was `member`. If `has_met` is
+    /// true, all members have taken part. Returns the earlier meetings of the same kind whose keys the caller must
+    /// remove from the store.
     pub(crate) fn end_round(&self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let mut meetings = self.meetings();

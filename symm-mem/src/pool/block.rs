@@ -7,8 +7,8 @@ use cuda_driver::DevicePtr;
 
 use super::memory::Memory;
 
-/// A block of a symmetric pool, at the same place on every rank of the domain. Clones share the block; it is freed
-/// when the last one is dropped.
+/// A block of a symmetric pool, at the same place on every rank of the domain. Clones share the block. It is freed
+/// when the last clone is dropped; if captured work uses it, not before the graph is dropped too.
 ///
 /// Freeing is part of the sequence of requests that must be equal on all ranks. So every rank must drop the last clone
 /// at the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of

@@ -31,7 +31,8 @@ impl PoolCapture {
         Self { memory, pin, is_finished: false, used: Vec::new() }
     }
 
-    /// Declares that captured work uses `block`, if it was not looked up during the capture.
+    /// Declares that captured work uses `block`. This is needed for a block that was neither looked up nor allocated
+    /// during the capture.
     pub fn uses(&mut self, block: &SymmetricBlock) {
         self.memory.note_use(block.placement(), block.bytes());
         self.used.push(block.clone());

@@ -28,7 +28,7 @@ impl DroppedOn {
     /// waited for, because that would invalidate its capture.
     pub(super) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
-            // Must not become part of an open capture.
+            // If a capture is open, the calls below must neither join it nor invalidate it.
             let relaxed = RelaxedCapture::enter(stream.context().driver());
             relaxed.is_ok() && matches!(does_not_capture(stream), Ok(true)) && stream.synchronize().is_ok()
         })

@@ -60,7 +60,8 @@ pub enum Why {
 pub struct Explanation {
     /// The group.
     pub group: GroupId,
-    /// Place of the buffer in the pool, equal on all ranks of the domain; `None` if it is not in the pool.
+    /// Place of the buffer in the pool, equal on all ranks of the domain. `None` for [`Why::Elsewhere`],
+    /// [`Why::SpansSegments`] and [`Why::OutsideDomain`].
     pub placement: Option<Placement>,
     /// True if a block of this rank's pool contains at least one of the bytes. If false for a buffer in the pool, its
     /// block was freed, or there was none. A group does not notice that as long as the segment lives.
@@ -105,10 +106,14 @@ impl fmt::Display for Explanation {
 }
 
 impl SymmetricPool {
-    /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Not collective: it reports the
-    /// agreement of the members, so the path is the same on all of them. Also tells whether a block of this rank's pool
-    /// is there. For a buffer without a window, unless the group is poisoned, it blocks while a commit of the group is
-    /// under way: at worst until the deadline of that commit.
+    /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also tells whether a block of
+    /// this rank's pool is there.
+    ///
+    /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
+    /// buffer without a window, the path tells whether this rank's communicator has registered the buffer.
+    ///
+    /// For a buffer of the pool without a window, unless the group is poisoned, this blocks while a commit of the group
+    /// is under way: at worst until the deadline of that commit.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

@@ -24,7 +24,7 @@ const FEW: usize = 16;
 /// The segments by address, and their states by group.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// The version of the table; 0 for the index of no table.
+    /// The version of the table; 0 for an index that is not published.
     version: u64,
     /// The first address of each segment, ascending.
     begins: Vec<u64>,
@@ -92,7 +92,7 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 const KEPT: usize = 4;
 
 thread_local! {
-    /// The indexes that this thread has read last, by the number of the pool.
+    /// The indexes that this thread has read last, one for each `slot` of a [`Published`]. Pools may share a slot.
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 

@@ -200,7 +200,7 @@ impl Table {
         self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
-    /// States of the pool's segments in `group`; `None` if it has never committed any.
+    /// States of the pool's segments in `group`; `None` if it has not committed any, is poisoned, or was forgotten.
     pub(crate) fn standings(&self, group: GroupId) -> Option<&Standings> {
         self.groups.iter().find(|(id, _)| *id == group).map(|(_, standings)| standings)
     }
@@ -273,8 +273,8 @@ mod tests {
             bytes in 0u64..200,
         ) {
             order.truncate(count);
-            // Segment k begins at 100 times a drawn number plus 50. Every third slot is directly followed by the next
-            // one.
+            // A segment in slot k begins at 100 k + 50. If k is a multiple of 3, the segment ends where slot k + 1
+            // begins; otherwise there is a gap.
             let place = |slot: u64| (100 * slot + 50, if slot.is_multiple_of(3) { 100 } else { 60 });
             let mut table = Table::default();
             for (ordinal, slot) in (0..).zip(&order) {

@@ -271,7 +271,7 @@ impl Memory {
             return;
         }
         let freed = arena.free(place);
-        // Cannot fail: the block was placed, and it is freed only here.
+        // Cannot fail: the block was placed, and it is freed once, either here or with its last pin.
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 }

@@ -151,9 +151,10 @@ impl SymmetricPool {
     /// Allocates a block of `bytes` bytes. Not collective.
     ///
     /// # Errors
-    /// [`SymmetricError`]: no memory, or [`SymmetricError::PoolWouldGrowDuringCapture`]. A request that failed on some
-    /// ranks only makes the ranks differ, and commits are refused on all of them. They succeed again once this rank has
-    /// repeated the request successfully, before any other request of the pool.
+    /// [`SymmetricError::Size`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`], or
+    /// [`SymmetricError::PoolWouldGrowDuringCapture`]. If a request fails on some ranks and succeeds on others, the
+    /// ranks differ, and commits are refused on all of them. To make the ranks equal again, repeat the request on each
+    /// rank that failed, before any other request of the pool there. Commits succeed again once it has succeeded.
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
@@ -193,8 +194,8 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Publishes a new segment before its block is returned. Captures in progress may use the block, whichever thread
-    /// enqueues the work.
+    /// Publishes a new segment before its block is returned. Pins the block for the declared captures, and for the
+    /// captures that this thread has begun: they may use the block, whichever thread enqueues that work.
     #[inline]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
@@ -222,8 +223,10 @@ impl SymmetricPool {
     }
 
     /// Looks up the `bytes` bytes at `ptr`: their place, and the state of their segment in `group`. `None` if they
-    /// are not in this pool. A search without a lock or an allocation. During a
-    /// [capture](Self::begin_capture), the bytes are also marked as used by it.
+    /// are not in this pool.
+    ///
+    /// Takes no lock and allocates nothing, except during a [declared capture](Self::begin_capture): then it also marks
+    /// the bytes as used by the capture.
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].

@@ -23,7 +23,8 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, or of another pool;
-    /// [`WindowPeersError::Comm`] before 2.29; [`WindowPeersError::OutOfReach`].
+    /// [`WindowPeersError::Comm`] if NCCL fails, and before 2.29; [`WindowPeersError::OutOfReach`];
+    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be made.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, store::Deadline};

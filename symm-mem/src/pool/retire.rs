@@ -33,7 +33,8 @@ use crate::{
 pub struct RetireReport {
     /// Ordinals of the retired segments.
     pub ordinals: Vec<u32>,
-    /// Number of bytes returned to the driver. Memory that the driver failed to release is not counted.
+    /// Number of bytes of these segments that were returned to the driver. Memory that the driver failed to release is
+    /// not counted, nor is memory of earlier retirements that this call returned.
     ///
     /// It is 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory.
     /// The memory is then returned by the next retirement after the pool has [forgotten](SymmetricPool::forget) the
@@ -330,7 +331,7 @@ impl SymmetricPool {
         if is_reached {
             return 0;
         }
-        // The arena does not retry a failed release, so memory that its source fails to release is only not counted.
+        // The arena does not retry a failed release. Memory that its source fails to release is left out of the count.
         let failed = arena.give_back().err().unwrap_or_default();
         bytes.saturating_sub(failed.iter().map(|(memory, _)| memory.bytes).sum())
     }

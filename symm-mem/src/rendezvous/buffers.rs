@@ -54,7 +54,8 @@ pub enum Origin {
 /// The addresses of every rank's memory as seen by this rank's device, in the group's order. They are available on
 /// the host, and as an array for kernels. The memory may be mapped by this rank or by NCCL.
 ///
-/// Mapped memory stays mapped until this value is dropped, even if the owning rank is gone.
+/// Memory that this rank has mapped ([`Origin::Mapped`]) stays mapped until this value is dropped, even if the owning
+/// rank is gone. NCCL's mappings ([`Origin::Window`]) end with the window.
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
@@ -88,8 +89,9 @@ impl PeerBuffers {
     /// The addresses are valid only while the window is registered. They must not be used after that.
     ///
     /// # Errors
-    /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device, and the errors of
-    /// [`Communicator::window_peers`], which needs NCCL 2.29.
+    /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device;
+    /// [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`], which needs NCCL 2.29;
+    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be made.
     pub unsafe fn of_window(
         communicator: &Communicator,
         window: &Window,

@@ -21,7 +21,7 @@ pub enum ViewError {
         offset: Option<usize>,
         /// The size of the view in bytes, or `None` on overflow.
         needed: Option<usize>,
-        /// The size of the buffer or pad in bytes.
+        /// The size of the buffer, or of the part of the pad that programs may use, in bytes.
         bytes: usize,
     },
 }

@@ -124,7 +124,7 @@ impl GroupInfo {
         self.standing.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 
-    /// The start of the errors of an operation of the group.
+    /// The context for the errors of an operation: its name, and the group's id and name.
     pub(crate) fn call(&self, operation: &'static str) -> CallContext {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }

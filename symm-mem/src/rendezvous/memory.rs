@@ -101,7 +101,8 @@ impl SymmetricMemory {
         view("buffer", self.buffer_ptr(rank)?, self.bytes(), layout, offset)
     }
 
-    /// A tensor in the signal pad of a rank, at `offset` elements from the start.
+    /// A tensor in the signal pad of a rank, at `offset` elements from the start. Only the words of the
+    /// [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) are accessible.
     ///
     /// # Errors
     /// Those of [`buffer`](Self::buffer).

@@ -95,8 +95,8 @@ pub struct RendezvousOptions {
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
-    /// The handle types of the signal pads, or `None` for all types that the driver [grants](HandleTypes::granted).
-    /// Between hosts, every rank needs a fabric handle.
+    /// The handle types of the signal pads and of the memory of [`Rendezvous::empty`], or `None` for all types that the
+    /// driver [grants](HandleTypes::granted). Between hosts, every rank needs a fabric handle.
     pub handles: Option<HandleTypes>,
 }
 
@@ -122,7 +122,7 @@ impl RendezvousOptions {
         self
     }
 
-    /// Sets the handle types of the signal pads.
+    /// Sets the handle types of the signal pads and of the memory of [`Rendezvous::empty`].
     #[must_use]
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.handles = Some(handles);
@@ -196,7 +196,9 @@ impl Rendezvous {
     /// and equally often. They exchange the signal pads of this value.
     ///
     /// # Errors
-    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused).
+    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member gets another kind if its
+    /// store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), or if it cannot read the
+    /// decision ([`ErrorKind::Unreadable`]).
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
@@ -233,7 +235,8 @@ impl Rendezvous {
     /// is already mapped on all members, it is not mapped again.
     ///
     /// # Errors
-    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused), before their deadlines.
+    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused), before their deadlines, or one of
+    /// the other errors of [`new`](Self::new).
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         let (_, peers) = self.map(&buffer)?;

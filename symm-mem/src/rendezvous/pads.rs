@@ -2,9 +2,10 @@
 //!
 //! Order of operations: a *slot* is this rank's signals to one peer on one channel, or its waits for one peer on one
 //! channel. Operations on one slot run in the order in which the host enqueued them, on any streams. A barrier uses
-//! every slot of its channel. Nothing else is ordered: different channels are independent, and so are waits and puts
-//! of one channel. An operation therefore never runs behind a wait that depends on a later operation of this rank.
-//! Ranks that issue the same operations of each slot in the same order cannot deadlock.
+//! every slot of its channel. The pads order nothing else: different channels are independent, and so are waits and
+//! puts of one channel. But operations on one stream are ordered by the stream. So an operation must not lie behind a
+//! wait on its stream, if the signal that ends the wait depends on the operation. If the streams do not add such an
+//! order, ranks that issue the same operations of each slot in the same order cannot deadlock.
 //!
 //! Captured operations are ordered by their graph only.
 

@@ -16,8 +16,7 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 /// Operations on one slot (a direction, a peer, a channel) run in the order in which this rank enqueued them, on any
 /// streams. All other operations are independent: those with another channel or another peer, and a wait and a put of
 /// one channel. So an operation that waits for its peer delays no operation on other slots and streams. A barrier uses
-/// all slots of its channel.
-/// Captured operations are ordered by their graph.
+/// all slots of its channel. Captured operations are ordered by their graph.
 ///
 /// Each operation ends by its deadline, with or without its peer. A late operation does not damage the context.
 /// [`check`](Self::check) reports it, and from then on the signals of this rank do nothing. A new
@@ -46,11 +45,12 @@ impl SymmetricMemory {
     /// all ranks after it.
     ///
     /// # Safety
-    /// If a graph captures this call, the graph must not be launched after the last handle to the group's memory and
-    /// its [`Rendezvous`](super::Rendezvous) are dropped. Without a capture, there is no requirement.
+    /// If a graph captures this call, no launch of the graph may run or follow after the last handle to the group's
+    /// memory and its [`Rendezvous`](super::Rendezvous) are dropped. Without a capture, there is no requirement.
     ///
     /// # Errors
-    /// [`KernelError`] for a channel out of range, and for errors of the driver.
+    /// [`KernelError`] for a channel out of range, a deadline of 0, more ranks than kernels support, a device that is
+    /// too old, and for errors of the driver.
     pub unsafe fn barrier(
         &self,
         stream: &Stream,

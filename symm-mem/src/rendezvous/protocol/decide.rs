@@ -9,9 +9,10 @@ use crate::agreement::ValuesByRank;
 
 /// Decides from the records of all members, in the order of the group.
 ///
-/// The checks, in this order: all ranks refer to the same group; every rank is ready; the ranks have the same memory,
-/// of the same size, at the same offset; their devices differ, can share memory, and can access each other. All
-/// checks come before anything is opened.
+/// The checks, in this order: all ranks refer to the same rendezvous of the same group, with the same options; every
+/// rank is ready; the ranks have the same memory, of the same size, at the same offset; their devices differ, unless
+/// they may be shared; the ranks have a common way to share memory; their devices can access each other. All checks
+/// come before anything is opened.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {

@@ -95,7 +95,7 @@ wire_struct!(Handles { descriptor, fabric, card, token });
 pub enum Readiness {
     /// The rank can take part.
     Ready,
-    /// A stream of its device is capturing.
+    /// The memory belongs to a pool that is frozen by a declared capture.
     Capturing,
     /// A step on this rank failed.
     Failed {
@@ -112,7 +112,7 @@ pub struct Record {
     pub group: GroupId,
     /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group.
     pub life: u64,
-    /// How many meetings this rank has begun before this one, since it created the current `Rendezvous`.
+    /// The number of this rendezvous: how many this rank has begun before, since it created the current `Rendezvous`.
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,
@@ -130,8 +130,8 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// If this rank already has the corresponding memory of its peers mapped: the `number` of the meeting that mapped
-    /// it.
+    /// If this rank already has the corresponding memory of its peers mapped: the `number` of the rendezvous that
+    /// mapped it.
     pub mapped: Option<u64>,
     /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
@@ -164,7 +164,7 @@ wire_struct!(Record {
     handles,
 });
 
-/// Returns the prefix of the store keys of a meeting, and of anything built on the memory that it maps. `life` and
+/// Returns the prefix of the store keys of a rendezvous, and of anything built on the memory that it maps. `life` and
 /// `number` are those of the [`Record`]. They are equal on all members, because each counts them for the group.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)

@@ -7,8 +7,8 @@ use crate::agreement::{
     LogPoint, Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum,
 };
 
-/// The reason why no member has the others' memory. All members get the same value. Nothing stays mapped, and the
-/// group can have its next rendezvous.
+/// The reason why no member has the others' memory. All members get the same value. No mapping of this rendezvous
+/// stays; those of earlier ones do. The group can have its next rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
@@ -52,7 +52,8 @@ pub enum RendezvousRefusal {
         /// Its value on each rank.
         values: ValuesByRank<u64>,
     },
-    /// A rank failed before the rendezvous.
+    /// A rank failed before the members mapped memory, or it differs from the others in data that every agreement
+    /// compares.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -60,7 +61,7 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were capturing a graph.
+    /// On these ranks, the pool of the memory was frozen by a declared capture.
     #[error("RendezvousDuringCapture: {} capturing a graph; have the rendezvous before", Ranks(ranks))]
     RendezvousDuringCapture {
         /// The ranks, ascending.
