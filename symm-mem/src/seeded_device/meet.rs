@@ -1,4 +1,5 @@
-//! A rank's rendezvous for its first block, with the memory that ranks of one process share.
+//! A rank's rendezvous for its first block. The ranks are threads of one process and pass each other their memory in a
+//! table.
 
 use std::{
     collections::BTreeMap,
@@ -157,7 +158,7 @@ impl Rank {
     fn finds_its_mark(&self, (rank, mapping): &(u32, Mapping)) -> bool {
         let Some((place, _)) = self.first_block() else { return false };
         let mut found = [0];
-        // SAFETY: nobody writes there after the beginning.
+        // SAFETY: the mark is written only before the rank's first meeting.
         let read =
             unsafe { self.context.copy_to_host(&mut found, mapping.ptr() + place.offset as usize + MARK) };
         read.is_ok() && found == [mark(*rank)]

@@ -3,12 +3,15 @@
 //! memory that its peers map.
 //!
 //! Every rank is an actor with two helpers, as in a real program: a service actor makes the library's blocking calls,
-//! and a watch actor aborts a group if the members' verdict says that it is dead. All waits go through the scheduler,
-//! on its virtual clock.
+//! and a watch actor aborts a group if the members' verdict says that it is dead, or if a member is lost. All waits go
+//! through the scheduler, on its virtual clock.
 //!
 //! Every seed checks:
-//! - All members of a meeting get the same result before the deadline, and no rank waits forever.
-//! - An error names the culprit, which is the rank that the seed makes differ or fail. Groups without it stay usable.
+//! - All members of a meeting get the same result by the deadline plus `FLOORS` (the least times of the phases after a
+//!   decision), and no rank waits forever.
+//! - An error names the culprit, which is the rank that the seed makes differ or fail. A timeout may instead name a
+//!   rank that waited for the culprit in another group. A failed registration may be that of any rank. Groups without
+//!   the culprit stay usable.
 //! - Sums over windows and the contents of peers' memory are correct.
 //! - Nothing leaks and the device is not misused, even if a rank dies.
 //! - The same seed repeats the same run.
@@ -62,7 +65,7 @@ fn run(seed: u64) -> Run {
         .seeded(random.next())
         .start()
         .expect("no other world is alive");
-    // SAFETY: the functions belong to `world`, and everything made from them is dropped before it.
+    // SAFETY: the functions belong to `world`, and none of them is called after it has finished.
     let (cuda, nccl) =
         unsafe { (cuda_driver::sys::Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
     let driver = Driver::new(cuda.expect("the table has what it must have")).expect("there is a device");

@@ -1,6 +1,6 @@
 //! The store's state machines under the seeded scheduler: a server and its clients, joined by links. Every message
-//! takes a random time, in fragments. Data on one link stays in order, as with TCP; different links can overtake each
-//! other.
+//! takes a random time, and some arrive in two pieces. Data on one link stays in order, as with TCP; different links
+//! can overtake each other.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,7 +15,7 @@ use process_group::store::machine::{
 
 use crate::simulation::Random;
 
-/// Time that a client waits for an answer that is available at once.
+/// The longest time for the greeting, and for the answer to a request that does not wait for a key.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Bytes in flight, each piece with its time of arrival.

@@ -13,7 +13,7 @@ use super::{
     scenario::{DEADLINE, Scenario, Trouble},
 };
 
-/// Number of meetings for each result.
+/// Number of results with each name. Each member's result of a meeting counts.
 pub(super) type Tally = BTreeMap<&'static str, u64>;
 
 /// A meeting: its results on the members, and the scenario that explains them.
@@ -165,7 +165,7 @@ impl Told<'_> {
             Poison::MembersLost { missing, .. } if matches!(trouble, Trouble::Killed(_)) => {
                 self.check_lost(missing, &poison.to_string());
             }
-            // A slow registration gets the time that it needs.
+            // A slow registration is no reason for poison: it ends before the time limit of the registration.
             other => panic!("{at}: {other}"),
         }
     }
@@ -218,7 +218,8 @@ impl Told<'_> {
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
     }
 
-    /// Checks that there is a reason for the missing ranks. The last meeting must not miss a living rank.
+    /// Checks that there is a reason for the missing ranks. The last meeting must miss no rank, except if one was
+    /// killed.
     fn check_missing(&self, missing: Vec<u32>, text: &str) {
         let Self { scenario: Scenario { trouble, culprit, .. }, members, last, at, .. } = self;
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");

@@ -37,7 +37,7 @@ impl<T> Queue<T> {
         self.signal.notify();
     }
 
-    /// Returns the next item; `None` once the queue is closed, or if nothing came until `deadline`.
+    /// Returns the next item; `None` once the queue is closed and empty, or if nothing came until `deadline`.
     pub(super) fn take(&self, what: &str, deadline: Option<Duration>) -> Option<T> {
         let waited = sched::wait(
             &self.signal,

@@ -234,7 +234,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Runs a commit for a group, and then a rendezvous, unless the group has ended.
+    /// Runs a commit for a group, and then a rendezvous. Runs neither if a member is lost, and no rendezvous if the
+    /// group is poisoned.
     fn visit(
         &mut self,
         group: u64,
@@ -256,7 +257,7 @@ impl Rank {
         self.members.get(&group).is_some_and(|it| self.network.has_lost(&it.group.members))
     }
 
-    /// Counts one more step of a meeting.
+    /// Counts one more step of a meeting. Returns an error if the rank dies at this step.
     pub(super) fn step(&mut self) -> Result<(), Killed> {
         self.steps += 1;
         let dies = self.rank == self.scenario.culprit && self.scenario.trouble == Trouble::Killed(self.steps);

@@ -27,9 +27,9 @@ pub(super) enum Trouble {
     Late(Duration),
     /// The culprit does not commit.
     Absent,
-    /// The registration with this number fails, on any rank.
+    /// The registration call with this number, counted over all ranks from 1, fails.
     RegistrationFails(u64),
-    /// The registration with this number takes this long.
+    /// The registration call with this number, counted over all ranks from 1, is delayed by this time.
     RegistrationSlow(u64, Duration),
     /// The culprit visits its groups in the opposite order.
     Swapped,
@@ -73,8 +73,8 @@ impl Scenario {
             2 => Trouble::Late(share(random, 32)),
             3 => Trouble::Absent,
             4 => Trouble::RegistrationFails(1 + random.below(12)),
-            // Less than the wait of a member for another: then the service actor is free in time for the rank's next
-            // group.
+            // At most the time that a member of a commit waits for the others. So the service actor is free in time for
+            // the rank's next group.
             5 => Trouble::RegistrationSlow(1 + random.below(12), share(random, 7)),
             6 => Trouble::Swapped,
             7 => Trouble::Exhausted(2 * MIB * random.below(10)),

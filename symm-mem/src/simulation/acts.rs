@@ -114,8 +114,8 @@ impl World {
         Ok(())
     }
 
-    /// Adds new operations of a rank's pool to its history. Checks that memory returned to the device is not in use,
-    /// and that the device got no invalid request.
+    /// Adds new operations of a rank's pool to the rank's identity hash. Checks that memory returned to the device is
+    /// not in use, and that the device got no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe();

@@ -14,8 +14,8 @@ pub(super) struct Keys {
     removed: BTreeSet<String>,
     /// The keys of writes that were sent twice.
     repeated: BTreeSet<String>,
-    /// For the meetings of each pool and purpose, by the start of their keys, the number of the last one in which all
-    /// members took part.
+    /// The number of the last meeting in which all members took part. The key of the map is the part of the meeting's
+    /// name before that number, which identifies the pool and the purpose.
     met: BTreeMap<String, u64>,
 }
 
@@ -34,7 +34,7 @@ impl Keys {
             Request::Post { key, .. } | Request::Add { key } | Request::Propose { key, .. } => {
                 self.repeated.insert(key.clone());
             }
-            // The lists of places stay.
+            // A rank's list of the agreements in which it takes part (`places/RANK`) is not removed.
             Request::Enter { .. } | Request::Leave { .. } => {}
             Request::Fetch { .. } | Request::Check { .. } | Request::Await { .. } => {}
         }

@@ -1,5 +1,5 @@
-//! A model of the communication library's windows. The calls of a communicator are paired by their order alone, and
-//! none returns before all members have called.
+//! A model of the communication library's windows. The registration calls of a communicator are paired by their order
+//! alone. None returns before all members have called, except one that fails.
 
 use std::{collections::BTreeMap, fmt};
 

@@ -425,7 +425,8 @@ impl World {
     }
 }
 
-/// Changes a record so that it differs from those of all peers, in this and in later meetings.
+/// Changes a record so that it differs from every record of a peer: from those of this meeting, and from those of later
+/// meetings.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

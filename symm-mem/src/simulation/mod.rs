@@ -12,7 +12,7 @@
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler and the store |
 //! | `acts`, `meetings`, `ends` | the local actions of ranks, their meetings, and the ends of these |
-//! | `keys` | the keys of meetings, which are removed at last |
+//! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and its current meeting |
@@ -72,7 +72,7 @@ pub struct Run {
     pub states: HashSet<u64>,
     /// A hash of the order of events.
     pub record: u64,
-    /// The number of meetings with each result, by trouble.
+    /// The number of results with each name, by trouble. Each member's result of a meeting counts.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
@@ -163,13 +163,13 @@ pub struct Summary {
     pub steps: u64,
     /// The visited states, each as a hash.
     pub states: HashSet<u64>,
-    /// The number of meetings with each result, by trouble.
+    /// The number of results with each name, by trouble. Each member's result of a meeting counts.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The seeds with a violation.
     pub violations: BTreeMap<u64, Violation>,
 }
 
-/// Runs all seeds on this number of threads. Calls `done` from time to time with the number of seeds run so far.
+/// Runs all seeds on this number of threads. Calls `done` from time to time with about the number of seeds run so far.
 pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: impl Fn(u64) + Sync) -> Summary {
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);

@@ -1,11 +1,14 @@
 //! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting get the same result before the deadline. Every live rank gets a result.
+//! - Members of a meeting get the same result by the deadline plus the least times of the phases after a decision.
+//!   Every live rank gets a result.
 //! - A rank that has lost the store treats its group as dead if the others have changed the group.
 //! - Ranks that wait for each other in two meetings get an error about that. Ranks may list different members of the
 //!   domain: if one of them gets a result that is no refusal, every rank in its list gets the same result.
-//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble there is
-//!   no refusal. Groups without the culprit succeed, unless a member was late because it waited for the culprit.
+//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble there are
+//!   only refusals for ranks that a slow store makes late, for allocations that differ on small devices after a group
+//!   has died, and for the retirement of a part of a shared window. Groups without the culprit succeed, with the same
+//!   exceptions, unless a member was late because it waited for the culprit.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
@@ -311,8 +314,9 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if the missing ranks began the meeting when the patience of the first rank had about ended, or later.
-    /// That happens without a trouble too: with a slow store, a rank with few groups comes long before the others.
+    /// Returns true if every missing rank began the meeting when the patience of the first rank had about ended, or
+    /// later, or has no result of it. A rank can be late without a trouble too: with a slow store, a rank with few
+    /// groups comes long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.
@@ -351,8 +355,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns true if some ranks kept memory that others could free, on devices with little memory. Allocations may
-    /// then fail on some ranks only.
+    /// Returns true if the devices have little memory and a group was poisoned. Some ranks may then keep memory that
+    /// others free, so allocations may fail on some ranks only.
     fn keeps_memory(&self) -> bool {
         self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
     }

@@ -48,7 +48,7 @@ type Entry = (u64, u64, Option<(u32, u64)>);
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// The number of commits begun, over all lives of the group.
+    /// The number of commits begun or skipped, over all lives of the group in its epoch.
     pub(super) commits: u64,
     /// The same for the second pool.
     pub(super) seconds: u64,
@@ -163,7 +163,8 @@ pub(super) struct Rank {
     pub(super) pool: SymmetricPool,
     /// Another pool of the domain, which stays empty.
     pub(super) second: SymmetricPool,
-    /// The id of a pool of another store, with equal numbers.
+    /// The id of a pool in a domain of another store. The domain and pool numbers equal those of `pool`, but the random
+    /// instance differs.
     pub(super) twin: PoolId,
     /// The rank's blocks, each with an identity: a hash of the pool's requests up to its placement.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
@@ -185,7 +186,7 @@ pub(super) struct Rank {
     pub(super) dead: bool,
     /// The time until which it cannot reach the store.
     pub(super) cut_off: u64,
-    /// True if a store request of this rank has failed.
+    /// True if a meeting of this rank has ended because the store failed.
     pub(super) lost: bool,
     /// The rank reported dead by its watchdogs.
     pub(super) reported_dead: Option<u32>,

@@ -12,7 +12,7 @@ pub(super) enum Kind {
     Commit(u64),
     /// To commit the second pool.
     Second(u64),
-    /// To keep their plain registrations.
+    /// To agree on whether the members keep their plain registrations.
     Plain(u64),
     Retire,
     Length,

@@ -7,7 +7,7 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// The deadline of ranks with a lot of time. Their limit for a registration is longer than its lower bound.
+/// The deadline of ranks with a lot of time. With it, the time limit of a registration is longer than `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the last meetings. It is long enough for a rank that has waited in all its other meetings for
 /// absent ranks and for missing answers.
@@ -107,7 +107,7 @@ pub(super) enum Action {
         name: u64,
         all: bool,
     },
-    /// Drops all plans.
+    /// Drops all plans, and the memory that the rank lends for them.
     CloseExchanges,
     /// Creates the group's communicator. If it already exists, the group is created anew, in the same or in the next
     /// epoch.

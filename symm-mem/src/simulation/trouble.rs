@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::random::Random;
 use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 
-/// The trouble of a run. It concerns the culprit rank, unless stated otherwise.
+/// The trouble of a run. It concerns the culprit rank, unless stated otherwise. In the descriptions of the variants,
+/// "it" is that rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
@@ -63,7 +64,7 @@ pub(super) enum Trouble {
     /// It differs from its peers in an exchange.
     ExchangesOtherwise(usize),
     CannotMap,
-    /// It dies after this number of steps.
+    /// It dies when its step with this number, counted from 1, is due.
     Killed(u64),
     /// It stops after this number of steps, for this many ms.
     Stopped(u64, u64),
@@ -81,13 +82,13 @@ pub(super) enum Trouble {
     OtherProtocol,
     /// It cannot reach the store after this number of steps, for this many ms.
     CutOff(u64, u64),
-    /// The store fails after it has processed this number of requests.
+    /// The store fails when the request with this number, counted from 1, arrives.
     StoreDies(u64),
 }
 
 impl Trouble {
     pub(super) fn draw(random: &mut Random) -> Self {
-        // The scales make early and late steps equally likely, because most programs are short.
+        // The scales make early steps more likely than late ones, because most programs are short.
         let steps = |random: &mut Random| {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
@@ -171,7 +172,8 @@ impl Trouble {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if it can silence a rank for longer than members wait for each other's answers after a decision.
+    /// Returns true if it may silence a rank for longer than members wait for each other's answers after a decision.
+    /// Only for `Stopped`, this depends on the time.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,

@@ -11,7 +11,8 @@ use super::{
 use crate::agreement::{Absentee, MeetingId, Refusal, Waiting};
 
 impl World {
-    /// Checks that ranks get the circle as an error if they waited for each other in different meetings.
+    /// Checks that two ranks that waited for each other in different meetings get an error that lists this circle of
+    /// waits.
     pub(super) fn judge_waits(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.silences() {
@@ -50,8 +51,9 @@ impl World {
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
-        // No other rank has created the culprit's last generation. Only a circle through a rendezvous or an exchange says
-        // nothing of generations.
+        // No other rank has created the culprit's last generation of the domain. So a culprit that is alone in a
+        // meeting gets the generation error. It gets a timeout only if the circle contains a rendezvous or an exchange,
+        // because their names contain no generation.
         let is_of_pools = circle.iter().all(|it| MeetingId::at(&it.place).is_some());
         let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && is_of_pools;
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed

@@ -106,7 +106,7 @@ pub(super) enum Work {
 pub(super) enum Answer {
     Start,
     Store(agreement::Answer),
-    /// The answer to a step of a search.
+    /// The answer to a step of the search for the first operation in which the members' logs differ.
     Searched(commits::Answer),
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
@@ -126,7 +126,7 @@ pub(super) enum StoreRequest {
 }
 
 impl StoreRequest {
-    /// Returns the end of the wait for a key, if this is one.
+    /// Returns the end of the wait, if this request waits for a key.
     pub(super) fn waits_until(&self) -> Option<Duration> {
         match self {
             Self::Agreement(Request::Await { until, .. }) => Some(*until),
@@ -139,7 +139,7 @@ impl StoreRequest {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    /// A step of a search.
+    /// A step of the search for the first operation in which the members' logs differ.
     Search(Plan),
     Register {
         segments: usize,
@@ -235,7 +235,7 @@ impl Work {
         }
     }
 
-    /// The groups of the meeting.
+    /// The groups whose commit logs the meeting uses. A rendezvous, an exchange and an agreed length use none.
     pub(super) fn groups(&self) -> Vec<GroupId> {
         let id = |group_state: &Arc<Mutex<GroupState>>| lock(group_state).log.group();
         match self {

@@ -1,8 +1,8 @@
 //! Ranks, a store and a library under one seeded scheduler.
 //!
-//! The simulation runs in one thread with its own clock in µs. Every request to the store or the library takes a
-//! random time in each direction. Events at the same time happen in a random order. The clock of each rank has its
-//! own offset.
+//! The simulation runs in one thread with its own clock in µs. Every request to the store takes a random time in each
+//! direction. A call into the library begins at once, unless the trouble delays it, and its answer takes a random time.
+//! Events at the same time happen in a random order. The clock of each rank has its own offset.
 
 use std::{
     cmp::Reverse,
@@ -36,7 +36,7 @@ use crate::{
 pub(super) enum Event {
     /// The rank continues its program.
     Resume(u32),
-    /// The store receives a request of a rank's meeting.
+    /// The store receives a request of a rank.
     Request(u32, u64, StoreRequest),
     /// An answer arrives at the rank.
     Answer(u32, u64, work::Answer),
@@ -206,7 +206,7 @@ impl World {
                 self.at(later, event);
                 return Ok(());
             }
-            // An answer that comes after its meeting has ended is not a step of the rank.
+            // An answer to a request that the rank no longer waits for is not a step of the rank.
             let stale = matches!(&event, Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..)
                 if *token != self.ranks[rank as usize].token);
             if stale || !self.strike(rank) {
@@ -376,8 +376,8 @@ impl World {
         }
     }
 
-    /// Sends a rank's request to the store. A request may be sent twice, like that of a client that repeats it after
-    /// it lost the first answer.
+    /// Sends a rank's request to the store. A request that writes may be sent twice, like that of a client that repeats
+    /// it after it lost the first answer.
     pub(super) fn ask(&mut self, rank: u32, token: u64, request: StoreRequest) {
         if let Some(until) = request.waits_until() {
             let until = self.ranks[rank as usize].world_time(until);
