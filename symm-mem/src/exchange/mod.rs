@@ -56,13 +56,13 @@
 //!     remote_offset: to * PAGE,
 //!     bytes: PAGE,
 //! });
-//! // SAFETY: the decoder does not use its pages until it is notified, and this rank writes its own after the stream
-//! // has passed the copies.
+//! // SAFETY: the decoder uses its pages only after the notification. This rank writes its own pages only after the
+//! // stream has passed the copies.
 //! let pending = unsafe { regions.transfer_and_notify(Direction::Put, decoder, &list, stream, soon)? };
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
-//! // The decoder: what it enqueues on its stream behind this uses the pages.
+//! // On the decoder: later work of the stream may use the pages.
 //! regions.wait(0, stream, soon)?;
 //! # Ok(())
 //! # }
@@ -79,14 +79,14 @@
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
 //! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |
 //! | `slots` | device words by which peers signal to this rank |
-//! | `watch` | the deadlines of waits |
+//! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of plans; lent memory stays until peers have closed it |
 //! | `quiet` | when memory is closed or freed in a process of several ranks |
 //!
-//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the peers' memory that it has opened. A peer's allocation is
-//! identified by a number that is never reused. It is opened once for all plans of an exchange, and closed with the
-//! last of them. Memory that peers may access stays until they have reported that they closed it, or until the lease
-//! expires: then it is [quarantined](Exchange::quarantine), and never freed under a peer.
+//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the peers' memory that it has opened. A
+//! peer's allocation is identified by a number that is never reused. It is opened once for all plans and regions of an
+//! exchange, and closed with the last of them. Memory that peers may access stays until they have reported that they
+//! closed it, or until the lease expires: then it is [quarantined](Exchange::quarantine), and never freed under a peer.
 //!
 //! Plain memory (`cuMemAlloc`) is opened by legacy IPC handle. That gives a peer the whole allocation, and the driver
 //! does not define what happens if the owner frees it under a peer. Virtual memory is opened by file descriptor or
@@ -156,14 +156,14 @@ pub struct Exchange {
     owner: Arc<Owner>,
 }
 
-/// The state of an exchange. Its handles and plans share it, and the last one of them drops it.
+/// The state of an exchange. Its handles, plans and regions share it, and the last one of them drops it.
 struct Owner {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
     prefix: String,
-    /// For each set of ranks, the number of the next agreement on a plan. Its lock is held during an agreement, so one
-    /// runs at a time.
+    /// For each set of ranks, the number of its next agreement. The lock of the number is held during the agreement, so
+    /// the agreements of one set run one at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
     plans: Mutex<HashMap<String, Named>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -278,23 +278,24 @@ impl Exchange {
         self.owner.shared.handles.count()
     }
 
-    /// Returns how many more transfers this rank can have at this time, out of [`ExchangeOptions::channels`].
+    /// Returns the number of free channels of this rank, out of [`ExchangeOptions::channels`]. A plan or a set of
+    /// regions needs adjacent channels, so it can fail although enough are free.
     #[must_use]
     pub fn free_channels(&self) -> usize {
         self.owner.shared.slots().free()
     }
 
-    /// Returns the plans that peers have not closed within the [lease](ExchangeOptions::lease), and forgets them: the
-    /// next call returns only later ones.
+    /// Returns the plans and regions that peers have not closed within the [lease](ExchangeOptions::lease), and forgets
+    /// them: the next call returns only later ones.
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the dropped plans are closed here and by their peers, or until the deadline. At the deadline,
-    /// transfers under way are given up and leases count as overdue. Returns all quarantined plans. Not collective,
-    /// but peers must have dropped their plans too. If this is the last handle and no plan is left, the exchange ends
-    /// with its threads.
+    /// Waits until the dropped plans are closed here and by their peers, or until the deadline. Regions count as plans
+    /// here. At the deadline, transfers under way are given up and leases count as overdue. Returns all quarantined
+    /// plans. Not collective, but peers must have dropped their plans too. If this is the last handle and no plan is
+    /// left, the exchange ends with its threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
     /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they

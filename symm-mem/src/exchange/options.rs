@@ -7,14 +7,15 @@ use cuda_driver::vmm::HandleTypes;
 /// Options of a group's exchanges. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// The time limit of the agreement on a plan. The members wait for each other for half of it: a member may come that
-    /// much later than the first. Opening of peers' memory has its own limit of at least 10 s, and the members' answers
-    /// of at least 5 s.
+    /// The time limit of the agreement on a plan. The members wait for each other for half of it: a member may come
+    /// that much later than the first. Opening of peers' memory has its own limit of at least 10 s, and the members'
+    /// answers of at least 5 s.
     pub deadline: Duration,
-    /// The largest number of transfers that a rank has at one time, over all of its plans.
+    /// The largest number of channels that a rank uses at one time. A plan uses one for each of its transfers, and a
+    /// set of regions one for each other member.
     pub channels: usize,
-    /// The time, from when this rank drops a plan, within which peers must close the memory that it lent them. Memory
-    /// that a peer closes later is [quarantined](super::Exchange::quarantine).
+    /// The time within which peers must close the memory that this rank lent them. It begins when this rank has closed
+    /// the dropped plan or regions. Memory that a peer closes later is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Handle types by which the slots are shared; by default all that the driver [grants](HandleTypes::granted).
     /// Across hosts, every rank needs fabric handles.
@@ -22,7 +23,7 @@ pub struct ExchangeOptions {
 }
 
 impl Default for ExchangeOptions {
-    /// A deadline of 30 seconds, 4096 transfers, and a lease of 60 seconds. Slots are shared by file descriptor, and
+    /// A deadline of 30 seconds, 4096 channels, and a lease of 60 seconds. Slots are shared by file descriptor, and
     /// by fabric handle where the driver grants it.
     fn default() -> Self {
         Self {
@@ -42,7 +43,7 @@ impl ExchangeOptions {
         self
     }
 
-    /// Sets the largest number of transfers of a rank.
+    /// Sets the largest number of channels of a rank.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;

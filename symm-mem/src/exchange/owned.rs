@@ -60,7 +60,7 @@ pub(super) struct OwnedAllocation {
     number: Arc<Number>,
     pub(super) base: DevicePtr,
     pub(super) bytes: usize,
-    /// `None` for memory of `cuMemAlloc`.
+    /// `None` for memory that the driver has no virtual-memory handle for, as that of `cuMemAlloc`.
     physical: Option<PhysicalMemory>,
 }
 
@@ -116,7 +116,7 @@ impl Owned {
             let (base, bytes) = (DevicePtr(segment.address()), segment.bytes() as usize);
             let allocation = OwnedAllocation::new(context, base, bytes)?;
             if allocation.physical.is_none() {
-                // Memory that is not of the driver has no range.
+                // Fails for memory that the driver did not allocate.
                 context.address_range(base)?;
             }
             Ok::<_, Error>(allocation)

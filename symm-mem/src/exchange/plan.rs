@@ -125,7 +125,7 @@ impl Plan {
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if the previous round was
-    /// not waited for, `StalePlan`, `Fault`, and errors of the driver.
+    /// not waited for (not checked in a capture), `StalePlan`, `Fault`, and errors of the driver.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
@@ -166,7 +166,7 @@ impl Plan {
     /// A graph that captures this is not launched once the plan is gone.
     ///
     /// # Errors
-    /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round.
+    /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
     pub unsafe fn wait(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         let awaited = Some((Awaited::Done, deadline));

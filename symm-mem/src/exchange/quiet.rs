@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(1);
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Locked shared by threads that enqueue a transfer, and by threads that close memory in a process of one rank.
 /// Locked exclusively by a thread that closes memory in a process of several ranks, and by a second rank when it is
-/// admitted. Exclusive lockers only try, so shared lockers never wait for them.
+/// admitted. Exclusive lockers only try, so shared lockers wait only while one of them holds the lock.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -89,8 +89,8 @@ fn is_held() -> bool {
     HELD.load(Ordering::Acquire) && holds().until.is_some_and(|until| Instant::now() < until)
 }
 
-/// Permission to close memory; other threads cannot enqueue while it lives. `None` if memory cannot be closed now.
-/// Waits at most [`HOLD`] for threads that are enqueueing, since they may wait for the device.
+/// Permission to close memory. In a process of several ranks, other threads cannot enqueue while it lives. `None` if
+/// memory cannot be closed now. May hold new rounds back, and then waits at most [`HOLD`] until nothing is under way.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())

@@ -38,7 +38,7 @@ const HELLO: Tag = Tag(*b"plan");
 /// Memory that other ranks of this process can take.
 static SHARED: LocalRegistry<Allocation> = LocalRegistry::new();
 
-/// Exports of this rank, available to the others until it is dropped.
+/// Exports of this rank. The other ranks can open them until the offer is dropped.
 pub(super) struct Offer {
     listener: Listener,
     exports: Vec<(Export, Allocation)>,

@@ -158,7 +158,7 @@ pub(super) fn own_rank(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 
-/// Checks that a stream is of the device of the exchange.
+/// Checks that a stream is of the context of the exchange.
 pub(super) fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (found, wanted) = (stream.context().device().ordinal(), shared.context.device().ordinal());
     if stream.context() == &shared.context {
@@ -191,8 +191,8 @@ impl Mirror {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
 
-    /// Returns the first peer that has given the plan up, as of the last copy. A peer that has left has given it up for
-    /// a wait of this rank for a further notification.
+    /// Returns the first peer that has given the plan up, as of the last copy. A peer that has dropped its regions also
+    /// counts, if this rank waits for a notification that the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let mut slots = core.slots.clone().zip(&core.wires);
         let abandoned = slots.find(|(slot, wire)| {

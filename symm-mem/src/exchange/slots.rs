@@ -4,11 +4,13 @@ use std::ops::Range;
 
 use cuda_driver::DevicePtr;
 
-/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer, or for regions. All its words are 0 when it is
-/// allocated.
+/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer, or for regions. All its words are 0
+/// when the peer learns of it.
 ///
-/// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals that the
-/// copy is done. The notifications of regions are counted by the same word; they have no toggle.
+/// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals
+/// that the copy is done. The notifications of regions are counted by the same word; they have no toggle.
+///
+/// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its waits.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|

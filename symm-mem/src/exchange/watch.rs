@@ -37,7 +37,7 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// The index of the transfer, and the step of the peer that the operation waits for. `None` if it waits for no peer.
+    /// The index of the transfer, and the event that the operation waits for. `None` if it waits for none.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -139,7 +139,8 @@ impl Watch {
     }
 
     /// Watches an enqueued operation. The caller has recorded `watched.done` behind it on its stream. `former` is the
-    /// event of the previous operation of the same transfer. It is reused if nothing else refers to it.
+    /// event of the previous operation of the same transfer, or of the previous notification to the same peer. It is
+    /// reused if nothing else refers to it.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
         watched.core.begun();
         self.tell(|state| {
@@ -212,8 +213,8 @@ pub(super) fn run(shared: &Shared) {
 /// The first operation of a stream that has not ended: its plan, its transfer, and the step that it waits for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed,
-/// and adds them to `failed`.
+/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed;
+/// if the group is over, all plans with operations under way. Adds failed plans with operations under way to `failed`.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
     // Operations behind a busy one of the same stream are busy too. The first busy one of each stream is the one that
@@ -277,7 +278,8 @@ fn look_around(
     }
     let copied = begun.map(|begun| (begun, glanced.query()));
     if let Some((_, Ok(false))) = copied {
-        // If the device does not get to the copy, further ones fill its queue, and a call that enqueues one then blocks.
+        // If the device does not get to the copy, further ones fill its queue, and a call that enqueues one then
+        // blocks.
         return;
     }
     if let Some((begun, Ok(true))) = copied {

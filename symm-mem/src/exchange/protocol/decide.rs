@@ -10,7 +10,7 @@ use crate::{
     rendezvous::protocol::Readiness,
 };
 
-/// An agreed plan, the same value on all members.
+/// An agreed plan, or agreed regions: the same value on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
     /// The generation of the plan.
@@ -22,9 +22,9 @@ wire_struct!(Agreement { generation, records });
 
 /// Decides from the records of all members, in the order of the group.
 ///
-/// Checks in this order: every record is consistent; all records name the same plan and are ready; every transfer has
-/// two ends that match in role and size; memory can be shared and accessed where it is needed. All checks come before
-/// anything is opened.
+/// Checks in this order: every record is consistent; all records name the same plan, or the same regions; all are
+/// ready; every transfer has two ends that match in role and size; memory can be shared and accessed where it is
+/// needed. All checks come before anything is opened.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {

@@ -1,6 +1,8 @@
-//! The agreement on a plan, without I/O: the members check that both ends of every transfer match.
+//! The agreement on a plan or on regions, without I/O: the members check that both ends of every transfer match, and
+//! that all memory can be opened where it is needed.
 //!
-//! - [`Record`]: the message of a member: its transfers, its exports, and the memory that it has already open.
+//! - [`Record`]: the message of a member: its transfers or regions, its exports, and the memory that it has already
+//!   open.
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it, or the [`RegionRoute`]s to its peers'
 //!   regions.

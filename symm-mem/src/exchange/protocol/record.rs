@@ -172,7 +172,8 @@ wire_struct!(SharedRegion { name, pieces });
 pub struct RegionOffer {
     /// The regions.
     pub regions: Vec<SharedRegion>,
-    /// The first of the rank's slots for the signals of the others, which have one each, in the order of the records.
+    /// The first of the rank's slots. The slots are adjacent: one for the signals of each other member, in the order of
+    /// the records.
     pub first_slot: u32,
 }
 wire_struct!(RegionOffer { regions, first_slot });
@@ -192,7 +193,7 @@ wire_struct!(Held { peer, id });
 pub struct Record {
     /// The rank in the job.
     pub rank: u32,
-    /// Name of the plan.
+    /// Name of the plan, or of the set of regions.
     pub plan: String,
     /// The generation that this rank proposes.
     pub generation: u64,
@@ -263,8 +264,8 @@ impl Record {
         self.regions.as_ref()?.first_slot.checked_add(place)
     }
 
-    /// Describes the first inconsistency of the record, if any: memory that leaves its allocation, or a slot that the
-    /// rank does not have. `members` is the number of records.
+    /// Describes the first inconsistency of the record, if any: memory that leaves its allocation, an export or a slot
+    /// that the rank does not have, or transfers beside regions. `members` is the number of records.
     pub(super) fn flaw(&self, members: usize) -> Option<String> {
         self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
     }

@@ -41,10 +41,10 @@ pub enum ExchangeRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks exchange different plans.
+    /// Ranks exchange different plans or share different regions, or some exchange a plan and others share regions.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
-        /// Each rank's plan name.
+        /// The name of each rank's plan; the name of regions follows the word "regions".
         plans: ValuesByRank<String>,
     },
     /// A rank failed before the exchange.

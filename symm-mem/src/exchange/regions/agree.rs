@@ -27,12 +27,15 @@ impl Exchange {
     /// call, so later transfers between them need no agreement and no store. `name` names the set of regions; it shares
     /// its names and generations with the plans of this exchange, so an earlier set or plan of that name becomes stale.
     ///
-    /// Each rank needs one [channel](super::super::ExchangeOptions::channels) for each other member.
+    /// Each rank needs one [channel](super::super::ExchangeOptions::channels) for each other member, all of them
+    /// adjacent.
     ///
     /// # Errors
-    /// [`Error`]. All members get the same [`ErrorKind::ExchangeRefused`](crate::ErrorKind::ExchangeRefused), before their deadlines: for
-    /// example [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member can
-    /// open, and [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one name.
+    /// All members get the same [`ErrorKind::ExchangeRefused`](crate::ErrorKind::ExchangeRefused), before their
+    /// deadlines. A rank that lacks channels gets [`NoChannels`](crate::ErrorKind::NoChannels) instead. Refusals are
+    /// for example [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member
+    /// can open, and [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one
+    /// name.
     pub fn share_regions(&self, name: &str, regions: &[(&str, Memory)]) -> Result<Regions, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.share_regions_among(&all, name, regions)

@@ -16,8 +16,8 @@ pub enum Direction {
     Put,
 }
 
-/// One contiguous part of a transfer between regions: `bytes` bytes of a region of this rank, and as many of a region of
-/// the peer. Regions are named by their index in the list that their rank shared; offsets are in bytes.
+/// One contiguous part of a transfer between regions: `bytes` bytes of a region of this rank, and as many of a region
+/// of the peer. Regions are named by their index in the list that their rank shared; offsets are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// Index of this rank's region.
@@ -49,7 +49,8 @@ impl Extents {
         self.bytes
     }
 
-    /// The contiguous parts of `bytes` bytes from `offset` on, which lie in the region; each with the index of its piece.
+    /// The contiguous parts of `bytes` bytes from `offset` on, which lie in the region; each with the index of its
+    /// piece.
     fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
         let (mut skipped, mut left) = (offset, bytes);
         let mut parts = Vec::new();
@@ -74,8 +75,8 @@ struct Part {
     copy: DeviceCopy,
     /// Index of the descriptor.
     at: usize,
-    /// Region and piece on either side. Pieces may be separate allocations at adjacent addresses, which one copy must not
-    /// span.
+    /// Region and piece, local and remote. Pieces may be separate allocations at adjacent addresses, which one copy
+    /// must not span. A local region is one piece, even if its block has several pages.
     pieces: [(usize, usize); 2],
 }
 
@@ -89,7 +90,8 @@ impl Part {
     }
 }
 
-/// Returns the copies of a transfer: those of a list whose ranges follow each other on both sides are one copy.
+/// Returns the copies of a transfer, in the order of their destinations. Copies between the same pieces that follow
+/// each other on both sides are joined.
 ///
 /// # Errors
 /// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself, or else with one that overlaps an
@@ -168,8 +170,8 @@ mod tests {
 
     use super::*;
 
-    /// Lengths of the pieces of two regions, on either side. The local ones begin at 1000 and 2000, and the remote ones
-    /// at 11000 and 12000, with gaps of one byte between the pieces.
+    /// The regions of one side, with pieces of these lengths and gaps of one byte between the pieces. The regions begin
+    /// at `base` + 1000, `base` + 2000, and so on.
     fn extents(base: u64, lengths: &[Vec<usize>]) -> Vec<Extents> {
         let region = |(at, lengths): (u64, &Vec<usize>)| {
             let mut begin = DevicePtr(base + 1000 * at);

@@ -40,25 +40,29 @@ use super::{
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
 /// each member: [`wait`](Self::wait) makes a stream wait for the next one, and [`notifications`](Self::notifications)
-/// returns how many have come. All calls enqueue work and return at once, except that one and [`check`](Self::check).
+/// returns how many have come. Transfers and waits enqueue work and return at once. `notifications` and
+/// [`check`](Self::check) wait for a copy from the device.
 ///
 /// *Order.* A transfer is ordered by its stream. The copies of one list have no order among each other, so their
-/// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams.
+/// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams: a
+/// transfer that notifies begins only after the previous notification to that peer.
 ///
 /// *Failures.* The transfers with each peer fail by themselves: if a deadline passes, or the peer gives up or is lost,
 /// later calls for that peer return the [`Fault`], and those for other peers go on. Waits are released then, so
 /// [`check`](Self::check) a peer before you use what it has transferred. Regions do not recover from a fault; sharing
 /// them again under the same name makes new ones.
 ///
-/// *Lifetime.* This rank's regions stay allocated until it has dropped them, and each peer has too or its lease is
-/// over: as for a [`Plan`](super::Plan). So a peer can transfer until it drops its own, also after this rank has dropped
-/// its regions. A wait for a peer that has dropped its regions without a notification ends in [`Fault::Abandoned`].
+/// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. Regions that a
+/// peer still has at the end of the [lease](super::ExchangeOptions::lease) are
+/// [quarantined](super::Exchange::quarantine) instead of freed. So a peer can transfer until it drops its own handles,
+/// also after this rank has dropped its handles. If the set has no other member, it does not keep the memory. A wait
+/// for a peer that has dropped its regions without a notification ends in [`Fault::Abandoned`].
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because a graph repeats
 /// the count of its capture at each launch: call them between launches.
 ///
-/// In a process of several ranks, a transfer may block the host while the memory of dropped plans is closed, and for up
-/// to 50 ms before that.
+/// In a process of several ranks, a transfer or a wait may block the host while the memory of dropped plans is closed,
+/// and for up to 50 ms before that.
 #[derive(Clone)]
 pub struct Regions {
     inner: Arc<Inner>,
@@ -101,18 +105,20 @@ impl Regions {
         Ok(self.of(rank)?.iter().position(|region| region.name() == name))
     }
 
-    /// Copies between this rank's regions and those of the rank at place `peer` of the group. The copies are one call of
-    /// the driver if it has batches (CUDA 13.0), and ranges that follow each other on both sides are one copy. An empty
-    /// list is valid. `deadline` counts from the call, and includes earlier work of the stream.
+    /// Copies between this rank's regions and those of the rank at place `peer` of the group. The copies are one call
+    /// of the driver if it has batches (CUDA 13.0). Ranges of the same regions that follow each other on both sides are
+    /// one copy. An empty list is valid. `deadline` counts from the call, and includes earlier work of the stream. A
+    /// captured transfer has no deadline.
     ///
     /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
-    /// it can be repeated.
+    /// the call can be repeated.
     ///
     /// # Safety
     /// Until the stream has passed the copies, no other code of any rank writes the ranges, and none reads those that
     /// the copies write. The ranks order that among themselves, for example by notifications: neither end of a transfer
-    /// waits for the other. A graph that captures this call is launched only while the regions exist, and its launches
-    /// have ended when they are dropped.
+    /// waits for the other. If two ranks share the same memory, no range that the copies write overlaps one that they
+    /// read. A graph that captures this call is launched only while the regions exist, and its launches have ended when
+    /// they are dropped.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, and errors of the
@@ -134,8 +140,8 @@ impl Regions {
     /// As for [`transfer`](Self::transfer).
     ///
     /// # Errors
-    /// As [`transfer`](Self::transfer); [`TransferError::Captured`] on a stream that captures. On an error of the driver
-    /// from the notification itself, the transfers with the peer fail ([`Fault::Broken`]).
+    /// As [`transfer`](Self::transfer); [`TransferError::Captured`] on a stream that captures. On an error of the
+    /// driver from the notification itself, the transfers with the peer fail ([`Fault::Broken`]).
     pub unsafe fn transfer_and_notify(
         &self,
         direction: Direction,
@@ -151,6 +157,8 @@ impl Regions {
     ///
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
+    /// If the peer has dropped its regions without this notification, the call itself succeeds, and later calls report
+    /// [`Fault::Abandoned`].
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let (peer, wire) = self.admit(peer, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
@@ -195,8 +203,8 @@ impl Regions {
     }
 
     /// Fails if transfers with the peer have failed. Call it after a stream that [waited](Self::wait) for the peer was
-    /// synchronized, and before you use what the peer has transferred. Copies a few bytes from the device, and waits for
-    /// that.
+    /// synchronized, and before you use what the peer has transferred. Copies a few bytes from the device, and waits
+    /// for that.
     ///
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`,
@@ -291,8 +299,9 @@ impl Regions {
             return Err(Fault::Abandoned { peer: peer.rank() }.into());
         }
         let copies = copies(direction, &self.inner.extents, &peer.extents, descriptors)?;
-        // SAFETY: the ranges lie in the regions of both ranks, which stay mapped until then: the core, which is watched,
-        // holds this rank's memory and the mappings of the peer's. The caller promises the rest.
+        // SAFETY: the ranges lie in the regions of both ranks. These stay mapped until the copies have ended: the core
+        // holds this rank's memory and the mappings of the peer's. It is watched until then; in a capture, the caller
+        // promises that it lives as long. The caller also promises the rest.
         let copy = || unsafe { stream.copy_all(&copies) };
         if stream.capture_status()? != CaptureStatus::None {
             if notifies {
@@ -326,8 +335,8 @@ impl Regions {
         Ok(PendingTransfer::new(Some(done), core.fault_cell()))
     }
 
-    /// Enqueues the copies, and the notification of the peer behind them. Returns the event of the last notification,
-    /// which can be reused.
+    /// Enqueues the copies, and the notification of the peer behind them. Returns the event of the previous
+    /// notification, which can be reused.
     fn notify(
         &self,
         peer: &Peer,
