@@ -348,11 +348,12 @@ impl Regions {
         // Held until the end is recorded: the counts of two threads must not overtake each other.
         let mut turn = wire.turn();
         let round = turn.round.wrapping_add(1);
-        let before = match &turn.last {
+        // Only the notification follows the former one. The copies need not wait for those of another stream.
+        let copied = copy().and_then(|()| match &turn.last {
             Some((last, event)) if !last.is_same(stream) => stream.wait(event),
             _ => Ok(()),
-        };
-        if let Err(error) = before.and_then(|()| copy()) {
+        });
+        if let Err(error) = copied {
             return (Err(error), None);
         }
         // SAFETY: the word lies in the peer's slots, which stay mapped until nothing is under way.

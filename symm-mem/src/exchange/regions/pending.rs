@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use cuda_driver::Event;
+use cuda_driver::{Event, graph::RelaxedCapture};
 
 use super::super::{Fault, TransferError};
 
@@ -28,6 +28,8 @@ impl PendingTransfer {
     /// makes it once more; [`TransferError::Driver`].
     pub fn is_done(&self) -> Result<bool, TransferError> {
         let done = self.done.as_ref().ok_or(TransferError::Captured { asked: "is_done" })?;
+        // A query would invalidate the capture of another thread in global mode.
+        let _relaxed = RelaxedCapture::enter(done.context().driver());
         let is_done = done.query()?;
         self.fault.get().map_or(Ok(is_done), |fault| Err(fault.clone().into()))
     }

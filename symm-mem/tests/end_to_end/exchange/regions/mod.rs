@@ -300,7 +300,12 @@ fn transfers_are_captured_and_notifications_are_not() {
         (rank.meet)();
         if rank.rank == 0 {
             let list = [at((0, 0), (1, 100), 50), at((0, 60), (1, 200), 5)];
+            // SAFETY: nothing is copied.
+            let earlier = unsafe { regions.transfer(Direction::Put, 1, &[], &rank.stream, LONG) }.unwrap();
+            rank.stream.synchronize().unwrap();
             let capture = rank.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
+            // The query does not invalidate the capture.
+            assert!(earlier.is_done().unwrap());
             // SAFETY: the peer reads after the notifications, and the regions outlive the launches.
             let (put, got, notified) = unsafe {
                 (
