@@ -102,8 +102,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let whole = tree.find(name, finder, None)?;
         ensure!(whole == Outcome::Passed, "{name} fails already without any patch: {whole:?}");
     }
-    let mut rows =
-        vec!["| patch | crate | effect | detected by | s |".to_owned(), "|---|---|---|---|---|".into()];
+    progress.clear();
+    println!("| patch | crate | effect | detected by | s |\n|---|---|---|---|---|");
     let (mut missed, mut broken) = (Vec::new(), Vec::new());
     for (index, mutant) in mutants.iter().enumerate() {
         progress.show(index + 1, &mutant.name);
@@ -124,13 +124,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             }
         };
         let Mutant { name, crate_name, breaks, .. } = mutant;
-        rows.push(format!(
-            "| {name} | {crate_name} | {breaks} | {seen} | {:.0} |",
-            begin.elapsed().as_secs_f64()
-        ));
+        progress.clear();
+        println!("| {name} | {crate_name} | {breaks} | {seen} | {:.0} |", begin.elapsed().as_secs_f64());
     }
-    progress.clear();
-    println!("{}", rows.join("\n"));
     let seen = mutants.len() - missed.len() - broken.len();
     println!("{seen} of {} bugs are seen", mutants.len());
     ensure!(broken.is_empty(), "what these patches make tests nothing: {}", broken.join(", "));
