@@ -34,7 +34,8 @@ pub struct Held {
 wire_struct!(Held { graphs, blocks });
 
 /// The reason why an operation was refused. All members get the same value. Nothing was registered or retired, and the
-/// group is unchanged and can commit again.
+/// group's windows are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or
+/// must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
 ///
 /// In [`CommitReport::pending`](crate::CommitReport::pending), it is the reason why a commit left segments out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -78,8 +79,9 @@ pub enum Refusal {
         /// The first allocation that differs.
         divergence: Option<Box<Divergence>>,
     },
-    /// The segments have equal sizes, but the ranks' allocations differ. The same offset may then hold different
-    /// blocks on different ranks.
+    /// The segments have equal sizes and kinds, but the ranks' allocations differ. The same offset may then hold
+    /// different blocks on different ranks. A retirement compares only the allocation logs, so the segments may differ
+    /// too.
     #[error(
         "AllocationDiverged: {} equal on all ranks in size, but the allocations differ{}{}",
         match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
@@ -87,9 +89,10 @@ pub enum Refusal {
         describe_divergence(divergence.as_deref())
     )]
     AllocationDiverged {
-        /// The first segment after the histories diverged, or `None` if they diverged after the last segment.
+        /// The first segment after the histories diverged, or `None` if they diverged after the last segment. Always
+        /// `None` in a retirement.
         ordinal: Option<u32>,
-        /// The number of new segments that all ranks have in common.
+        /// The number of new segments that all ranks have in common. 0 in a retirement.
         common: u32,
         /// The allocation log of each rank at that point.
         logs: ValuesByRank<LogPoint>,
@@ -99,7 +102,7 @@ pub enum Refusal {
     /// Ranks hold communicators of different epochs of the group.
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
     EpochMismatch {
-        /// Each rank's epoch.
+        /// The epoch of each rank whose epoch is known.
         epochs: ValuesByRank<u64>,
     },
     /// Ranks have different lists of participants.
@@ -116,7 +119,7 @@ pub enum Refusal {
         /// Each rank's policy.
         policies: ValuesByRank<Policy>,
     },
-    /// A rank lacks a capability of other ranks.
+    /// Ranks have different versions of the communication library, or only some of them support windows.
     #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
     CapabilityMismatch {
         /// The capability that differs.
@@ -192,7 +195,7 @@ pub enum Refusal {
         /// The number of receives enqueued by `to`.
         received: u64,
     },
-    /// The communicator's symmetric address space is full.
+    /// The communicator's symmetric address space has too little room for the new windows.
     #[error(
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
@@ -235,8 +238,8 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generation of each rank: that of the domain in whose meeting the rank waits, or the number of domains
-        /// that a missing rank has created under this number.
+        /// The generations of the ranks that wait or are behind. For a rank that waits: the generation of the domain in
+        /// whose meeting it waits. For a missing rank: how often it has created the domain.
         generations: ValuesByRank<u64>,
         /// The time that the member that gave up had waited, in milliseconds.
         waited_ms: u64,
@@ -285,7 +288,7 @@ pub enum Refusal {
         /// Each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's device did not become idle in time, or the rank did not report that it did.
+    /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
         /// The rank, the lowest if there are several.

@@ -37,9 +37,10 @@ impl PlainRegistration {
 }
 
 impl SymmetricPool {
-    /// Registers `segments`, which the last commit left without windows, and agrees with the other members whether to
-    /// keep the registration. Returns true if it is kept, and the store's error if the store failed. `left` is the
-    /// rest of the commit's deadline; the registration may take at least [`ACTION_FLOOR`].
+    /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
+    /// to keep the registration. Returns true if the registration is kept. The second value is the store's error, if
+    /// the store failed. `left` is the rest of the commit's deadline. The deadline of the registration is `left` or
+    /// [`ACTION_FLOOR`], whichever is longer.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,

@@ -40,6 +40,10 @@ impl Direct {
     /// [zero-copy messages](super#zero-copy-messages) if the buffer of the end that comes first is a block in these
     /// segments. Returns the number of newly mapped segments.
     ///
+    /// At its end, the call waits until the other members have mapped the segments too, at most for
+    /// [`DirectOptions::deadline`](super::DirectOptions::deadline). A member that is late is no error: until it has
+    /// mapped the segments, this rank's buffers in them are not offered to it.
+    ///
     /// Collective: all members call it at the same point of the program, for example after a
     /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
     /// the members agree on every segment here. Without new segments, the call does not communicate.
@@ -49,10 +53,12 @@ impl Direct {
     ///
     /// # Errors
     /// [`ErrorKind::RendezvousRefused`], the same on all members, if the members' segments differ or cannot be shared.
-    /// Segments before the one that failed stay mapped. After an error of another kind, for example of the store, on
-    /// this rank only, the other members may have mapped the segment. Then their buffers in that segment, or in one
-    /// that is shared later, are not offered to this rank: a message goes through the ring if the end with such a
-    /// buffer comes first. [`ErrorKind::PathEnded`] once the group is gone.
+    /// Exception: if some members have fewer new segments than others, only the others get the error. Segments before
+    /// the one that failed stay mapped. [`ErrorKind::PathEnded`] once the group is gone.
+    ///
+    /// After an error of another kind, for example of the store, on this rank only, the other members may have mapped
+    /// the segment. Then their buffers in that segment, or in one that is shared later, are not offered to this rank: a
+    /// message goes through the ring if the end with such a buffer comes first.
     pub fn share(&self, pool: &SymmetricPool) -> Result<usize, Error> {
         let _alone = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
         let core = self.core()?;
@@ -76,7 +82,8 @@ impl Direct {
     }
 
     /// Announces that this rank maps no further segments, if other members may have mapped one that this rank has not.
-    /// The number of a later segment would tell them that this rank has mapped all segments up to it.
+    /// This rank may map later segments, but does not announce them: the announced number would say that this rank has
+    /// mapped all segments up to it.
     fn stop_after(&self, error: &Error) {
         if let (None, Ok(core)) = (error.rendezvous_refusal(), self.core()) {
             core.flag_pages[core.rank].stop_mapping();
@@ -84,8 +91,8 @@ impl Direct {
     }
 
     /// Waits until every other member has announced that it has mapped the same segments, or that it maps no further
-    /// ones. Then the next messages need no ring. If a member announces neither before the deadline, that is no error:
-    /// this rank's buffers in these segments are not offered to it.
+    /// ones. Also returns if a rank has given up. If a member announces neither before the deadline, that is no error.
+    /// This rank's buffers in these segments are offered only to members that have announced that they mapped them.
     fn await_others(&self) -> Result<(), Error> {
         let deadline = Deadline::after(self.deadline);
         while !deadline.expired() {

@@ -1,5 +1,5 @@
-//! Peers' memory that is open in this process. Each allocation is opened once, and closed when the last plan that
-//! uses it is closed.
+//! Peers' memory that an exchange has open on this rank. Each allocation is opened once, and closed when the last plan
+//! or set of regions that uses it is closed.
 
 use std::{
     collections::HashMap,

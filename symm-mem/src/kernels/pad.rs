@@ -1,4 +1,5 @@
-//! Layout of signal pads; defined only here.
+//! Layout of signal pads. The device code gets the constants from here, and computes the same offsets in
+//! `kernels/ranks.cuh`.
 
 /// Size of a cache line in bytes; the parts of a pad are aligned to it.
 pub(super) const LINE: usize = 128;
@@ -12,9 +13,9 @@ pub(super) const LINE: usize = 128;
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel for each block |
 /// | from the next multiple of 128 bytes | 1 once a kernel of the rank has given up; the rest is unused |
 ///
-/// In both parts, the word of (channel, source rank) has the index `world * channel + source`, as in PyTorch's pads.
-/// It is 1 from the source's put to the owner's wait, else 0. So on one channel, a rank has at most one signal to
-/// each other rank under way.
+/// The word of (channel, source rank) has the index `world * channel + source` in the pad, as in PyTorch's pads. The
+/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. The word is 1 from the source's put
+/// to the owner's wait, else 0. So on one channel, a rank has at most one signal to each other rank under way.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;

@@ -5,7 +5,8 @@
 //! every slot of its channel. The pads order nothing else: different channels are independent, and so are waits and
 //! puts of one channel. But operations on one stream are ordered by the stream. So an operation must not lie behind a
 //! wait on its stream, if the signal that ends the wait depends on the operation. If the streams do not add such an
-//! order, ranks that issue the same operations of each slot in the same order cannot deadlock.
+//! order, the ranks cannot deadlock under this condition: on every channel, each pair of ranks enqueues its puts, its
+//! barriers and the waits for these puts in matching order.
 //!
 //! Captured operations are ordered by their graph only.
 
@@ -132,7 +133,8 @@ impl Drop for Pads {
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
         for last in lasts.values() {
-            // A broken context runs no more work, so errors are ignored.
+            // A broken context runs no more work, so errors are ignored. But if the driver refuses the call because of
+            // a capture (see `Event::query`), the operation may still run.
             let _ = last.done.synchronize();
         }
     }

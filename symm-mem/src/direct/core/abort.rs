@@ -26,8 +26,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Time in which a sender's stream still waits until a receiver's buffer is ready. It begins with the abort, or when
-/// the receiver gave up if that is later. After it, the sender copies. It is longer than [`GRACE`], so the receiver's
-/// own waits for copies end first. The receiver's stream can then pass earlier uses of the buffer, and signal.
+/// the abort first sees that the receiver has given up, if that is later. When the time is over, the sender's stream
+/// copies. It is longer than [`GRACE`], so the receiver's own waits for copies end first. The receiver's stream can
+/// then pass earlier uses of the buffer, and signal.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
@@ -36,8 +37,8 @@ impl Core {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
-    /// Ends the waits that this rank's streams may be in. Returns whether nothing runs any more, apart from captured
-    /// work.
+    /// Ends the waits that this rank's streams may be in, except those that [`holds`](Self::holds) returns true for.
+    /// Returns whether nothing runs any more, apart from captured work.
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
@@ -50,14 +51,16 @@ impl Core {
         is_idle
     }
 
-    /// Returns whether the time is over in which this rank's streams wait for senders' copies into receivers' buffers,
-    /// for the messages with `peer` in direction `way`.
+    /// Returns whether the extra time after an abort is over for the messages with `peer` in direction `way`. That is
+    /// [`GRACE`] for messages that this rank receives, and [`SENDER_GRACE`] for those that it sends. Returns false
+    /// before an abort.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
             Way::Receive => is_past(aborted, GRACE),
             Way::Send => {
-                // The receiver's own time has begun before its flag is set, so this rank's time ends later.
+                // The receiver's `GRACE` began before the receiver set its flag, so it ends before this rank's
+                // `SENDER_GRACE`.
                 let has_given_up = self.flag_pages[peer].has_given_up();
                 let given_up = has_given_up.then(|| self.given_up_since[peer].get_or_init(Instant::now));
                 is_past(given_up.map_or(aborted, |given_up| given_up.max(aborted)), SENDER_GRACE)
@@ -65,14 +68,15 @@ impl Core {
         })
     }
 
-    /// Returns whether the wait for `signal` must not be ended yet. Withdraws this rank's offers to receive that no
-    /// peer has taken, also when the time for copies is over.
+    /// Returns whether the wait for `signal` must not be ended yet. Withdraws offers to receive as
+    /// [`expects_push`](Self::expects_push) does, also when the time for copies is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
 
     /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
-    /// Withdraws this rank's offers to receive that no peer has taken.
+    /// If `signal` ends eager messages that this rank receives, withdraws the offers that `peer` has not taken. Offers
+    /// of captured messages are not withdrawn.
     ///
     /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time: the sender's
     /// stream waits until the receiver's stream has passed earlier uses of the buffer, and the receiver's stream waits
@@ -130,7 +134,9 @@ impl Core {
     }
 
     /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
-    /// work does not end within [`PATIENCE`], a thread drops the memory later.
+    /// work does not end within [`PATIENCE`], a thread continues to abort it, and drops the memory later. Captured work
+    /// does not count as running. After an abort, [`settle`](Self::settle) gives it time to end, but not in that
+    /// thread.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device still writes to the memory, so it is kept until that has ended.
@@ -153,8 +159,9 @@ impl Core {
         }
     }
 
-    /// Waits until no stream has passed a wait for about 50 ms, at most for [`PATIENCE`]. Graphs may still be running,
-    /// and this rank cannot query them.
+    /// Repeatedly ends the waits of this rank's streams, until for about 50 ms no stream has passed a wait and
+    /// [`holds`](Self::holds) has returned false for all of them. Takes at most [`PATIENCE`]. Graphs may still be
+    /// running, and this rank cannot query them.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

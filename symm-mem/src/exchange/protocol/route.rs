@@ -7,7 +7,7 @@ use super::{
     record::{AllocationId, Record, RegionPiece},
 };
 
-/// A transfer of a rank, completed by the peer's end.
+/// The information about the peer's end of one of a rank's transfers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// The peer, as a rank of the job.
@@ -42,7 +42,8 @@ pub struct RoutedRegion {
 
 impl Agreement {
     /// Returns the routes of the transfers of `rank`, in their order. `None` if the rank is not in the plan, or if
-    /// its transfers do not match their counterparts, which [`decide`](super::decide()) refuses.
+    /// a transfer has no counterpart or no memory to access. [`decide`](super::decide()) refuses such transfers.
+    /// Roles and sizes are not compared here.
     #[must_use]
     pub fn routes(&self, rank: u32) -> Option<Vec<Route>> {
         let record = |of: u32| self.records.iter().find(|record| record.rank == of);

@@ -20,7 +20,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// Reason why a [`Descriptor`](super::Descriptor)(super::Descriptor) is invalid.
+/// Reason why a [`Descriptor`](super::Descriptor) is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
