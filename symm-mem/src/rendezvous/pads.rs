@@ -16,7 +16,11 @@ use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
-use cuda_driver::{Context, Event, EventFlags, Stream, graph::CaptureStatus, vmm::HandleTypes};
+use cuda_driver::{
+    Context, Event, EventFlags, Stream,
+    graph::{CaptureStatus, RelaxedCapture},
+    vmm::HandleTypes,
+};
 
 use super::{PeerBuffers, PeerMemory, RendezvousOptions, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
@@ -132,9 +136,13 @@ impl Drop for Pads {
     /// Waits for the enqueued operations. Every kernel ends by its deadline.
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {
+            return;
+        };
+        // If a capture is open, a wait must neither invalidate it nor be refused because of it.
+        let _relaxed = RelaxedCapture::enter(&driver);
         for last in lasts.values() {
-            // A broken context runs no more work, so errors are ignored. But if the driver refuses the call because of
-            // a capture (see `Event::query`), the operation may still run.
+            // A broken context runs no more work, so errors are ignored.
             let _ = last.done.synchronize();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cuda_driver::graph::CaptureMode;
+use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
 use process_group::{
     comm::DataType,
     store::{HashStore, Store},
@@ -10,6 +10,7 @@ use process_group::{
 use symm_mem::{
     Error, ErrorKind, SymmetricBlock,
     exchange::{Exchange, ExchangeOptions},
+    kernels::twins,
     rendezvous::{
         AllocationError, Allocators, Buffer, CudaAllocator, DeviceKind, GroupInfo, GroupInfoError, Groups,
         Layout, Origin, PeerAllocator, PeerMemory, Rendezvous, RendezvousOptions, RendezvousRefusal,
@@ -102,6 +103,27 @@ fn an_open_capture_goes_on() {
         // Its threads would otherwise end later than the machine.
         assert!(exchange.close(soon()).is_empty());
         drop(rendezvous);
+        rank.leave();
+    });
+}
+
+/// Dropping the pads waits for a barrier that runs. Another stream captures meanwhile, in the mode with the most
+/// restrictions.
+#[test]
+fn pads_are_dropped_beside_a_capture() {
+    run(2, NCCL, twins::register, |rank| {
+        let rendezvous = Rendezvous::of(&rank.world, options()).unwrap();
+        let memory = rank.own(64);
+        let symmetric = rendezvous.rendezvous(&memory).unwrap();
+        // SAFETY: nothing is captured on this stream.
+        unsafe { symmetric.barrier(&rank.stream, 3, Duration::from_secs(60)) }.unwrap();
+        let other = Stream::new(&rank.context, StreamFlags::NON_BLOCKING).unwrap();
+        let capture = other.begin_capture(CaptureMode::Global).unwrap();
+        drop((symmetric, rendezvous));
+        capture.end().unwrap();
+        rank.meet();
+        assert!(rank.stream.query().unwrap(), "the barrier is over");
+        drop(memory);
         rank.leave();
     });
 }
