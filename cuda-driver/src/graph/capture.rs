@@ -135,11 +135,13 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamBeginCapture_v2`, for example
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for the legacy default stream, or `CUDA_ERROR_ILLEGAL_STATE` for a
-    /// stream that captures already; or from `cuStreamGetCaptureInfo_v2`. After an error, this call has left no capture
-    /// open.
+    /// stream that captures already; or from `cuStreamGetCaptureInfo_v2`. [`Error::Missing`](crate::Error::Missing) if
+    /// the driver lacks `cuStreamEndCapture`. After an error, this call has left no capture open.
     #[doc(alias = "cuStreamBeginCapture")]
     pub fn begin_capture(&self, mode: CaptureMode) -> Result<Capture> {
         let _current = self.enter_if_implicit()?;
+        // Without this function the capture could not be ended.
+        let _end = self.api().cuStreamEndCapture()?;
         let open = &self.context().driver().captures;
         // Counted before the capture begins, so the count is never zero while work is captured.
         open.fetch_add(1, Ordering::Relaxed);

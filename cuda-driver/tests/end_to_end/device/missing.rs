@@ -98,6 +98,15 @@ fn each_function_may_be_missing() {
 }
 
 #[test]
+fn a_capture_begins_only_if_it_can_end() {
+    let _turn = turn();
+    // Neither an end of the capture nor of its stream or context would close it.
+    let removed =
+        ["cuDevicePrimaryCtxRelease_v2", "cuStreamDestroy_v2", "cuStreamEndCapture", "cuStreamSynchronize"];
+    assert_eq!(run(&BTreeSet::from(removed)), Vec::<String>::new());
+}
+
+#[test]
 fn any_functions_may_be_missing() {
     let _turn = turn();
     let called = called();
