@@ -81,7 +81,7 @@ pub use element::Element;
 pub use error::{Error, Result};
 pub use event::{Event, EventFlags, IpcEventHandle};
 pub use slice::{DeviceSlice, DeviceView, DeviceViewMut, PinnedSlice};
-pub use stream::{DeviceCopy, MemoryOp, Stream, StreamFlags, WaitCondition};
+pub use stream::{MemoryOp, Stream, StreamFlags, WaitCondition};
 pub use teardown::set_drop_error_hook;
 
 #[cfg(doctest)]

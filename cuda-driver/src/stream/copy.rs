@@ -2,26 +2,9 @@
 
 use std::ffi::c_void;
 
-use cuda_driver_sys::{CUdeviceptr, CUmemcpyAttributes, CUmemcpySrcAccessOrder};
-
 use super::Stream;
 use crate::call::call;
-use crate::graph::CaptureStatus;
 use crate::{Context, DevicePtr, Result};
-
-/// The raw value of the legacy default stream; 0 means it too.
-const LEGACY: usize = 1;
-
-/// A copy within device memory, for [`Stream::copy_all`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeviceCopy {
-    /// The first byte of the destination.
-    pub to: DevicePtr,
-    /// The first byte of the source.
-    pub from: DevicePtr,
-    /// The length in bytes.
-    pub bytes: usize,
-}
 
 impl Stream {
     /// Enqueues a copy of `bytes` bytes from host memory to device memory. The call returns at once if the host memory
@@ -70,58 +53,6 @@ impl Stream {
         let _current = self.enter_if_implicit()?;
         // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.raw())) }
-    }
-
-    /// Enqueues copies within device memory, which may run in any order and at the same time. Work that is enqueued
-    /// later waits for all of them. They are one call if the driver has `cuMemcpyBatchAsync` of CUDA 13.0, and one call
-    /// each if it lacks it, if there is one copy only, or if the stream captures or is the legacy default stream, for
-    /// which the driver refuses the batch.
-    ///
-    /// If the call fails, some of the copies may be enqueued.
-    ///
-    /// # Safety
-    /// The contract of [asynchronous calls](Stream#what-asynchronous-calls-ask-of-the-caller) must hold for all
-    /// ranges. No destination may overlap another range of the copies.
-    ///
-    /// # Errors
-    /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyBatchAsync_v2`, `cuMemcpyDtoDAsync_v2` or
-    /// `cuStreamIsCapturing`.
-    #[doc(alias = "cuMemcpyBatchAsync")]
-    pub unsafe fn copy_all(&self, copies: &[DeviceCopy]) -> Result<()> {
-        // SAFETY: the caller's promise, for this and the next one.
-        let one = |copy: &DeviceCopy| unsafe { self.copy(copy.to, copy.from, copy.bytes) };
-        let is_batch = copies.len() > 1
-            && self.api().cuMemcpyBatchAsync_v2().is_ok()
-            && self.raw().addr() > LEGACY
-            && self.capture_status()? == CaptureStatus::None;
-        if !is_batch {
-            return copies.iter().try_for_each(one);
-        }
-        let mut to: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.to.0).collect();
-        let mut from: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.from.0).collect();
-        let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
-        let order = CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-        let mut attributes = CUmemcpyAttributes { srcAccessOrder: order, ..CUmemcpyAttributes::default() };
-        // The one set of attributes holds from the first copy on.
-        let mut first = 0;
-        let _current = self.enter_if_implicit()?;
-        // SAFETY: the caller promises that the ranges are valid. The lists have `copies.len()` elements each, and
-        // outlive the call, which reads them; the stream is alive.
-        unsafe {
-            call!(
-                self.api(),
-                cuMemcpyBatchAsync_v2(
-                    to.as_mut_ptr(),
-                    from.as_mut_ptr(),
-                    bytes.as_mut_ptr(),
-                    copies.len(),
-                    &mut attributes,
-                    &mut first,
-                    1,
-                    self.raw()
-                )
-            )
-        }
     }
 
     /// Enqueues a copy of `bytes` bytes from memory of one context to memory of another. If their devices cannot access

@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bitflags::bitflags;
 use cuda_driver_sys::{Api, CUstream};
 
-pub use self::copy::DeviceCopy;
 pub use self::memory_op::{MemoryOp, WaitCondition};
 use crate::call::{call, code, ready};
 use crate::context::Current;

@@ -8,9 +8,7 @@
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
 
-use cuda_driver_sys::{
-    CUcontext, CUdeviceptr, CUgraphNodeType, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUresult, CUstream,
-};
+use cuda_driver_sys::{CUcontext, CUdeviceptr, CUgraphNodeType, CUstream};
 
 use crate::abi::{DriverError, DriverResult};
 use crate::fault::Fault;
@@ -61,15 +59,6 @@ abi! {
 
     call fn cuMemcpyDtoDAsync_v2(machine, to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
         copy(machine, to, from, bytes, stream)?;
-    }
-
-    call fn cuMemcpyBatchAsync_v2(
-        machine, to: *mut CUdeviceptr, from: *mut CUdeviceptr, bytes: *mut usize, count: usize,
-        attributes: *mut CUmemcpyAttributes, firsts: *mut usize, attribute_count: usize, stream: CUstream,
-    ) {
-        let (to, from, bytes) = (list!(to, count)?, list!(from, count)?, list!(bytes, count)?);
-        let orders = list!(attributes, attribute_count)?.into_iter().map(|attributes| attributes.srcAccessOrder);
-        copy_batch(machine, to.into_iter().zip(from).zip(bytes), (orders.collect(), list!(firsts, attribute_count)?), stream)?;
     }
 
     call fn cuMemcpyPeerAsync(
@@ -199,37 +188,6 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
         stream.context.check()?;
     }
     Ok(())
-}
-
-/// Enqueues copies as one call. The driver may run them in any order; this device keeps the order of the list. Each
-/// set of attributes holds from the copy of its index on, and the first one from the first copy on.
-fn copy_batch(
-    machine: &Arc<Machine>,
-    copies: impl ExactSizeIterator<Item = ((u64, u64), usize)>,
-    (orders, firsts): (Vec<CUmemcpySrcAccessOrder>, Vec<usize>),
-    stream: CUstream,
-) -> DriverResult {
-    let count = copies.len();
-    if stream.addr() <= 1 {
-        return Err(DriverError::invalid("a batch of copies on the legacy default stream"));
-    }
-    if machine.stream(stream)?.capturing().is_some() {
-        let why = "a batch of copies on a stream that captures";
-        return Err(DriverError::new(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, why));
-    }
-    let is_ascending = firsts.first() == Some(&0) && firsts.windows(2).all(|pair| pair[0] < pair[1]);
-    if count == 0 || !is_ascending || firsts.last().is_some_and(|last| *last >= count) {
-        return Err(DriverError::invalid(format!("{count} copies with attributes from {firsts:?} on")));
-    }
-    let is_order = |order: &CUmemcpySrcAccessOrder| (1..=3).contains(&order.0);
-    if let Some(order) = orders.iter().find(|order| !is_order(order)) {
-        return Err(DriverError::invalid(format!("the access order {order:?}")));
-    }
-    let copies: Vec<_> = copies.collect();
-    if copies.iter().any(|(_, bytes)| *bytes == 0) {
-        return Err(DriverError::invalid("a copy of no bytes in a batch"));
-    }
-    copies.into_iter().try_for_each(|((to, from), bytes)| copy(machine, to, from, bytes, stream))
 }
 
 /// A copy without a stream. Returns once it is done, or once it has read pageable memory.

@@ -76,52 +76,6 @@ rusty_fork_test! {
         world.finish().unwrap();
     }
 
-    /// A batch of copies is refused whole where the driver takes none: nothing is copied.
-    #[test]
-    fn a_batch_of_copies_is_checked_before_anything_is_copied() {
-        let world = World::builder().start().unwrap();
-        let cuda = Cuda::of(&world);
-        let (memory, stream) = (cuda.alloc(64), cuda.stream());
-        cuda.upload(memory, &(0..64).collect::<Vec<u8>>());
-        let order = CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
-        let batch = |sizes: [usize; 2], order: CUmemcpySrcAccessOrder, first: usize, stream| {
-            let (mut to, mut from, mut sizes) = ([memory + 32, memory + 48], [memory, memory + 8], sizes);
-            let mut attributes = CUmemcpyAttributes { srcAccessOrder: order, ..CUmemcpyAttributes::default() };
-            let mut first = first;
-            cu!(
-                cuda,
-                cuMemcpyBatchAsync_v2(
-                    to.as_mut_ptr(),
-                    from.as_mut_ptr(),
-                    sizes.as_mut_ptr(),
-                    2,
-                    &mut attributes,
-                    &mut first,
-                    1,
-                    stream
-                )
-            )
-        };
-        let invalid = CUresult::CUDA_ERROR_INVALID_VALUE;
-        for (sizes, order, first, stream) in [
-            ([4, 0], order, 0, stream),
-            ([4, 4], CUmemcpySrcAccessOrder(0), 0, stream),
-            ([4, 4], order, 1, stream),
-            ([4, 4], order, 0, std::ptr::null_mut()),
-        ] {
-            assert_eq!(batch(sizes, order, first, stream), invalid, "{sizes:?} {order:?} {first}");
-        }
-        ok!(cuda, cuStreamSynchronize(stream));
-        assert_eq!(cuda.download(memory + 32, 4), [32, 33, 34, 35]);
-        assert_eq!(batch([4, 3], order, 0, stream), CUresult::CUDA_SUCCESS);
-        ok!(cuda, cuStreamSynchronize(stream));
-        assert_eq!(cuda.download(memory + 32, 20), [&[0, 1, 2, 3][..], &(36..48).collect::<Vec<u8>>(), &[8, 9, 10, 51]].concat());
-        ok!(cuda, cuStreamDestroy_v2(stream));
-        cuda.free(memory);
-        cuda.leave(0);
-        world.finish().unwrap();
-    }
-
     #[test]
     fn a_handle_at_two_addresses_is_one_memory() {
         let world = World::builder().start().unwrap();

@@ -3,9 +3,9 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cuda_driver::graph::{CaptureMode, CaptureStatus};
+use cuda_driver::graph::CaptureStatus;
 use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory, StreamMemory};
-use cuda_driver::{DeviceCopy, Error, Event, EventFlags, Stream, StreamFlags, WaitCondition};
+use cuda_driver::{Error, Event, EventFlags, Stream, StreamFlags, WaitCondition};
 
 use super::{context, on_devices, on_stream};
 
@@ -30,63 +30,6 @@ fn copies_and_fills_run_in_order() {
         stream.synchronize().unwrap();
         assert!(stream.query().unwrap());
         assert_eq!(host.as_slice()[..14], [9, 9, 9, 9, 1, 2, 3, 4, 5, 6, 7, 7, 9, 9]);
-    });
-}
-
-/// As a batch, and one by one: on a stream that captures, and on the legacy default stream.
-#[test]
-fn copies_of_a_list_are_one_call_where_the_driver_allows() {
-    on_devices(1, |world, driver| {
-        let context = context(driver, 0);
-        let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).unwrap();
-        let [from, to] = [0, 1].map(|_| DeviceMemory::new(&context, 64).unwrap());
-        let list: Vec<u8> = (1..=64).collect();
-        from.copy_from_host(0, &list).unwrap();
-        let copy = |at: usize, source: usize, bytes: usize| DeviceCopy {
-            to: to.ptr() + at,
-            from: from.ptr() + source,
-            bytes,
-        };
-        let copies = [copy(0, 32, 3), copy(60, 0, 4), copy(10, 32, 1)];
-        let counts = || ["cuMemcpyBatchAsync_v2", "cuMemcpyDtoDAsync_v2"].map(|call| world.calls(call));
-        let check = |copies: &[DeviceCopy], calls: [u64; 2], enqueue: &dyn Fn(&[DeviceCopy])| {
-            to.copy_from_host(0, &[0u8; 64]).unwrap();
-            let before = counts();
-            enqueue(copies);
-            let made = counts();
-            assert_eq!([made[0] - before[0], made[1] - before[1]], calls);
-            let mut expected = [0; 64];
-            for copy in copies {
-                let at = copy.to.offset_from(to.ptr()).unwrap() as usize;
-                let source = copy.from.offset_from(from.ptr()).unwrap() as usize;
-                expected[at..at + copy.bytes].copy_from_slice(&list[source..source + copy.bytes]);
-            }
-            let mut found = [0u8; 64];
-            to.copy_to_host(0, &mut found).unwrap();
-            assert_eq!(found, expected);
-        };
-        let on = |stream: &Stream, copies: &[DeviceCopy]| {
-            // SAFETY: the ranges lie in both memories, which nothing else uses before the test has waited.
-            unsafe { stream.copy_all(copies) }.unwrap();
-        };
-        let eager = |copies: &[DeviceCopy]| {
-            on(&stream, copies);
-            stream.synchronize().unwrap();
-        };
-        check(&copies, [1, 0], &eager);
-        check(&copies[..1], [0, 1], &eager);
-        check(&[], [0, 0], &eager);
-        let legacy = Stream::legacy_default(&context);
-        check(&copies, [0, 3], &|copies| {
-            on(&legacy, copies);
-            legacy.synchronize().unwrap();
-        });
-        check(&copies, [0, 3], &|copies| {
-            let capture = stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
-            on(&stream, copies);
-            stream.launch(&capture.end().unwrap().instantiate().unwrap()).unwrap();
-            stream.synchronize().unwrap();
-        });
     });
 }
 

@@ -1,6 +1,6 @@
 //! Lists of descriptors, and the copies that they ask for.
 
-use cuda_driver::{DeviceCopy, DevicePtr};
+use cuda_driver::DevicePtr;
 
 use super::{
     super::TransferError,
@@ -70,9 +70,17 @@ impl Extents {
     }
 }
 
+/// A copy between the memory of two ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RangeCopy {
+    pub(super) to: DevicePtr,
+    pub(super) from: DevicePtr,
+    pub(super) bytes: usize,
+}
+
 /// A copy of a descriptor.
 struct Part {
-    copy: DeviceCopy,
+    copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
     /// Region and piece, local and remote. Pieces may be separate allocations at adjacent addresses, which one copy
@@ -101,7 +109,7 @@ pub(super) fn copies(
     local: &[Extents],
     remote: &[Extents],
     descriptors: &[Descriptor],
-) -> Result<Vec<DeviceCopy>, TransferError> {
+) -> Result<Vec<RangeCopy>, TransferError> {
     let mut all: Vec<Part> = Vec::with_capacity(descriptors.len());
     for (at, descriptor) in descriptors.iter().enumerate() {
         let Descriptor { local_region, local_offset, remote_region, remote_offset, bytes } = *descriptor;
@@ -119,7 +127,7 @@ pub(super) fn copies(
                 Direction::Put => (theirs, mine),
             };
             let pieces = [(local_region, my_piece), (remote_region, their_piece)];
-            all.push(Part { copy: DeviceCopy { to, from, bytes }, at, pieces });
+            all.push(Part { copy: RangeCopy { to, from, bytes }, at, pieces });
             here = if left > bytes { Some((mine + bytes, left - bytes, my_piece)) } else { own.next() };
             there = if remaining > bytes {
                 Some((theirs + bytes, remaining - bytes, their_piece))
@@ -253,7 +261,7 @@ mod tests {
                         (0..copy.bytes as u64).map(|at| (copy.to.0 + at, copy.from.0 + at))
                     });
                     prop_assert_eq!(bytes.collect::<Vec<_>>(), model);
-                    let joins = |pair: &[DeviceCopy]| {
+                    let joins = |pair: &[RangeCopy]| {
                         let end = |begin: DevicePtr| begin + pair[0].bytes;
                         end(pair[0].to) == pair[1].to && end(pair[0].from) == pair[1].from
                     };
@@ -275,7 +283,7 @@ mod tests {
             remote_offset: offset,
             bytes,
         };
-        let copy = |to, from, bytes| DeviceCopy { to: DevicePtr(to), from: DevicePtr(from), bytes };
+        let copy = |to, from, bytes| RangeCopy { to: DevicePtr(to), from: DevicePtr(from), bytes };
         let both = copies(Direction::Get, &whole, &halves, &[descriptor(8, 10), descriptor(4, 4)]).unwrap();
         assert_eq!(both, [copy(1004, 5004, 6), copy(1010, 5010, 8)]);
     }

@@ -15,15 +15,15 @@ use std::{
 use cuda_driver::{Event, Stream, WaitCondition, graph::CaptureStatus};
 use process_group::graph_memory;
 
-use self::{
-    descriptor::copies,
-    state::{Inner, Peer, WIRE},
-};
 pub use self::{
     descriptor::{Descriptor, Direction},
     invalid::{DescriptorError, Side},
     pending::PendingTransfer,
     state::RegionInfo,
+};
+use self::{
+    descriptor::{RangeCopy, copies},
+    state::{Inner, Peer, WIRE},
 };
 use super::{
     Awaited, Fault, TransferError,
@@ -105,9 +105,8 @@ impl Regions {
         Ok(self.of(rank)?.iter().position(|region| region.name() == name))
     }
 
-    /// Copies between this rank's regions and those of the rank at place `peer` of the group. The copies are one call
-    /// of the driver if it has batches (CUDA 13.0). Ranges of the same regions that follow each other on both sides are
-    /// one copy. An empty list is valid. `deadline` counts from the call, and includes earlier work of the stream. A
+    /// Copies between this rank's regions and those of the rank at place `peer` of the group. Ranges of the same regions
+    /// that follow each other on both sides are one copy. An empty list is valid. `deadline` counts from the call, and includes earlier work of the stream. A
     /// captured transfer has no deadline.
     ///
     /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
@@ -302,12 +301,13 @@ impl Regions {
         // SAFETY: the ranges lie in the regions of both ranks. These stay mapped until the copies have ended: the core
         // holds this rank's memory and the mappings of the peer's. It is watched until then; in a capture, the caller
         // promises that it lives as long. The caller also promises the rest.
-        let copy = || unsafe { stream.copy_all(&copies) };
+        let copy =
+            || copies.iter().try_for_each(|copy| unsafe { stream.copy(copy.to, copy.from, copy.bytes) });
         if stream.capture_status()? != CaptureStatus::None {
             if notifies {
                 return Err(TransferError::Captured { asked: "transfer_and_notify" });
             }
-            let own = |copy: &cuda_driver::DeviceCopy| match direction {
+            let own = |copy: &RangeCopy| match direction {
                 Direction::Get => (copy.to, copy.bytes as u64),
                 Direction::Put => (copy.from, copy.bytes as u64),
             };

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 
 use cuda_driver::memory::{DeviceMemory, PinnedFlags, PinnedMemory};
 use cuda_driver::{
-    Capabilities, DeviceCopy, DevicePtr, Driver, Event, EventFlags, IpcEventHandle, MemoryOp, Result, Stream,
+    Capabilities, DevicePtr, Driver, Event, EventFlags, IpcEventHandle, MemoryOp, Result, Stream,
     StreamFlags, WaitCondition,
 };
 
@@ -138,9 +138,6 @@ pub(super) fn copies(driver: &Driver) -> Result<()> {
         stream.fill_u32(start + 8usize, 0x0303_0303, 1)?;
         stream.copy(middle, start, 1024)?;
         stream.copy_peer((end, &context), (middle, &context), 1024)?;
-        let halves = [(0usize, 512usize), (512, 512)];
-        let halves = halves.map(|(at, bytes)| DeviceCopy { to: end + at, from: middle + at, bytes });
-        stream.copy_all(&halves)?;
         stream.copy_to_host(pinned.as_ptr().cast(), end, 1024)?;
     }
     stream.synchronize()?;

@@ -23,9 +23,8 @@ const SHARING: [&str; 7] = [
 ];
 
 /// The number of copies of a transfer, its driver calls, and whether the transfers with the peer fail by that.
-const TRANSFERRING: [(usize, &str, bool); 7] = [
+const TRANSFERRING: [(usize, &str, bool); 6] = [
     (2, "cuStreamIsCapturing", false),
-    (2, "cuMemcpyBatchAsync_v2", false),
     (1, "cuMemcpyDtoDAsync_v2", false),
     (2, "cuStreamWriteValue32_v2", true),
     (2, "cuEventRecord", true),

@@ -194,7 +194,7 @@ fn a_rank_that_is_killed_at_any_call_of_the_driver_is_named_and_leaves_nothing()
         "cuMemMap",
         "cuStreamWriteValue32_v2",
         "cuStreamWaitValue32_v2",
-        "cuMemcpyBatchAsync_v2",
+        "cuMemcpyDtoDAsync_v2",
         "cuEventRecord",
     ];
     let cases: Vec<String> = calls.iter().map(|call| format!("{call} 1")).collect();
