@@ -46,7 +46,8 @@ impl Watch {
         let abort = Arc::new(Mutex::new(Some(abort)));
         let slot = abort.clone();
         let watch = move || {
-            loop {
+            // The registration may be over before this thread runs.
+            while !is_over(&slot) {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
                         let is_lost = match read_verdict::<CommitProtocol>(&stands) {
@@ -65,7 +66,7 @@ impl Watch {
                         }
                         return;
                     }
-                    Err(StoreError::Timeout { .. }) if !deadline.expired() && !is_over(&slot) => {}
+                    Err(StoreError::Timeout { .. }) if !deadline.expired() => {}
                     Err(_) => return,
                 }
             }
