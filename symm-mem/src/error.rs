@@ -94,7 +94,7 @@ impl fmt::Display for CallContext {
 
 impl Error {
     /// Returns the operation that failed, as the text names it: `commit`, `retirement`, `agreed allocation`,
-    /// `rendezvous`, `exchange` or `direct path`.
+    /// `rendezvous`, `exchange`, `share_regions` or `direct path`.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.0.call.operation
@@ -118,7 +118,7 @@ impl Error {
         self.0.call.pool
     }
 
-    /// Returns the name of the plan of an exchange.
+    /// Returns the name of the plan of an exchange, or of the set of regions.
     #[must_use]
     pub fn plan(&self) -> Option<&str> {
         self.0.call.plan.as_deref()
