@@ -1,12 +1,12 @@
 //! The inputs and outputs of the state machine of an agreement. The module docs of `agreement` define the
 //! [terms](super#terms).
 
-use std::time::Duration;
+use std::{any::Any, time::Duration};
 
 use super::{
     failure::Failure,
     protocol::Protocol,
-    vote::{Answer, Request},
+    vote::{Answer, Gone, Request},
 };
 use crate::wire::Malformed;
 
@@ -34,6 +34,30 @@ pub struct Member {
     /// passed. If a time is given, the wait for the other members after a failure or refusal (see [`run`](super::run))
     /// ends by then.
     pub deadline: Option<Duration>,
+}
+
+/// The object that an agreement is about, as [`run`](super::run) needs it. A closure `Fn() -> Result<(), Gone>` is also
+/// an object: it is called for [`check`](Self::check).
+pub trait Object {
+    /// Returns an error once the object has ended on this rank.
+    ///
+    /// # Errors
+    /// [`Gone`]: the rank that ended the object, and its reason.
+    fn check(&self) -> Result<(), Gone>;
+
+    /// Called before this member waits until `key` has a value. [`run`](super::run) holds the returned value during the
+    /// wait. If the object ends in this time, it should call [`end_wait`](super::end_wait) for the key, on another
+    /// thread. Otherwise the wait ends only when `check` is called again, after at most 0.5 s.
+    fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
+        let _ = key;
+        None
+    }
+}
+
+impl<F: Fn() -> Result<(), Gone>> Object for F {
+    fn check(&self) -> Result<(), Gone> {
+        self()
+    }
 }
 
 /// An input to the state machine.

@@ -87,7 +87,7 @@ mod values;
 mod vote;
 
 pub use failure::{Absentee, Failure, Spoken};
-pub use interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output};
+pub use interface::{Awaited, Conclusion, Ending, Input, Member, Object, OtherMembers, Output};
 pub use left::{left_keys, remove_left};
 pub use machine::Agreement;
 #[cfg(any(test, feature = "simulation"))]
@@ -95,7 +95,7 @@ pub use memory::Memory;
 pub use messages::{read_decision, read_verdict, refusal};
 pub use place::{Place, Waiting, verdict_key};
 pub use protocol::{Absence, Decision, PlainProtocol, Protocol, Report};
-pub use session::{Failed, leave, run};
+pub use session::{Failed, end_wait, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
 

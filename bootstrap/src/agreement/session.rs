@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use super::{
     failure::Failure,
-    interface::{Awaited, Conclusion, Ending, Input, Member, OtherMembers, Output},
+    interface::{Awaited, Conclusion, Ending, Input, Member, Object, OtherMembers, Output},
     left,
     machine::Agreement,
     messages::{asks_for_action, sealed_failure},
@@ -18,10 +18,10 @@ use crate::{
     store::{Deadline, Store, StoreError, publish},
 };
 
-/// While a member waits for a result, [`run`] calls its argument `goes_on` at intervals. This is the first interval. It
-/// is also the pause before a retry, and the interval of the checks in [`Session::stay`].
+/// While a member waits for a result, [`run`] checks the object at intervals. This is the first interval. It is also the
+/// pause before a retry, and the interval of the checks in [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The longest interval between two calls of `goes_on` in a wait. The intervals double up to this one, because each
+/// The longest interval between two checks of the object in a wait. The intervals double up to this one, because each
 /// interval costs requests to the store.
 const LONG_POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The shortest time, counted from the first error of a request, for which a member in doubt repeats the request.
@@ -78,9 +78,9 @@ impl<P: Protocol<Refusal: fmt::Display>> std::error::Error for Failed<P> {
 /// timed out, or a rank has [left](leave). `act` can poll this function to stop early. The function returns false if
 /// the store fails.
 ///
-/// `goes_on` returns an error once the object has ended on this rank. It is polled during waits and retries, but not
-/// during `act`. After its error, a wait for the others ends, and the agreement fails with [`Failure::Left`] on all
-/// members, unless its result is already stored. Retries of a failed request also end, with [`Ending::InDoubt`].
+/// `object` is checked during waits and retries, but not during `act`. Once it has ended on this rank, a wait for the
+/// others ends, and the agreement fails with [`Failure::Left`] on all members, unless its result is already stored.
+/// Retries of a failed request also end, with [`Ending::InDoubt`].
 ///
 /// This function blocks in these phases, which follow one another:
 /// - It waits until all records are posted, the patience of a member has ended, or the agreement has failed for another
@@ -102,7 +102,7 @@ pub fn run<P: Protocol>(
     member: Member,
     record: P::Record,
     mut act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
-    goes_on: impl Fn() -> Result<(), Gone>,
+    object: impl Object,
 ) -> Result<P::Agreed, Box<Failed<P>>> {
     let (deadline, retry_until) = (member.deadline, member.deadline.unwrap_or(member.patience));
     let _running = Running::of(member.rank, &member.name);
@@ -118,7 +118,7 @@ pub fn run<P: Protocol>(
         let input = match output {
             Output::Done(Conclusion { result, read, awaited, has_acted, others }) => {
                 if read.is_empty() {
-                    session.stay(&awaited, deadline, &goes_on);
+                    session.stay(&awaited, deadline, &object);
                 }
                 session.remove(&read);
                 let store = session.failure;
@@ -130,7 +130,7 @@ pub fn run<P: Protocol>(
             }
             Output::Store(request) => {
                 let retry_until = machine.is_in_doubt().then_some(retry_until);
-                Input::Store(session.ask(&request, retry_until, &goes_on))
+                Input::Store(session.ask(&request, retry_until, &object))
             }
         };
         output = machine.step(input, session.begun.elapsed());
@@ -159,6 +159,17 @@ pub fn leave<P: Protocol>(store: &dyn Store, name: &str, rank: u32, cause: &str)
     Ok(())
 }
 
+/// Ends the wait of this rank for the value of `key`, an argument of [`Object::begin_wait`], because the object of the
+/// agreement has ended: fails the agreement with [`Failure::Left`], unless its result is already stored. `store` is the
+/// store of the agreement.
+///
+/// # Errors
+/// Those of the store.
+pub fn end_wait(store: &dyn Store, key: &str, gone: Gone) -> Result<(), StoreError> {
+    let Gone { rank, cause } = gone;
+    store.compare_set(key, b"", &sealed_failure(Failure::Left { rank, cause })).map(drop)
+}
+
 /// Sends the requests of a state machine to the store.
 struct Session<'a> {
     store: &'a dyn Store,
@@ -176,19 +187,14 @@ impl Session<'_> {
 
     /// Sends a request to the store, and returns the answer. After an error, there are three cases:
     /// - [`StoreError::Taken`]: returns [`Answer::Taken`].
-    /// - The error is temporary, and `retry_until` is given: repeats the request while `goes_on` succeeds, until this
-    ///   time on the clock of the state machine, and for at least [`RETRY_FLOOR`] after the first error.
+    /// - The error is temporary, and `retry_until` is given: repeats the request while the object goes on, until
+    ///   this time on the clock of the state machine, and for at least [`RETRY_FLOOR`] after the first error.
     /// - Otherwise, or after the last repetition: stores the error in `failure`, and returns [`Answer::StoreFailed`],
     ///   or [`Answer::Unsent`] if the store rejected the value of a post.
-    fn ask(
-        &mut self,
-        request: &Request,
-        retry_until: Option<Duration>,
-        goes_on: &dyn Fn() -> Result<(), Gone>,
-    ) -> Answer {
+    fn ask(&mut self, request: &Request, retry_until: Option<Duration>, object: &dyn Object) -> Answer {
         let mut first_failed = None;
         loop {
-            let error = match self.attempt(request, goes_on) {
+            let error = match self.attempt(request, object) {
                 Ok(answer) => return answer,
                 Err(StoreError::Taken { .. }) => return Answer::Taken,
                 Err(error @ (StoreError::TooLarge { .. } | StoreError::Argument(_)))
@@ -202,7 +208,7 @@ impl Session<'_> {
             let now = self.begun.elapsed();
             let floor = *first_failed.get_or_insert(now) + RETRY_FLOOR;
             let is_late = retry_until.is_none_or(|until| now >= until.max(floor));
-            if is_late || !may_pass(&error) || goes_on().is_err() {
+            if is_late || !may_pass(&error) || object.check().is_err() {
                 self.failure = Some(error);
                 return Answer::StoreFailed;
             }
@@ -210,13 +216,9 @@ impl Session<'_> {
         }
     }
 
-    /// Executes a request without retries, and returns the answer. During a [`Request::Await`], calls `goes_on` at
-    /// intervals.
-    fn attempt(
-        &self,
-        request: &Request,
-        goes_on: &dyn Fn() -> Result<(), Gone>,
-    ) -> Result<Answer, StoreError> {
+    /// Executes a request without retries, and returns the answer. During a [`Request::Await`], checks the
+    /// object at intervals.
+    fn attempt(&self, request: &Request, object: &dyn Object) -> Result<Answer, StoreError> {
         let store = self.store;
         match request {
             Request::Enter { key, place } => register::enter(store, key, place).map(|()| Answer::Stored),
@@ -230,17 +232,18 @@ impl Session<'_> {
             }
             Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
             Request::Await { key, until } => {
+                // The wait begins before the check, so an object that ends after the check ends the wait.
+                let _wait = object.begin_wait(key);
                 let mut interval = POLL_INTERVAL;
                 loop {
+                    if let Err(gone) = object.check() {
+                        return Ok(Answer::Over(gone));
+                    }
                     match store.get(key, self.deadline(*until).at_most(interval)) {
                         Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
                             return Ok(Answer::Expired);
                         }
-                        Err(StoreError::Timeout { .. }) => {
-                            if let Err(gone) = goes_on() {
-                                return Ok(Answer::Over(gone));
-                            }
-                        }
+                        Err(StoreError::Timeout { .. }) => {}
                         answer => return answer.map(Answer::Result),
                     }
                     interval = (interval * 2).min(LONG_POLL_INTERVAL);
@@ -251,8 +254,9 @@ impl Session<'_> {
 
     /// Waits until the other members that posted a record have read the result, because this process may host the
     /// store. Waits for at most [`STAY_LIMIT`], until the time `deadline` on the clock of the state machine if that is
-    /// given, and not at all if the store has failed. Stops if `goes_on` or a request fails.
-    fn stay(&self, awaited: &[Awaited], deadline: Option<Duration>, goes_on: &dyn Fn() -> Result<(), Gone>) {
+    /// given, and not at all if the store has failed. Stops if the object has ended or a request
+    /// fails.
+    fn stay(&self, awaited: &[Awaited], deadline: Option<Duration>, object: &dyn Object) {
         if self.failure.is_some() || awaited.is_empty() {
             return;
         }
@@ -265,7 +269,7 @@ impl Session<'_> {
         // When all members have read the result, the last one removes the records and then the acknowledgements. So
         // a record that is gone also ends the wait.
         while !deadline.expired()
-            && goes_on().is_ok()
+            && object.check().is_ok()
             && matches!(
                 self.store.wait(&keys, deadline.at_most(POLL_INTERVAL)),
                 Err(StoreError::Timeout { .. })

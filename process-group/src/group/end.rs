@@ -3,6 +3,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering};
 
 use bootstrap::{
+    agreement::{self, Gone},
     runtime::{self, Instant},
     wire::Unsent,
 };
@@ -11,6 +12,8 @@ use super::{
     GroupErrorKind, KindResult,
     error::CallContext,
     health::{End, GroupHealth},
+    meeting::id,
+    open_waits::OpenWait,
     settings::EndCallback,
 };
 use crate::{
@@ -43,6 +46,7 @@ impl GroupHealth {
         if let Some(force) = force {
             self.leave(force);
         }
+        self.end_waits();
         self.report_end();
         // After a member has left, the watchdog aborts later, in `settle`, because some work can still complete.
         if !has_left {
@@ -85,6 +89,30 @@ impl GroupHealth {
         let callback = self.on_end().take();
         // The callback is dropped after the lock is released, because it may own objects with locks of their own.
         drop(callback);
+    }
+
+    /// If the group is over, returns the member that ended it and the reason, as agreements name them. For `is_larger`
+    /// see [`Meeting::is_larger`](super::meeting::Meeting::is_larger).
+    pub(super) fn gone(&self, is_larger: bool) -> Option<Gone> {
+        let (rank, cause) = self.ended_by()?;
+        let place = self.place_of(rank).filter(|_| is_larger);
+        Some(Gone { rank: id(place.unwrap_or(rank)), cause })
+    }
+
+    /// Ends this rank's waits in agreements of the group, which is over. Does not block: another thread sends the
+    /// requests to the store. If a request fails, the wait ends when it next checks the group.
+    fn end_waits(&self) {
+        let with_reason = |wait: Arc<OpenWait>| Some((self.gone(wait.is_larger)?, wait));
+        let waits: Vec<(Gone, Arc<OpenWait>)> =
+            self.open_waits.all().into_iter().filter_map(with_reason).collect();
+        if waits.is_empty() {
+            return;
+        }
+        aside("end-waits", move || {
+            for (gone, wait) in &waits {
+                let _ = agreement::end_wait(&wait.store, &wait.key, gone.clone());
+            }
+        });
     }
 
     /// Ends those child groups that are still being made and to which

@@ -12,7 +12,8 @@ use std::{
 use bootstrap::runtime::Instant;
 
 use super::{
-    GroupErrorKind, KindResult, Path, path::PathError, settings::EndCallback, work_monitor::WorkMonitor,
+    GroupErrorKind, KindResult, Path, open_waits::OpenWaits, path::PathError, settings::EndCallback,
+    work_monitor::WorkMonitor,
 };
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
@@ -65,6 +66,8 @@ pub(crate) struct GroupHealth {
     revoked: AtomicBool,
     /// The number of this rank's waits for other members that are in progress.
     pub(super) waits: AtomicUsize,
+    /// The waits of this rank in the group's agreements.
+    pub(super) open_waits: OpenWaits,
     /// Child groups that are still being made from this group's members.
     pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
     /// The listeners for lost ranks and for aborted communicators. Others hold weak references, so the listeners end
@@ -165,6 +168,7 @@ impl GroupHealth {
             doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: AtomicUsize::new(0),
+            open_waits: OpenWaits::default(),
             pending_children: Mutex::default(),
             listeners: OnceLock::new(),
         });

@@ -4,6 +4,7 @@
 //! agreements of different groups, can therefore be detected. When a group ends, all waits in its agreements end.
 
 use std::{
+    any::Any,
     collections::BTreeMap,
     convert::Infallible,
     marker::PhantomData,
@@ -12,11 +13,11 @@ use std::{
 };
 
 use bootstrap::{
-    agreement::{self, Ending, Failed, Failure, Gone, OtherMembers, PlainProtocol, Protocol},
+    agreement::{self, Ending, Failed, Failure, Gone, Object, OtherMembers, PlainProtocol, Protocol},
     wire::Wire,
 };
 
-use super::{GroupErrorKind, KindResult, Result, health::GroupHealth};
+use super::{GroupErrorKind, KindResult, Result, health::GroupHealth, open_waits::OpenWait};
 use crate::{
     error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
@@ -74,13 +75,6 @@ impl Meeting<'_> {
         act: impl FnMut(&P::Plan, Deadline, &dyn Fn() -> bool) -> P::Outcome,
         others: &mut Option<OtherMembers<P::Agreed>>,
     ) -> KindResult<Result<P::Agreed, P::Refusal>> {
-        let goes_on = || {
-            let Some((health, (rank, cause))) = self.health.and_then(|it| Some((it, it.ended_by()?))) else {
-                return Ok(());
-            };
-            let place = health.place_of(rank).filter(|_| self.is_larger);
-            Err(Gone { rank: id(place.unwrap_or(rank)), cause })
-        };
         let member = agreement::Member {
             name: self.name.clone(),
             rank: id(self.rank),
@@ -89,7 +83,7 @@ impl Meeting<'_> {
             patience: deadline.remaining(),
             deadline: None,
         };
-        let run = || match agreement::run::<P>(self.job, member, record, act, goes_on) {
+        let run = || match agreement::run::<P>(self.job, member, record, act, self) {
             Ok(agreed) => Ok(Ok(agreed)),
             Err(mut failed) => {
                 *others = failed.others.take();
@@ -197,6 +191,18 @@ impl Meeting<'_> {
     /// it published.
     pub(super) fn given_up(&self, rank: usize, cause: String) -> GroupErrorKind {
         StoreError::GivenUp { rank, at: self.name.clone(), cause }.into()
+    }
+}
+
+/// The group of `health`.
+impl Object for &Meeting<'_> {
+    fn check(&self) -> Result<(), Gone> {
+        self.health.and_then(|health| health.gone(self.is_larger)).map_or(Ok(()), Err)
+    }
+
+    fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
+        let wait = OpenWait { store: self.job.clone(), key: key.to_owned(), is_larger: self.is_larger };
+        Some(Box::new(self.health?.open_waits.add(wait)))
     }
 }
 

@@ -65,6 +65,7 @@ mod list;
 mod meeting;
 mod member;
 mod one_sided;
+mod open_waits;
 pub mod p2p;
 pub mod path;
 mod places;

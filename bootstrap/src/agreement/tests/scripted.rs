@@ -2,6 +2,7 @@
 //! waits for acknowledgements, and failing stores.
 
 use std::{
+    any::Any,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -9,8 +10,8 @@ use std::{
 
 use super::{
     super::{
-        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Output, budget, leave,
-        place, run,
+        Absentee, Agreement, Answer, Ending, Failed, Failure, Gone, Input, Member, Object, Output, budget,
+        end_wait, leave, place, run,
     },
     sum::{Sum, member_of},
 };
@@ -30,7 +31,7 @@ fn agree(store: &dyn Store, rank: u32, patience: Duration) -> Outcome {
     run::<Sum>(store, member_of(rank, 2, patience), 3, |_, _, _| true, || Ok(()))
 }
 
-/// Returns the error with which `goes_on`, an argument of [`run`], reports that `rank` has ended the object.
+/// Returns the error with which the object of an agreement reports that `rank` has ended the object.
 fn gone(rank: u32) -> Gone {
     Gone { rank, cause: "it is dead".into() }
 }
@@ -66,7 +67,28 @@ fn a_member_whose_object_has_ended_is_the_only_culprit() {
     }
 }
 
-/// Rank 1 waits for rank 0. The `goes_on` of rank 1 reports that rank 0 has ended the object.
+/// An object whose end [`run`] learns of through [`end_wait`] alone.
+struct EndsWaits<'a>(&'a HashStore);
+
+impl Object for EndsWaits<'_> {
+    fn check(&self) -> Result<(), Gone> {
+        Ok(())
+    }
+
+    fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
+        let (store, key) = (self.0.clone(), key.to_owned());
+        Some(Box::new(thread::spawn(move || end_wait(&store, &key, gone(0)).unwrap())))
+    }
+}
+
+#[test]
+fn an_object_ends_the_waits_of_its_agreements() {
+    let store = HashStore::new();
+    let outcome = run::<Sum>(&store, member_of(1, 2, LONG), 3, |_, _, _| true, EndsWaits(&store));
+    assert_eq!(failure(&outcome).to_string(), "rank 0 has left: it is dead");
+}
+
+/// Rank 1 waits for rank 0. The object of rank 1 reports that rank 0 has ended the object.
 #[test]
 fn the_rank_that_ended_the_object_is_named() {
     let store = HashStore::new();

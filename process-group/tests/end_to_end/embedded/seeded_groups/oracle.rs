@@ -9,9 +9,13 @@ use process_group::{
 };
 
 use super::{
-    plan::{Fault, Plan},
+    plan::{Fault, Plan, Step},
     run::{LIMIT, Report, Run, Seen},
 };
+
+/// The longest time from the end of a group to the end of a wait in it. It is shorter than the intervals at which waits
+/// check their group.
+const AT_ONCE: Duration = Duration::from_millis(20);
 
 /// Returns the rank that is gone, according to the reason of a group's end.
 pub(super) fn lost(error: &GroupError) -> Option<usize> {
@@ -108,6 +112,9 @@ impl Judge<'_> {
         if matches!(seen.error.kind(), Lost { .. }) && !is_own && seen.ended > latest + self.delay() {
             return Err("the loss is noticed late".into());
         }
+        if self.stays_in_barrier(is_own, report, seen) {
+            return Err("a barrier does not end with its group".into());
+        }
         // An error in the first or the last step leaves no world.
         let has_world = (1..=self.plan.steps.len()).contains(&seen.step);
         match &report.survivors {
@@ -117,6 +124,18 @@ impl Judge<'_> {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns true if the rank was at a barrier when trouble ended the group, and the barrier has not ended at once.
+    fn stays_in_barrier(&self, is_own: bool, report: &Report, seen: &Seen) -> bool {
+        let step = seen.step.checked_sub(1).and_then(|at| self.plan.steps.get(at));
+        let end = report.troubles.iter().find(|(group, _)| Some(&**group) == seen.error.group());
+        let (Some(Step::Barrier { .. }), Some((_, end))) = (step, end) else { return false };
+        let stalled = match self.fault {
+            Fault::Stall(time) if is_own => time,
+            _ => Duration::ZERO,
+        };
+        seen.ended > (*end).max(seen.begun + stalled) + AT_ONCE
     }
 
     /// The time after which the fault begins.

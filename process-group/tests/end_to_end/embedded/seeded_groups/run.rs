@@ -46,6 +46,8 @@ pub(super) struct Report {
     pub(super) end: Option<GroupError>,
     /// The reasons for the ends of groups at the end of the rank, by the group's number.
     pub(super) ends: Vec<(u64, GroupError)>,
+    /// The virtual times at which groups have ended on this rank because of trouble, by the group's name.
+    pub(super) troubles: Vec<(String, Duration)>,
     /// The result of the group of the survivors, if the rank tried to make one.
     pub(super) survivors: Option<std::result::Result<(), String>>,
     pub(super) violations: Vec<String>,
@@ -65,6 +67,9 @@ pub(super) struct Run {
 
 /// The groups of ranks whose process has ended. A process that ends destroys nothing.
 type Ended = Arc<Mutex<Vec<ProcessGroup>>>;
+
+/// See [`Report::troubles`].
+type Troubles = Arc<Mutex<Vec<(String, Duration)>>>;
 
 pub(super) fn run(plan: &Plan) -> std::result::Result<Run, String> {
     let network = Arc::new(Seeded::new());
@@ -88,7 +93,8 @@ pub(super) fn run(plan: &Plan) -> std::result::Result<Run, String> {
             let context = driver.device(rank as u32).unwrap().retain_primary().unwrap();
             let random = Random::new(!plan.seed << 8 | rank as u64);
             let (store, report) = (Arc::new(route.connect()), Report::default());
-            Rank { plan, rank, context, nccl, store, route, ended, random, origin, report }.work()
+            let troubles = Troubles::default();
+            Rank { plan, rank, context, nccl, store, route, ended, random, origin, report, troubles }.work()
         };
         (format!("rank {rank}"), Box::new(body))
     };
@@ -119,6 +125,7 @@ struct Rank {
     random: Random,
     origin: Instant,
     report: Report,
+    troubles: Troubles,
 }
 
 /// The groups of a rank.
@@ -177,6 +184,7 @@ impl Rank {
                 self.recover(&groups);
             }
         }
+        self.report.troubles = self.troubles.lock().unwrap().clone();
         let ends = groups.split.iter().chain(&groups.world);
         self.report.ends = ends.filter_map(|group| Some((group.id().uid, group.check().err()?))).collect();
         for group in groups.split.into_iter().chain(groups.world) {
@@ -214,7 +222,11 @@ impl Rank {
         // The driver's answers about memory are remembered beyond the end of a seeded world. So the second run of a seed
         // would make fewer calls.
         let settings = GroupSettings::new().check_buffers(false).timeout(LIMIT);
-        let settings = settings.work_timeout(self.plan.work_timeout);
+        let (origin, troubles) = (self.origin, self.troubles.clone());
+        let settings = settings.work_timeout(self.plan.work_timeout).on_end(move |error| {
+            let group = error.group().unwrap_or_default().to_owned();
+            troubles.lock().unwrap().push((group, origin.elapsed()));
+        });
         let builder = ProcessGroup::builder()
             .store(self.store.clone())
             .rank(self.rank)
