@@ -4,9 +4,17 @@ use std::ffi::c_void;
 
 use super::Stream;
 use crate::call::call;
+use crate::context::Current;
 use crate::{Context, DevicePtr, Result};
 
 impl Stream {
+    /// Makes the context current. While no context is current, the driver refuses a copy from or to a range that
+    /// several allocations of virtual memory make up.
+    #[inline]
+    fn enter_to_copy(&self) -> Result<Current<'_>> {
+        self.context().enter()
+    }
+
     /// Enqueues a copy of `bytes` bytes from host memory to device memory. The call returns at once if the host memory
     /// is pinned; with pageable memory it may block.
     ///
@@ -18,7 +26,7 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyHtoDAsync_v2`.
     #[doc(alias = "cuMemcpyHtoDAsync")]
     pub unsafe fn copy_from_host(&self, to: DevicePtr, from: *const c_void, bytes: usize) -> Result<()> {
-        let _current = self.enter_if_implicit()?;
+        let _current = self.enter_to_copy()?;
         // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyHtoDAsync_v2(to.0, from, bytes, self.raw())) }
     }
@@ -34,7 +42,7 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoHAsync_v2`.
     #[doc(alias = "cuMemcpyDtoHAsync")]
     pub unsafe fn copy_to_host(&self, to: *mut c_void, from: DevicePtr, bytes: usize) -> Result<()> {
-        let _current = self.enter_if_implicit()?;
+        let _current = self.enter_to_copy()?;
         // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyDtoHAsync_v2(to, from.0, bytes, self.raw())) }
     }
@@ -50,7 +58,7 @@ impl Stream {
     /// [`Error::Driver`](crate::Error::Driver) from `cuMemcpyDtoDAsync_v2`.
     #[doc(alias = "cuMemcpyDtoDAsync")]
     pub unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize) -> Result<()> {
-        let _current = self.enter_if_implicit()?;
+        let _current = self.enter_to_copy()?;
         // SAFETY: the caller promises that both ranges are valid; the stream is alive.
         unsafe { call!(self.api(), cuMemcpyDtoDAsync_v2(to.0, from.0, bytes, self.raw())) }
     }
@@ -76,7 +84,7 @@ impl Stream {
             let ours = self.context().driver();
             ours.require_same("an allocation's context", context.driver(), "the stream that should copy")?;
         }
-        let _current = self.enter_if_implicit()?;
+        let _current = self.enter_to_copy()?;
         let (to_context, from_context) = (to_context.raw(), from_context.raw());
         // SAFETY: the caller promises that both ranges are valid; the contexts and the stream are alive.
         unsafe {

@@ -180,6 +180,11 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
             check(machine, &stream, address, bytes as u64, access)?;
         }
     }
+    let lies_in_several =
+        |end| matches!(end, End::Visible(address) if is_in_several(machine, address, bytes as u64));
+    if machine.current_handle().is_none() && [work.to, work.from].into_iter().any(lies_in_several) {
+        return Err(DriverError::invalid("a range in several allocations, while no context is current"));
+    }
     let to_pageable = matches!(work.to, End::Pageable(_));
     let launched =
         stream.launch_or_record(machine, CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY, Arc::new(work))?;
@@ -188,6 +193,12 @@ fn copy(machine: &Arc<Machine>, to: u64, from: u64, bytes: usize, stream: CUstre
         stream.context.check()?;
     }
     Ok(())
+}
+
+/// Returns true if a range does not lie in one allocation.
+fn is_in_several(machine: &Machine, address: u64, bytes: u64) -> bool {
+    let space = machine.memory.space();
+    space.at(address).is_some_and(|mapped| address + bytes > mapped.base + mapped.len)
 }
 
 /// A copy without a stream. Returns once it is done, or once it has read pageable memory.

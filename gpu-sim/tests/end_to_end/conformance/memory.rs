@@ -321,6 +321,25 @@ pub(super) const ROWS: &[Row] = &[
         "SUCCESS",
     ),
     (
+        "a copy over two mappings without a context",
+        |cuda| {
+            let start = two_mappings(cuda);
+            cuda.allow(0, start, 2 * GRANULE, RW);
+            let (stream, bytes, mut context) = (cuda.stream(), [1u8; 8], null());
+            ok!(cuda, cuCtxPopCurrent_v2(&mut context));
+            let copy = |at| cu!(cuda, cuMemcpyHtoDAsync_v2(at, bytes.as_ptr().cast(), 8, stream));
+            let found = [
+                copy(start),
+                copy(start + G - 4),
+                cu!(cuda, cuMemcpyDtoDAsync_v2(start, start + G - 4, 8, stream)),
+                cu!(cuda, cuMemsetD8Async(start + G - 4, 1, 8, stream)),
+            ];
+            ok!(cuda, cuCtxPushCurrent_v2(context));
+            codes(found)
+        },
+        "SUCCESS INVALID_VALUE INVALID_VALUE SUCCESS",
+    ),
+    (
         "pools of one's own",
         |cuda| {
             let stream = cuda.stream();
