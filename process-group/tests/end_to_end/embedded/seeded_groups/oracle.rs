@@ -13,9 +13,9 @@ use super::{
     run::{LIMIT, Report, Run, Seen},
 };
 
-/// The longest time from the end of a group to the end of a wait in it. It is shorter than the intervals at which waits
-/// check their group.
-const AT_ONCE: Duration = Duration::from_millis(20);
+/// The longest time from the end of a group to the end of a wait in it, for some requests to the store. A wait checks
+/// its group at intervals of up to 500 ms.
+const AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Returns the rank that is gone, according to the reason of a group's end.
 pub(super) fn lost(error: &GroupError) -> Option<usize> {
