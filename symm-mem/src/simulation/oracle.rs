@@ -188,8 +188,11 @@ impl World {
         let wrong = |text: String| Err(Violation(format!("under {trouble:?} on rank {culprit}: {text}")));
         if let Some(refusal) = said.rendezvous() {
             let fits = match refusal {
-                RendezvousRefusal::RendezvousTimeout { missing, .. } => {
-                    !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
+                RendezvousRefusal::RendezvousTimeout { missing, circle, .. } => {
+                    let may_miss = trouble.delays()
+                        || self.waits_in_other_domain(circle)
+                        || self.came_late(told, missing);
+                    !missing.is_empty() && may_miss
                 }
                 RendezvousRefusal::MembersLost { .. } => trouble.silences(),
                 RendezvousRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),
@@ -211,8 +214,11 @@ impl World {
         }
         if let Some(refusal) = said.exchange() {
             let fits = match refusal {
-                ExchangeRefusal::ExchangeTimeout { missing, .. } => {
-                    !missing.is_empty() && (trouble.delays() || self.came_late(told, missing))
+                ExchangeRefusal::ExchangeTimeout { missing, circle, .. } => {
+                    let may_miss = trouble.delays()
+                        || self.waits_in_other_domain(circle)
+                        || self.came_late(told, missing);
+                    !missing.is_empty() && may_miss
                 }
                 ExchangeRefusal::MembersLost { .. } => trouble.silences(),
                 ExchangeRefusal::VersionMismatch { versions } => self.speaks_otherwise_alone(versions),

@@ -8,7 +8,7 @@ use super::{
     violation::Violation,
     world::World,
 };
-use crate::agreement::{Absentee, MeetingId, Refusal, Waiting};
+use crate::agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
 
 impl World {
     /// Checks that two ranks that waited for each other in different meetings get an error that lists this circle of
@@ -57,6 +57,16 @@ impl World {
         let is_of_pools = circle.iter().all(|it| MeetingId::at(&it.place).is_some());
         let missed = self.scenario.trouble == Trouble::ExtraDomain && alone && is_of_pools;
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed
+    }
+
+    /// Returns true if a rank of the circle waits in a meeting of the whole domain, and the ranks disagree about the
+    /// domain's members. Such a meeting may have ended for other ranks, which go on.
+    pub(super) fn waits_in_other_domain(&self, circle: &[Waiting]) -> bool {
+        let is_of_domain = |it: &Waiting| {
+            let kind = MeetingId::at(&it.place).map(|meeting| meeting.kind);
+            matches!(kind, Some(MeetingKind::Retire {} | MeetingKind::Length {}))
+        };
+        matches!(self.scenario.trouble, Trouble::OtherDomain { .. }) && circle.iter().any(is_of_domain)
     }
 
     /// Checks agreement if the ranks disagree about the domain's members. A rank that gets a result must share it
