@@ -84,6 +84,20 @@ pub enum BufferError {
         /// Number of bytes of the buffer that lie in the first physical allocation.
         found: u64,
     },
+    /// The buffer of a collective begins in a window of the group and ends behind it. NCCL would use memory of the other
+    /// members that the window does not contain.
+    #[error(
+        "SpansWindow: {bytes} bytes at {address:#x} begin in a window of the group whose segment ends after {found} bytes: give \
+         a buffer that lies in one block"
+    )]
+    SpansWindow {
+        /// Start address of the buffer.
+        address: u64,
+        /// Length of the buffer in bytes.
+        bytes: u64,
+        /// Number of bytes from `address` to the end of the segment.
+        found: u64,
+    },
     /// The driver query failed.
     #[error("the driver was asked for the memory")]
     Driver(#[source] Box<cuda_driver::Error>),

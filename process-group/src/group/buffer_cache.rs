@@ -228,7 +228,9 @@ impl BufferCache {
         }
         let (status, place) = match self.known(address, address.saturating_add(bytes)) {
             Some(known) => known,
-            None => self.find(communicator, address, bytes).map_err(|source| wrong(side, source))?,
+            None => {
+                self.find(communicator, op.primitive, address, bytes).map_err(|source| wrong(side, source))?
+            }
         };
         if status == RegistrationStatus::Remappable && self.needs_one_allocation {
             self.check_one_allocation(address, bytes, stream).map_err(|source| wrong(side, source))?;
@@ -284,6 +286,7 @@ impl BufferCache {
     fn find(
         &self,
         communicator: &Communicator,
+        primitive: Primitive,
         address: u64,
         bytes: u64,
     ) -> BoxedResult<(RegistrationStatus, WindowOffset), BufferError> {
@@ -304,6 +307,10 @@ impl BufferCache {
                 place = window.place(start);
             }
             None if self.places.are_none() => {}
+            Some(window) if primitive.symmetric().contains(&true) => {
+                let found = window.segment.end - address;
+                return Err(Box::new(BufferError::SpansWindow { address, bytes, found }));
+            }
             // The buffer crosses the end or the start of a window. The range is not cached, because another
             // buffer in it may lie in the window.
             Some(_) => return Ok((status, place)),

@@ -151,6 +151,7 @@ const HAZARDS: &[Entry] = &[
     ("H16", CHECKS, &["memory_that_is_a_window_already_is_refused_on_all"]),
     ("H16", EMBEDDED, &["a_commit_of_nothing_new_does_not_call_the_library"]),
     // Past the end of a segment.
+    ("H17", PROMISES, &["a_buffer_over_the_end_of_a_window_is_refused"]),
     ("H17", EMBEDDED, &["groups_share_a_pool_and_reduce_from_its_windows"]),
     ("H17", "symm-mem/src/pool/lookup.rs", &["every_address_is_found_where_it_lies"]),
     // Symmetric on some ranks only.

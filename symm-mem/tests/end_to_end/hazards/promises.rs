@@ -2,12 +2,16 @@
 
 use std::time::Duration;
 
-use cuda_driver::{Stream, StreamFlags};
+use cuda_driver::{DevicePtr, Stream, StreamFlags};
 use gpu_sim::World;
-use process_group::store::Store as _;
+use process_group::{
+    comm::{DataType, ReduceOp},
+    group::{Buffer, BufferError, GroupErrorKind},
+    store::Store as _,
+};
 use symm_mem::{
-    BufferLocation, Domain, Geometry, GroupId, Poison, Policy, Refusal, Standing, SymmetricBlock,
-    SymmetricGroup, SymmetricPool,
+    BufferLocation, Domain, Geometry, GroupId, LookupError, Poison, Policy, Refusal, Standing,
+    SymmetricBlock, SymmetricGroup, SymmetricPool,
 };
 
 use super::NCCL;
@@ -237,6 +241,38 @@ fn a_block_is_placed_alike_whether_or_not_its_former_work_is_done() {
         assert_eq!(places[0], MIB, "the place of the slice that was dropped");
         assert_eq!(pool.commit(&rank.world, options()).expect("both have the same history").new_windows, 1);
         drop((bucket, pool, stream));
+        rank.leave();
+    });
+}
+
+/// A collective on a buffer that begins in one window and ends in the next one. The library would accept it, and read the
+/// peers' memory past the end of the first window.
+#[test]
+fn a_buffer_over_the_end_of_a_window_is_refused() {
+    seen(2, |world, rank| {
+        let (pool, first) = rank.pool_with_bucket();
+        let second = pool.allocate(2 * MIB).expect("there is room");
+        assert_eq!(pool.commit(&rank.world, options()).expect("both agree").new_windows, 2);
+        let end_of = |block: &SymmetricBlock| match pool.lookup(block.ptr(), u64::MAX, rank.world.id()) {
+            Err(LookupError::SpansSegments { end, .. }) => end,
+            other => panic!("{other:?}"),
+        };
+        let at = DevicePtr(end_of(&first).min(end_of(&second)) - 4);
+        let buffer = Buffer::new(at, 2, DataType::F32);
+        let stream = Stream::new(rank.world.context(), StreamFlags::NON_BLOCKING).expect("a stream");
+        // SAFETY: both blocks live, and the call is refused.
+        let reduced = unsafe { rank.world.raw().all_reduce(buffer, buffer, ReduceOp::Sum, &stream) };
+        let error = reduced.expect_err("it spans two windows");
+        let GroupErrorKind::Buffer { source: BufferError::SpansWindow { bytes: 8, found: 4, .. }, .. } =
+            error.kind()
+        else {
+            panic!("{error}")
+        };
+        rank.world.barrier(soon()).expect("all come");
+        assert_eq!(world.calls("ncclAllReduce"), 0);
+        rank.world.barrier(soon()).expect("all come");
+        [&first, &second].into_iter().for_each(|block| rank.sum(block, &rank.world));
+        drop((first, second, pool));
         rank.leave();
     });
 }
