@@ -47,7 +47,7 @@ pub trait Object {
 
     /// Called before this member waits until `key` has a value. [`run`](super::run) holds the returned value during the
     /// wait. If the object ends in this time, it should call [`end_wait`](super::end_wait) for the key, on another
-    /// thread. Otherwise the wait ends only when `check` is called again, after at most 0.5 s.
+    /// thread. Otherwise the wait ends when `check` is called again, after at most 0.5 s.
     fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
         let _ = key;
         None

@@ -232,18 +232,18 @@ impl Session<'_> {
             }
             Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
             Request::Await { key, until } => {
-                // The wait begins before the check, so an object that ends after the check ends the wait.
                 let _wait = object.begin_wait(key);
                 let mut interval = POLL_INTERVAL;
                 loop {
-                    if let Err(gone) = object.check() {
-                        return Ok(Answer::Over(gone));
-                    }
                     match store.get(key, self.deadline(*until).at_most(interval)) {
                         Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
                             return Ok(Answer::Expired);
                         }
-                        Err(StoreError::Timeout { .. }) => {}
+                        Err(StoreError::Timeout { .. }) => {
+                            if let Err(gone) = object.check() {
+                                return Ok(Answer::Over(gone));
+                            }
+                        }
                         answer => return answer.map(Answer::Result),
                     }
                     interval = (interval * 2).min(LONG_POLL_INTERVAL);
