@@ -7,11 +7,12 @@
 //! |---|---|
 //! | records | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] |
 //! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks |
-//! | deregistration | every rank deregisters its windows, group by group, in the order of their commits |
+//! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
 //! Deregistration is local in every release of NCCL, and frees addresses that determine the place of later windows.
-//! All ranks therefore deregister in one order, and only after no device uses the windows any more. Memory is freed
-//! last, after all ranks have posted that their windows are gone.
+//! All ranks therefore deregister in one order: groups by ascending id, and within a group by ascending ordinal of the
+//! segments. They begin only after no device uses the windows any more. Memory is freed last, after all ranks have
+//! posted that their windows are gone.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -30,7 +31,7 @@ use super::{
     wire::{self, wire_enum, wire_struct},
 };
 
-/// A group that has committed some of the segments, as seen by one of its members.
+/// A group that was given to a retirement, as seen by one of its members. It may have committed none of the segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The group.
@@ -153,8 +154,8 @@ pub enum Release {
     },
     /// It did not return in time.
     Blocked {},
-    /// All is done, except for groups that have ended because a member is lost. The windows of these groups are freed
-    /// with their communicators.
+    /// All is done, except for groups that have ended, for example because a member is lost. The windows of these
+    /// groups are freed with their communicators.
     Over {
         /// The groups, ascending.
         groups: Vec<GroupId>,
@@ -176,7 +177,7 @@ impl Release {
 pub enum RetirePlan {
     /// Wait until the rank's device is idle.
     Quiesce {},
-    /// Deregister the windows of the segments.
+    /// Unmap the peers' segments, and deregister the windows and plain registrations of the segments.
     Deregister {},
 }
 wire_enum!(RetirePlan { 0 => Quiesce {}, 1 => Deregister {} });
@@ -267,8 +268,9 @@ pub(super) fn judge_released(releases: &Posted) -> Retired {
 pub enum Retired {
     /// The windows are gone on all ranks, and the memory may be freed.
     Everywhere {},
-    /// The segments are out of use, but some ranks did not confirm that their windows are gone. The groups of these
-    /// ranks are dead, and the memory is not freed.
+    /// The segments are out of use, but some windows may remain: culprits did not confirm that theirs are gone, or
+    /// groups have ended. The groups with a culprit and the groups in `over` are poisoned. A rank with a poisoned group
+    /// does not free the memory now.
     Poisoned {
         /// The reason.
         poison: Poison,

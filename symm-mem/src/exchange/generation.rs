@@ -5,8 +5,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Generation counter of the plans of one name. The last one that all members agreed on is current; earlier ones are
-/// stale. Clones share the counter.
+/// Counter of the agreed plans and sets of regions of one name. The last plan or set that all members agreed on is
+/// current. Earlier ones are stale. Clones share the counter.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 

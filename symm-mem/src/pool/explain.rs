@@ -63,8 +63,9 @@ pub struct Explanation {
     /// Place of the buffer in the pool, equal on all ranks of the domain. `None` for [`Why::Elsewhere`],
     /// [`Why::SpansSegments`] and [`Why::OutsideDomain`].
     pub placement: Option<Placement>,
-    /// True if a block of this rank's pool contains at least one of the bytes. If false for a buffer in the pool, its
-    /// block was freed, or there was none. A group does not notice that as long as the segment lives.
+    /// True if `placement` is not `None` and a block of this rank's pool contains at least one of the bytes. If false
+    /// for a buffer with a placement, its block was freed, or there was none. Collectives still access the buffer
+    /// without an error as long as the segment lives.
     pub is_allocated: bool,
     /// The path.
     pub path: Path,

@@ -35,7 +35,7 @@ pub struct PoolScope<'a> {
 
 impl<'a> PoolScope<'a> {
     /// Makes the requests of this thread to an allocator use `pool` until the end of the scope. `pool` is a pool of
-    /// that allocator with a [`PoolSource`] of the scope's pool.
+    /// that allocator with a [`PoolSource`] of the scope's pool. A second call replaces the first.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -68,8 +68,8 @@ impl<'a> PoolScope<'a> {
     /// commit is counted, so the next commit of that member meets the next commit of the others. That commit compares
     /// all requests and reports the first difference. If that member begins its next commit while the others still wait
     /// in the earlier one, both commits fail with a `SyncTimeout` that names a circle, and the commit after them
-    /// reports the difference. Until then, no collective pairs a window with other memory unnoticed: its hash contains
-    /// the places of its buffers in committed segments.
+    /// reports the difference. Until then, collectives on different memory do not go unnoticed. The members compare a
+    /// hash of each collective, which contains the places of the collective's buffers in committed segments.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`ErrorKind::GroupOver`] for a group that has ended or was
@@ -160,17 +160,18 @@ impl SymmetricPool {
 /// A symmetric pool as the source of a pool of a caching allocator. Each segment of that pool is a block of the
 /// symmetric pool.
 ///
-/// The ranks must request and free the same segments in the same order. This holds if the program uses the allocator's
-/// pool alike on all ranks, on one stream, and drops all handles of a block before it is reused. Otherwise the places
-/// of blocks may differ, which the next commit or the hash of a collective reports.
+/// The ranks must request and free the same segments in the same order. This holds if all ranks allocate and drop the
+/// same blocks of the allocator's pool in the same order, and use them on one stream. Otherwise the places of blocks
+/// may differ, which the next commit or the hash of a collective reports.
 ///
 /// Calls that release cached segments of all pools of an allocator free segments of this pool too, so all ranks must
 /// make them alike: `Allocator::empty_cache` and the collection of idle segments. An allocator also releases cached
 /// segments before it refuses a request for lack of memory, which depends on the free memory of each rank. An allocator
 /// that serves only this pool does so only if the symmetric pool itself is out of memory.
 ///
-/// Each new segment waits on the host for the work of dropped slices ([`SymmetricPool::alloc`]). It fails if that is
-/// impossible, such as while one of their streams captures. The request then counts as an allocation and a free.
+/// A request for a new segment blocks the calling thread until the streams of dropped slices
+/// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, such as during a
+/// capture of the stream. A request that fails so counts as an allocation and a free.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

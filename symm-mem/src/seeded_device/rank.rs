@@ -1,5 +1,5 @@
-//! One rank: a device, an arena over its virtual memory, its groups, and the state machines of its meetings and of
-//! the store.
+//! One rank: a device, an arena over its virtual memory, its groups, the state machines of its meetings, and its
+//! connection to the store.
 
 use std::{
     collections::BTreeMap,
@@ -39,11 +39,11 @@ use super::{
 use crate::commit::offer::{operation, segment};
 
 const MIB: u64 = 1 << 20;
-/// Number of floats in a sum.
+/// Number of elements of the all-reduce that checks a group.
 const COUNT: usize = 256;
 /// Byte offset of the mark for peers in a rank's first block: behind the summed floats.
 pub(super) const MARK: usize = 4 * COUNT;
-/// Interval at which a rank that waits for a member checks whether it is lost.
+/// Interval at which a rank that waits for a key of the store checks whether a member of the group is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Result of a meeting on a member.
@@ -75,7 +75,8 @@ pub(super) struct Ended {
 /// The rank is dead, and does nothing more.
 pub(super) struct Killed;
 
-/// The mark of a rank for its peers.
+/// Returns the value that `rank` writes into its first block. Its peers read it to check that they have mapped that
+/// block.
 pub(super) fn mark(rank: u32) -> u32 {
     0x6d61_0000 + rank
 }
@@ -276,8 +277,8 @@ impl Rank {
         drop((stream, taken));
     }
 
-    /// Ends the rank's process: its connection and the resources that the system frees. The others' watchdogs are
-    /// told.
+    /// Ends the rank as the end of its process would. Closes its connection, and frees the resources that the system
+    /// would free. Then tells the watch actors of the other ranks.
     fn die(self) {
         let Self { rank, context, stream, taken, arena, members, store, network, offers, queues, .. } = self;
         network.lose(rank);
@@ -381,7 +382,7 @@ impl Rank {
     pub(super) fn ask(&mut self, request: agreement::Request, members: &[u32]) -> Answer {
         match request {
             agreement::Request::Enter { ref key, .. } | agreement::Request::Leave { ref key, .. } => {
-                // A rank has one thread, so no other one changes the key meanwhile.
+                // Only this actor changes the rank's list, so nothing is lost between the read and the write.
                 let mut list = Memory::default();
                 list.0
                     .extend(self.fetch(vec![key.clone()]).pop().flatten().map(|value| (key.clone(), value)));
@@ -426,7 +427,7 @@ impl Rank {
     }
 
     fn stands(&mut self, key: &str, until: Duration, members: &[u32]) -> Answer {
-        // Polling costs steps, and no rank is lost unless one dies.
+        // Polling adds scheduler steps, and is needed only if the scenario kills a rank.
         let looks = matches!(self.scenario.trouble, Trouble::Killed(_));
         loop {
             let glance = if looks { until.min(sched::now() + POLL_INTERVAL) } else { until };
@@ -465,14 +466,15 @@ impl Rank {
         });
         let registration = answer.take("the registration of windows", Some(until));
         over.store(true, Relaxed);
-        // A rank that was freed because a member is lost reports only that it was blocked.
+        // If a member is lost and the group was aborted, the abort may have caused this result. The rank then
+        // reports only that it was blocked.
         let registration =
             registration.filter(|_| !self.network.has_lost(&group.members) || group.is_alive());
         registration.map_or((Outcome::Blocked, false), |Registration { outcome, refused }| (outcome, refused))
     }
 
     /// Sums over the group in the first block, if that lies in a committed segment. Returns whether the sum is
-    /// correct.
+    /// correct, or `None` if nothing was summed or the group was aborted.
     fn sum(&mut self, group: &Group, committed: u64) -> Option<bool> {
         let (block, at) = self.first_block()?;
         if u64::from(block.ordinal) >= committed {
@@ -485,7 +487,7 @@ impl Rank {
         let reduce = || group.all_reduce(at, COUNT, &self.stream);
         self.context.with_current(reduce).expect("the device is well");
         let made = self.stream.synchronize();
-        // The call was aborted, because a member was lost before it arrived.
+        // The group was aborted, because a member was lost before it joined the all-reduce.
         if !group.is_alive() {
             return None;
         }

@@ -112,8 +112,12 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Registers windows of a member. The call of the last member returns all members, whose calls succeed then. If a
-    /// member's call had `fails`, or a member has left, no call of the others returns.
+    /// Registers windows of a member. When the last member calls, the calls of all members succeed, and this returns
+    /// all members. Before that, it returns none. A call with `fails` fails at once. If one member's call has failed,
+    /// or a member has left, the other members' calls never return.
+    ///
+    /// # Errors
+    /// The member has left, it registers memory twice, or the members' calls are for different segments.
     pub(super) fn register(
         &mut self,
         group: Life,
@@ -248,8 +252,9 @@ impl Library {
         side.windows.get(serial as usize).filter(|(_, live)| *live).map(|(extent, _)| *extent)
     }
 
-    /// Returns a user of the `bytes` at `address` of a rank: the group, and the member with a window or a
-    /// registration of them.
+    /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, and the member that has
+    /// them registered. That is `rank` for a plain registration. For a window, it can be any member, because each
+    /// member's window maps the memory of all members.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
             // If the rank's own side is gone, so are its registrations.

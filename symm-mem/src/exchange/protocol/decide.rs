@@ -25,6 +25,9 @@ wire_struct!(Agreement { generation, records });
 /// Checks in this order: every record is consistent; all records name the same plan, or the same regions; all are
 /// ready; every transfer has two ends that match in role and size; memory can be shared and accessed where it is
 /// needed. All checks come before anything is opened.
+///
+/// Refuses with the first check that fails. Otherwise agrees at once if all memory is open already, or else asks the
+/// members to open the missing memory.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {

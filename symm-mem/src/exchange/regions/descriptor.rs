@@ -49,8 +49,8 @@ impl Extents {
         self.bytes
     }
 
-    /// The contiguous parts of `bytes` bytes from `offset` on, which lie in the region; each with the index of its
-    /// piece.
+    /// Splits the `bytes` bytes from `offset` on into contiguous parts: the address, the length, and the index of the
+    /// piece of each. The range must lie in the region.
     fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
         let (mut skipped, mut left) = (offset, bytes);
         let mut parts = Vec::new();
@@ -78,7 +78,7 @@ pub(super) struct RangeCopy {
     pub(super) bytes: usize,
 }
 
-/// A copy of a descriptor.
+/// A copy that a descriptor asks for, within one piece on each side.
 struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
