@@ -47,7 +47,8 @@ impl Communicator {
     /// waits. Does nothing if this rank has prepared one-sided operations before.
     ///
     /// # Errors
-    /// Those of [`one_sided_supported`](Self::one_sided_supported), which change nothing.
+    /// Those of [`one_sided_supported`](Self::one_sided_supported), and [`InsideGroup`](CommError::InsideGroup) if this
+    /// thread has an open NCCL group: these change nothing.
     /// [`DeadlineExceeded`](CommError::DeadlineExceeded) if a rank did not make this call in time, and
     /// [`Nccl`](CommError::Nccl): both poison the communicator.
     pub fn prepare_one_sided(&self, deadline: Deadline) -> Result<()> {

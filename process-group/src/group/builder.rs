@@ -119,7 +119,8 @@ impl Builder {
     }
 
     /// The store through which the ranks find each other (default: a [`TcpStore`] at `MASTER_ADDR` and `MASTER_PORT`).
-    /// Rank 0 hosts the default store until rank 0 has dropped the group and all subgroups.
+    /// Rank 0 hosts the default store until rank 0 has dropped the group and all subgroups. If the launcher hosts the
+    /// store (`TORCHELASTIC_USE_AGENT_STORE` is `True`), rank 0 connects to it like the other ranks.
     pub fn store(self, store: SharedStore) -> Self {
         Self { store: Some(store), ..self }
     }
@@ -177,7 +178,8 @@ impl Builder {
     /// death of this process within milliseconds. If the process does not run, they report it as
     /// [silent](crate::peers::Loss::Silent) after at most twice the interval. Ranks of other hosts learn of a death or
     /// silence through the store, which they read at least four times per interval. A death or silence ends the group
-    /// on every rank with [`GroupErrorKind::Lost`]. All ranks should use the same value.
+    /// on every rank with [`GroupErrorKind::Lost`]. All ranks should use the same value. A value below 1 ms counts as
+    /// 1 ms.
     pub fn heartbeat(self, heartbeat: Duration) -> Self {
         Self { heartbeat: heartbeat.max(Duration::from_millis(1)), ..self }
     }
@@ -205,10 +207,11 @@ impl Builder {
     }
 
     /// The folder for the flight recorder's dumps (default: the variable `PROCESS_GROUP_DUMP_FOLDER`; if that is not
-    /// set, no dump is written). A dump is written when work is not done by a deadline, when NCCL reports an error on
-    /// this rank or another, and when the group is aborted. The folder is created if it does not exist. All ranks of a
-    /// host may share it. Needs the feature `pickle`: without it, [`build`](Self::build) fails with
-    /// [`GroupErrorKind::Dump`].
+    /// set, no dump is written). A dump is written when work is not done by a deadline, when an error ends the group
+    /// (for example an error of NCCL on any rank, a lost rank or differing calls), and when the group is aborted. If
+    /// another member leaves the group, a dump is written only if this rank is waiting for other members or has
+    /// unfinished work. The folder is created if it does not exist. All ranks of a host may share the folder. Needs the
+    /// feature `pickle`: without the feature, [`build`](Self::build) fails with [`GroupErrorKind::Dump`].
     pub fn dump_folder(self, folder: impl Into<PathBuf>) -> Self {
         Self { dump_folder: Some(folder.into()), ..self }
     }
@@ -264,6 +267,8 @@ impl Builder {
     /// - [`GroupErrorKind::Setting`]: the [policy for messages](Self::p2p) is invalid.
     /// - [`GroupErrorKind::Unmade`]: another rank failed while all made the communicator. That rank gets
     ///   [`GroupErrorKind::Comm`] or [`GroupErrorKind::Driver`].
+    /// - [`GroupErrorKind::Comm`] or [`GroupErrorKind::Driver`], before this rank meets the others: NCCL, the driver or
+    ///   the device's context cannot be used, or NCCL does not support the settings of a communicator.
     /// - [`GroupErrorKind::Lost`]: a rank died during the call.
     /// - [`GroupErrorKind::Thread`]: a thread that the group needs could not be started.
     pub fn build(self) -> Result<ProcessGroup> {
@@ -411,9 +416,10 @@ impl Builder {
         Ok(messages::Settings { policy: self.p2p, multiprocessors })
     }
 
-    /// Determines this rank's settings from the builder and the environment, so that this rank's own errors are
-    /// reported before it meets the others. `counted` is true if the store that the environment names counts its
-    /// [`workers`](crate::store::TcpOptions::workers).
+    /// Determines this rank's settings from the builder and the environment. Opens the store, loads NCCL and the
+    /// driver, and retains the device's context, where the builder has none. Creates the folder for dumps. This rank's
+    /// own errors are thus reported before it meets the others. `counted` is true if the store that the environment
+    /// names counts its [`workers`](crate::store::TcpOptions::workers).
     pub(super) fn ready(&self, counted: bool, deadline: Deadline) -> Result<Ready> {
         let environment = Environment::read()?;
         let rank = self.rank.or(environment.rank).ok_or_else(|| Environment::missing("RANK", "a rank"))?;

@@ -34,7 +34,8 @@ pub(super) struct CallContext {
 }
 
 impl CallContext {
-    /// A group, but no call: for the reason why the group has ended.
+    /// A group, but no call, for an error that concerns no particular call, for example the reason why the group has
+    /// ended.
     pub(super) fn of_group(group: &Arc<str>) -> Self {
         Self { group: Some(group.clone()), ..Self::default() }
     }
@@ -185,7 +186,7 @@ mod tests {
         let expected = format!("world: {argument}");
         assert!(expected.starts_with("world: send: "), "{expected}");
         assert_eq!(text(GroupErrorKind::of_argument(argument)), expected);
-        // A word that only begins alike is another one.
+        // `send_stream` begins with `send`, but is another operation, so both names appear.
         let inside = CommError::InsideGroup { call: "send_stream" };
         assert_eq!(
             text(inside.into()),

@@ -17,7 +17,8 @@ use crate::{
 
 impl GroupHealth {
     /// Replaces an error by its cause. If trouble or an abort has ended the group, the cause is the reason for the end.
-    /// If a drop has ended the group, the error is kept, because the drop is usually a consequence of the error.
+    /// If a drop has ended the group, the error is kept, because the drop is usually a consequence of the error. Some
+    /// other errors are kept too: see the comments in [`reason`](Self::reason).
     pub(super) fn explain<T>(&self, result: KindResult<T>) -> KindResult<T> {
         match result {
             Ok(value) => Ok(value),
@@ -68,8 +69,8 @@ impl GroupHealth {
     /// cause of the error.
     pub(super) fn attend<T>(&self, meet: impl FnOnce() -> KindResult<T>) -> KindResult<T> {
         let _open = Open::new(self);
-        // Count the wait first, then check. A group that ends after the count sees the wait. A group that ended before
-        // it is found by this check.
+        // Count the wait first, then check. If the group ends after the count, `end` finds the count above 0. If the
+        // group ended before the count, this check returns the error.
         self.check()?;
         meet().map_err(|error| self.cause(error))
     }
@@ -79,7 +80,8 @@ impl GroupHealth {
     pub(super) fn cause(&self, error: GroupErrorKind) -> GroupErrorKind {
         match &error {
             GroupErrorKind::Store(StoreError::GivenUp { .. }) => self.hear_why(self.heartbeat * 2),
-            // The process that hosted the store may have been a member. The kernel then reports its death in a moment.
+            // The process that hosted the store may have been a member on this host. In that case the kernel soon
+            // reports the death of the process.
             GroupErrorKind::Store(StoreError::HostDied { .. }) => self.hear_why(self.heartbeat / 2),
             _ => {}
         }

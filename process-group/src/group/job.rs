@@ -1,4 +1,4 @@
-//! A rank of a job with a stream, for programs that need no other settings.
+//! The group of all ranks together with a stream, for programs that need one group and one stream.
 
 use std::fmt;
 

@@ -26,8 +26,8 @@ pub(super) trait OpenWork: Send + Sync {
     /// Returns true if all enqueued work is known to be done.
     fn is_done(&self) -> bool;
 
-    /// Returns the oldest unfinished work of every stream that has any. Makes one query of the driver for a
-    /// stream whose oldest work is still unfinished.
+    /// Returns the oldest unfinished work of every stream that has unfinished work. Queries the driver once for a
+    /// stream whose oldest work has not finished since the last call, and may query it more often for other streams.
     fn oldest(&self) -> Vec<OldestWork>;
 }
 
@@ -39,7 +39,7 @@ pub(super) struct OldestWork {
     pub(super) sequence: u64,
 }
 
-/// The watchdog's state of one group. Exists from when the group is made.
+/// The watchdog's state of one group. The value is created when the group is made.
 pub(crate) struct WorkMonitor {
     /// The group's id, as members use it in the store.
     pub(super) id: String,
@@ -113,7 +113,7 @@ impl WorkMonitor {
         &self.rolling
     }
 
-    /// Returns the numbers of the group's recorded calls.
+    /// Returns the counters of the group's recorded calls: collectives, messages and graph launches.
     pub(super) fn counts(&self) -> &Arc<Counts> {
         &self.counts
     }

@@ -7,7 +7,9 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Explanation {
-    /// Messages use the group's communicator, which runs them one after the other.
+    /// Messages use the group's communicator, which runs them one after the other. With
+    /// [`P2pPolicy::Auto`](super::P2pPolicy::Auto) in a lazy group, this applies to at least one pair of ranks, and
+    /// other pairs may have their own communicators.
     Serialised,
     /// There are fewer lanes than needed to give each peer of a member its own lane.
     SharedLanes {
@@ -16,7 +18,9 @@ pub enum Explanation {
         /// Number of lanes with which no two peers of a member share a lane.
         wanted: usize,
     },
-    /// Each pair of ranks that exchanges messages has its own communicator.
+    /// Each pair of ranks that exchanges messages has its own communicator. With
+    /// [`P2pPolicy::Auto`](super::P2pPolicy::Auto) in a lazy group, this applies to at least one pair, and other pairs
+    /// may use the group's communicator. Messages in batches use the group's communicator.
     CommunicatorsOfPairs,
     /// Messages use a [path](crate::Path), which needs no communicator, but device memory for each peer.
     OnPath,

@@ -2,7 +2,7 @@
 
 /// Returns the index, below `lanes`, of the lane for messages from rank `from` to rank `to` in a group of `size`
 /// members with [`P2pPolicy::Lanes`](super::P2pPolicy::Lanes). The result depends only on the arguments, so the sender
-/// and the receiver compute the same lane without communication.
+/// and the receiver compute the same lane without communication. A value of 0 for `lanes` counts as 1.
 ///
 /// Each pair of members has a colour, and two pairs with a common member have different colours (an edge colouring).
 /// There are [`colours(size)`](colours) colours, which is the minimum. The lane follows from the colour:

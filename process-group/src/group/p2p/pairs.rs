@@ -11,8 +11,9 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// Returns the communicator for messages with member `peer`. If it is not chosen yet, both ends choose it together,
-    /// and make it if it is a communicator of the pair.
+    /// Returns the route for messages with member `peer`: the group's communicator, or a communicator of the pair. If
+    /// the pair has no route yet, both ends determine the route together: with [`Plan::Choose`] they choose one of the
+    /// two communicators, and otherwise it is the communicator of the pair. They make a communicator of the pair here.
     pub(super) fn route(&self, peer: usize, deadline: Deadline) -> KindResult<&Route> {
         let of_peer: &Peer = &self.messages.peers[peer];
         if let Some(route) = of_peer.route.get() {
