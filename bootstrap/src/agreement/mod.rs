@@ -46,27 +46,30 @@
 //!   member list with the list that was stored first. If any of these differ, the agreement fails, and the failure
 //!   names the ranks. Exception: if a member finds a different member list after the decision, the agreement fails on
 //!   this member alone.
-//! - **Time.** A member's *patience* is the time that it waits for the records of the others. The time limits of actions and of the waits for outcomes follow from the longest
-//!   patience among the members, with a lower and an upper bound, and are equal on all members. So a member with a
-//!   short patience can fail an agreement, but it does not shorten an action.
+//! - **Time.** A member's *patience* is the time that it waits for the records of the others. The time limits of
+//!   actions and of the waits for outcomes follow from the longest patience among the members, with a lower and an
+//!   upper bound, and are equal on all members. So a member with a short patience can fail an agreement, but it does
+//!   not shorten an action.
 //! - **Doubt.** From the start of its post until it has read the result, a member is *in doubt*: the others may act on
 //!   its record. If a request fails with a temporary error in this time, the member repeats the request until its
-//!   [deadline](Member::deadline), by default the end of its patience, and for at least 5 s after the first error. If the error persists, or is not temporary, the
-//!   member ends with [`Ending::InDoubt`], and the caller of [`run`] must treat the object as failed.
+//!   [deadline](Member::deadline), by default the end of its patience, and for at least 5 s after the first error. If
+//!   the error persists, or is not temporary, the member ends with [`Ending::InDoubt`], and the caller of [`run`] must
+//!   treat the object as failed.
 //! - **Circular waits.** Ranks wait for each other in different agreements. A member whose patience ends follows the
-//!   places of the missing ranks. If they lead back to its own agreement, it fails all agreements of the circle, and
-//!   each failure lists the whole circle. A member of the circle that reads such a failure first fails the other
-//!   agreements of the circle, and then leaves its own. If there is no circle, [`Protocol::explain`] may find another reason. A rank whose threads wait in several agreements has several places. Such a
-//!   rank is in no circle while one of these agreements can complete: its thread in that agreement can then go on, and
-//!   may post the record that is missing in another agreement.
+//!   places of the missing ranks. If the places lead back to the member's own agreement, the member fails all
+//!   agreements of the circle, and each failure lists the whole circle. If another member of the circle reads such a
+//!   failure, it fails the other agreements of the circle before it leaves its own. If there is no circle,
+//!   [`Protocol::explain`] may find another reason. A rank whose threads wait in several agreements has several places.
+//!   Such a rank is in no circle while one of these agreements can complete: its thread in that agreement can then go
+//!   on, and may post the record that is missing in another agreement.
 //! - **Retries and clean-up.** It is safe to send any request to the store twice. When all members have acknowledged
 //!   the result, one of them removes the keys of the agreement. If [`Protocol::KEEPS_RESULT`] is true, the member list
 //!   and the decision stay in the store. If a member does not take part, all keys stay. [`remove_left`] removes what
 //!   stays, once all members are in a later agreement.
 //! - **The store's host** should outlive the agreement: if the process that hosts the store exits first, the members in
 //!   doubt end with [`Ending::InDoubt`]. The caller of [`run`] may be in that process. So if an agreement fails or is
-//!   refused before an action, [`run`] waits, for up to 3 s and not past the member's deadline, until the other members that posted a record have read the
-//!   result.
+//!   refused before an action, [`run`] waits until the other members that posted a record have read the result. It
+//!   waits for up to 3 s, and not past the member's deadline.
 
 mod budget;
 mod failure;

@@ -120,8 +120,9 @@ pub enum StoreError {
         /// A description of the invalid answer, or of the time without an answer.
         found: String,
     },
-    /// The connection broke during an operation, and another connection could be opened afterwards. The host has
-    /// probably closed the first one because of the request.
+    /// The connection broke during an operation, or a new connection for the operation could not be opened. Another
+    /// connection could be opened afterwards, so the host still serves. If the connection broke, the host has probably
+    /// closed it because of the request.
     #[error("the store's host at {address} refused {operation}: {limits}")]
     Refused {
         /// The host's address.
@@ -178,7 +179,7 @@ pub enum StoreError {
         /// The largest size that is accepted.
         limit: usize,
     },
-    /// The value to add to is not a number, or the sum is out of range.
+    /// The value to add to does not begin with a number, or the sum is out of range.
     #[error("cannot add to {key:?}: it holds {value:?}, and the sum is no 64-bit integer")]
     NotANumber {
         /// The key.

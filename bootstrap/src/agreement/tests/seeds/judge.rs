@@ -62,7 +62,12 @@ impl Run {
         })
     }
 
-    /// Checks that the ranks have the same results and have detected the fault, and that no rank waits for ever.
+    /// Checks all results of the run:
+    /// - The ranks have the same results, and the fault can explain each result.
+    /// - An agreement that needed an action has the outcomes of all members.
+    /// - Every circular wait that was reported existed.
+    /// - The ranks have detected the fault, and no rank waits for ever.
+    ///
     /// Returns a description of the first problem as the error.
     pub(super) fn judge(&self) -> Result<(), String> {
         for (name, results) in &self.results {
