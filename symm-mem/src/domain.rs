@@ -80,9 +80,9 @@ pub enum DomainError {
 impl Domain {
     /// Creates the domain with number `uid` and these `ranks` on rank `rank`.
     ///
-    /// Not collective. It counts in `store` how often this rank has created the domain, so that a second generation
-    /// of a domain does not read the keys of the first. It also reads, or writes first, a random number in the store
-    /// that distinguishes the domain from domains of other stores.
+    /// Not collective. The call counts in `store` how often this rank has created the domain, so that a second
+    /// generation of a domain does not read the keys of the first. It also reads a random number from the store, which
+    /// distinguishes the domain from domains of other stores. The first rank that creates this generation writes it.
     ///
     /// # Errors
     /// [`DomainError`].

@@ -49,7 +49,7 @@ impl Capabilities {
 }
 
 impl WindowSupport {
-    /// Returns why there are no windows.
+    /// Returns why there are no windows, or `None` if there are windows.
     pub(super) fn missing(&self) -> Option<NoWindows> {
         match self {
             Self::Available => None,
@@ -80,7 +80,7 @@ impl fmt::Display for Capability {
 impl Capability {
     const ALL: [Self; 2] = [Self::Library, Self::Windows];
 
-    /// The value that must be equal. Ranks may lack windows for different reasons.
+    /// Returns the value to compare. It leaves out the reason for missing windows, which may differ between ranks.
     fn compared(self, own: &Capabilities) -> String {
         match self {
             Self::Library => own.library.to_string(),
@@ -88,7 +88,7 @@ impl Capability {
         }
     }
 
-    /// The value in the error.
+    /// Returns the value to show in the error, with the reason for missing windows.
     fn shown(self, own: &Capabilities) -> String {
         match (self, &own.windows) {
             (Self::Windows, WindowSupport::Available) => "available".to_owned(),

@@ -181,14 +181,14 @@ pub enum Divergence {
         sequence: u64,
         /// Each rank's operation with this number; `None` if its log ends before, or no longer has the operation.
         operations: ValuesByRank<Option<Operation>>,
-        /// True if each refused request among the operations is the last operation of its rank. Then an allocation of
-        /// the same size replaces it.
+        /// True if each refused request among the operations is the last operation of its rank. Then the rank can
+        /// repeat the request, and the allocation replaces the refused request in its log.
         can_grant: bool,
     },
-    /// The ranks no longer remember enough to find the first difference. If they remember all operations, the pools
-    /// have different [geometries](crate::Geometry).
+    /// The first difference cannot be found. Either the ranks' logs no longer hold the operation that differs, or the
+    /// pools differ before their first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The first difference has a lower number than this. 0 for different geometries.
+        /// The number of the first operation that differs is less than this. 0 if the geometries differ.
         before: u64,
     },
     /// A rank stopped answering during the search.

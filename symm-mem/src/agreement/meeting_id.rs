@@ -1,4 +1,4 @@
-//! The meetings of ranks about a pool: the names of their agreements.
+//! Ids of the meetings in which ranks agree about a pool. The id determines the name of the meeting's agreement.
 
 use std::fmt;
 
@@ -42,13 +42,13 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the meeting whose agreement is at `place`, or `None` if that is no meeting about a pool.
+    /// Returns the meeting whose agreement is at `place`, or `None` if that agreement is not about a pool.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
-    /// Returns the meeting whose agreement has this name.
+    /// Returns the meeting whose agreement has this name, or `None` if that agreement is not about a pool.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();
@@ -85,7 +85,7 @@ impl MeetingId {
         }
     }
 
-    /// Names the meeting among those of its pool.
+    /// Describes the meeting, without its pool.
     fn meeting(&self) -> String {
         match self.kind {
             MeetingKind::Commit { group } => format!("commit {} of group {group}", self.round),

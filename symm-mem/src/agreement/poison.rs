@@ -1,15 +1,15 @@
-//! The reasons for a dead group, and for a group without windows, as every member gets them.
+//! The reasons why a group is poisoned, and why a group has no windows.
 
 use bootstrap::agreement::Failure;
 
 use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
-/// The reason for a dead group: its members no longer know that they hold the same windows. The communicator must be
-/// aborted and created anew in a new epoch.
+/// The reason why a group is poisoned: its members no longer know that they hold the same windows. The communicator
+/// must be aborted and created anew in a new epoch.
 ///
 /// All members get the same value, with two exceptions: a member that lost the store, or that could not undo a plain
-/// registration, is poisoned alone. Its next commit gives the other members the same value, unless the group has ended
-/// before.
+/// registration (`ncclCommRegister`), is poisoned alone. That member's next commit gives the other members the same
+/// value, unless the group has ended before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
@@ -39,8 +39,8 @@ pub enum Poison {
         _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
-        /// The members that did not report, ascending. If a member has reported which member ended the group, only
-        /// that one.
+        /// The members that did not report, ascending. If a member has reported which member ended the group, the list
+        /// holds only the member that ended it.
         missing: Vec<u32>,
         /// The members that reported a registration or deregistration that did not return, ascending.
         blocked: Vec<u32>,
@@ -51,7 +51,7 @@ pub enum Poison {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// The library reported success without windows on some members, and not on others.
+    /// The library reported success without windows on some members. On the others it made windows, or did not return.
     #[error("WindowsUnsupported: {}{} got no windows: {reason}", match with.len() {
         0 => String::new(),
         _ => format!("{} got windows, ", Ranks(with)),
@@ -82,8 +82,8 @@ pub enum Poison {
         /// The decoding error.
         cause: String,
     },
-    /// A rank could not deregister windows of segments that all had agreed to retire, or reported that a group with
-    /// such windows had ended.
+    /// A rank could not deregister windows of segments that all ranks had agreed to retire, or reported that a group
+    /// with such windows had ended.
     #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
     RetirementFailed {
         /// The rank, the lowest if there are several.

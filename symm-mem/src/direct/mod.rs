@@ -69,8 +69,8 @@
 //! ranks often exchange large messages, one of them sends by [`exchange`](crate::exchange), or both use a ring of
 //! larger slots.
 //!
-//! No host waits. A send ends when the receiver has the data: a sender does not run ahead of its peer, as it does with
-//! a message that fits the ring.
+//! No host waits. The send of a zero-copy message ends only when the receiver has the data. With a message that fits
+//! the ring, the sender can run ahead of its peer.
 //!
 //! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings.
 //! It does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
@@ -108,10 +108,11 @@
 //! The default is slots of 320 KiB, for messages of a few MiB: a program sends large messages from shared segments. A
 //! large message outside of them has many chunks, and each costs about 9 µs, whatever its size: 256 MiB in 820 chunks
 //! take 7.3 ms, and 15 ms in both directions (two H200). A program that sends such messages chooses larger slots
-//! ([`DirectOptions::slot_bytes`]) by this table. Measured, in µs (`lockstep bench p2p`, four slots, NCCL by one
-//! communicator 1559 and 2264):
+//! ([`DirectOptions::slot_bytes`]) by this table. It shows times in µs, measured with `lockstep bench p2p` and four
+//! slots. In each cell the first time is for separate calls, and the second for one batch. NCCL with one communicator
+//! and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
-//! | slots of | 256 MiB both ways, 2 GPUs, apart and in a batch | to three peers, 4 GPUs, likewise | memory for a peer |
+//! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | memory for a peer |
 //! |---|---|---|---|
 //! | 8 MiB | 1186, 1075 | 2540, 2707 | 48 MiB |
 //! | 16 MiB | 1010 to 1018, 908 to 940 | 2365, 2432 | 96 MiB |
@@ -122,24 +123,25 @@
 //! received. Both ends log a message before they launch it. If the number of elements or the type differs, or only one
 //! end captures the message, the end that comes second fails with
 //! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer), and so do all members. Such a message is
-//! never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues have room for them; then it
-//! waits on the host.
+//! never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
+//! that would be further ahead waits on the host.
 //!
 //! The messages of one batch always complete, in any order within the batch. So do separate calls that all ranks make
 //! in the same order. Separate calls in different orders need streams that do not block each other: for example, if
-//! two ranks first receive and then send. The same is true if one end calls a send and a receive apart, and the other
-//! end has both in one batch and comes second: zero-copy messages may then wait for each other. In these cases every
-//! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
-//! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. If both ends use a batch, streams may share queues.
+//! two ranks first receive and then send. Such streams are also needed if one end makes a send and a receive in
+//! separate calls, the other end makes both in one batch, and the batch comes second: zero-copy messages may then wait
+//! for each other. In these cases every stream needs its own hardware queue, also the streams that the path creates.
+//! If a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. If both ends use a
+//! batch, streams may share queues.
 //!
 //! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
 //! deadline, and fail with [`PathError::Ahead`]. Use several batches.
 //!
-//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two, in a batch or with fewer than four slots
-//! three, and a message takes two more. One stream holds about 200 messages of a chunk, 200 zero-copy messages of any
-//! length, or one message of 160 MiB through the default slots. A rank that enqueues more before its peer makes the
-//! matching calls blocks in the call until the peer makes them. If the peer never does, the group ends when
-//! [work is late](process_group::group::Builder::work_timeout).
+//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two of them, or three in a batch or with fewer
+//! than four slots. Each message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy
+//! messages of any length, or one message of 160 MiB through the default slots. If a rank enqueues more than that
+//! before its peer makes the matching calls, its call blocks until the peer makes them. If the peer never makes them,
+//! the group ends when [work is late](process_group::group::Builder::work_timeout).
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
@@ -164,8 +166,9 @@
 //! earlier work and the copy may write after the receiver's abort has returned. And if a receiver has not come to the
 //! message when the 4 s are over, the sender writes while the receiver's earlier work may still use the buffer.
 //!
-//! If a launch fails after a sender has taken one of its offers, the stream still passes this message: the caller may
-//! reuse the buffer only behind it.
+//! A launch may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the
+//! sender still copies into the buffer. So the receiver's stream still waits for this message, and the caller must
+//! enqueue later work on the buffer behind it.
 //!
 //! It is unknown when a graph runs. So the end of an aborted group takes at least 2 s on a rank that has captured
 //! a receive whose sender copies, and 4 s on a rank that has captured such a send, even if no graph is left.
@@ -177,11 +180,13 @@
 //! | `core` | rings, the messages that go through them or past them, and aborts |
 //! | `claim` | which end of a message comes first |
 //! | `shared` | pools whose segments all members have mapped, and places in them |
-//! | `lane`, `part` | one direction of a pair: order, chunks, comparison of the two ends; its part of a call |
+//! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
+//! | `part` | the messages of one lane in one call |
 //! | `pushes` | messages that the sender copies into the receiver's buffer, until an abort may return |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
-//! | `flag_page`, `half` | words to wait for, and logs of calls, in shared host memory |
+//! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
+//! | `half` | one end's entry in the log of messages |
 //! | `meeting` | the ranks open each other's flag pages, and agree that all have a path or none |
 //!
 //! [`P2pPolicy::Direct`]: process_group::group::P2pPolicy::Direct
@@ -239,7 +244,8 @@ pub struct DirectOptions {
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member may come half of this time later than the first. If a member
     /// stops during the call, the error of the others may come after the limit, because opening memory has a minimum
-    /// time. Also the time limit for each segment of [`Direct::share`], and for its wait at the end.
+    /// time. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other members at the
+    /// end of the call.
     pub deadline: Duration,
 }
 
@@ -323,12 +329,18 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
+/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already, which
+/// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
+///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The members get the same
-/// [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs; [`ErrorKind::OptionsDiffer`] if their
-/// options differ; [`ErrorKind::Unmade`] if a member could not set up its path afterwards. A group that has a path
-/// already keeps it ([`GroupErrorKind::PathRefused`]). If this rank loses the store before it has read the result, or
-/// the group ends on this rank, other members may have a path.
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. All members get the same error:
+/// - [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs, or if a member has invalid options
+///   or cannot allocate its memory. That member gets its own error instead, for example [`ErrorKind::Options`].
+/// - [`ErrorKind::OptionsDiffer`] if their options differ.
+/// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards.
+///
+/// If this rank loses the store before it has read the result, or the group ends on this rank, other members may have a
+/// path.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());

@@ -213,19 +213,21 @@ pub(super) fn run(shared: &Shared) {
 /// The first operation of a stream that has not ended: its plan, its transfer, and the step that it waits for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed;
-/// if the group is over, all plans with operations under way. Adds failed plans with operations under way to `failed`.
+/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed.
+/// If the group has ended, marks all plans with operations under way as failed. Adds failed plans with operations under
+/// way to `failed`.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
-    // Operations behind a busy one of the same stream are busy too. The first busy one of each stream is the one that
-    // the others wait for.
+    // The first operation under way on each stream, by the stream's handle. The later ones of the stream wait for it,
+    // so they are under way too. Per-thread default streams are left out: all threads have the same handle for theirs.
     let mut busy: HashMap<usize, First> = HashMap::new();
     let mut events = Vec::new();
     for mut watched in std::mem::take(all) {
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // A late operation is always queried: two threads may have called `begin` in another order than they enqueued.
+        // A late operation is queried even behind a busy one: two threads may have enqueued their operations in one
+        // order, and called `begin` in the other.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -249,7 +251,8 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         if let Some(fault) = fault {
             watched.core.fail(fault);
         }
-        // Repeats the release of the plan's waits, also for operations enqueued after the first release.
+        // `give_up` then releases the plan's waits once more. This also releases operations that were enqueued after
+        // the first release.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());
@@ -259,9 +262,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// If an operation takes long, copies the slots to the host, and marks a plan as failed if a peer has given it up. This
-/// thread never waits for the device, so a later call reads the copy. `begun` is the time at which the copy was
-/// enqueued, or `None` if none is under way.
+/// If an operation takes long, enqueues a copy of the slots to the host. A later call reads the copy, because this
+/// thread never waits for the device. If the copy shows that a peer has given up the operation's plan, that call marks
+/// the plan as failed. `begun` is the time at which the copy was enqueued, or `None` if no copy is under way.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],
@@ -310,7 +313,8 @@ fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     });
 }
 
-/// Tells the peers of a failed plan, and releases its waits on this rank. Returns whether to repeat that.
+/// Tells the peers of a failed plan, and releases its waits on this rank. Returns true if the call must be repeated,
+/// because operations of the plan are under way.
 fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
     let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
     if !core.told.load(Ordering::Acquire) {

@@ -41,9 +41,9 @@ pub(super) struct Layout {
 /// The record into which the kernels of one rank write their first failure: pinned host memory, which the host may
 /// read at any time.
 ///
-/// It must live as long as kernels that refer to it may run. A written record stays: the signals of a rank that gave
-/// up are invalid. Before a rank [`clear`](Self::clear)s its record, the kernels of all ranks must have ended, and all
-/// [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed.
+/// The record must live as long as kernels that refer to it may run. A failure stays in the record, because the rank's
+/// signals are invalid once a kernel has given up. Before a rank [`clear`](Self::clear)s its record, the kernels of all
+/// ranks must have ended, and all [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed.
 #[derive(Debug)]
 pub struct FaultRecord {
     memory: PinnedMemory,
@@ -101,7 +101,7 @@ impl FaultRecord {
         self.read().map_or(Ok(()), |late| Err(KernelError::Late(late)))
     }
 
-    /// Empties the record. No kernel that refers to it may be running.
+    /// Empties the record. See [`FaultRecord`] for the conditions.
     pub fn clear(&self) {
         self.layout().written.store(0, Ordering::Release);
     }

@@ -1,7 +1,8 @@
 //! The published table of a pool, and the index that look-ups read.
 //!
-//! A look-up must cost less than a scan of a few segments. Each thread keeps the last index that it read, and compares
-//! one version number. An index holds numbers only, so a thread may keep it after the pool is gone.
+//! Reading the index must cost little, compared with a scan of a few segments. So each thread keeps the last few
+//! indexes that it read. A look-up uses a kept index if its version is that of the pool. An index holds only numbers,
+//! so a thread may keep it after the pool is dropped.
 
 use std::{
     cell::RefCell,
@@ -74,7 +75,8 @@ impl Index {
         Ok(Some(BufferLocation { placement, standing }))
     }
 
-    /// The place of the `bytes` bytes at `address`, if they begin in a segment.
+    /// The place of the `bytes` bytes at `address`; `None` if they do not begin in a segment. An error if they begin in
+    /// a segment and extend beyond it.
     #[inline]
     fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
         let Some((begin, end, ordinal)) = self.around(address) else { return Ok(None) };

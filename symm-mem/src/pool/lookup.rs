@@ -20,7 +20,7 @@ pub enum Standing {
     /// All members have it at the same place, without a window, and have registered it with
     /// `ncclCommRegister`.
     Registered,
-    /// All members have it as this window.
+    /// All members have it in this window. Adjacent segments may share a window.
     Window {
         /// Number of windows that the group's communicator registered before it; equal on all members.
         serial: u64,
@@ -49,7 +49,7 @@ pub struct BufferLocation {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// The range extends beyond its segment: no window covers it, though NCCL would accept it.
+    /// The range extends beyond its segment, so it is no symmetric buffer. NCCL itself does not reject such a range.
     #[error(
         "SpansSegments: {bytes} bytes at {address:#x} run past the end of segment {ordinal} at {end:#x}; no collective \
          may use them as one buffer"
@@ -77,13 +77,13 @@ pub(super) struct Extent {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
     pub(super) standings: Vec<Standing>,
-    /// Each window with the first byte of the segment in it.
+    /// By ordinal: the window that contains the segment, and the segment's offset in the window.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
 }
 
 impl Standings {
-    /// Enters segment `ordinal`, with its window and its first byte in the window, if it has one.
+    /// Enters segment `ordinal`, with its window and its offset in the window, if it has a window.
     pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
@@ -211,7 +211,7 @@ impl Table {
         self.groups.iter().filter_map(has)
     }
 
-    /// The window of `group` that contains segment `ordinal`, and the segment's first byte in it.
+    /// The window of `group` that contains segment `ordinal`, and the segment's offset in the window.
     pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
         self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
     }

@@ -8,7 +8,7 @@ use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, pla
 use super::{BufferLocation, Standing, SymmetricPool, index::Published};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// The places of one pool in one group; empty once the pool is gone.
+/// The places of one pool in one group. Look-ups find nothing once the pool is dropped.
 struct Places {
     pool: PoolId,
     group: GroupId,
@@ -22,9 +22,9 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// Returns the place of a range in a segment that the group has committed, with or without a window. So a program
-    /// must make the same calls in both cases. For a range that extends beyond its segment, returns the text of that
-    /// error.
+    /// Returns the place of a range, if it lies in a segment that the group has committed. The segment need not have a
+    /// window. So the members' places are compared whether or not there are windows. If the range begins in a segment,
+    /// committed or not, and extends beyond it, returns the text of that error instead.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {

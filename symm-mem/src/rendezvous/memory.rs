@@ -15,8 +15,8 @@ pub struct PeerView {
     pub layout: Layout,
 }
 
-/// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Local and cheap to
-/// clone.
+/// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is local and
+/// cheap.
 ///
 /// It keeps this rank's memory and the mappings of the other ranks' memory, until all handles on this rank are
 /// dropped. Do not drop it while work on the devices uses the memory: unmapping does not wait for that work.

@@ -133,7 +133,8 @@ impl Group {
 /// Result of a registration.
 pub(super) struct Registration {
     pub(super) outcome: Outcome,
-    /// A call was refused on this rank alone, before it met the others.
+    /// A registration call failed on this rank before it waited for the other members. Not set if the communicator was
+    /// aborted.
     pub(super) refused: bool,
 }
 

@@ -97,7 +97,7 @@ impl World {
 
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let state = self.rank(rank);
-        // A failed allocation is recorded in the pool's log, which reveals ranks that differ in it.
+        // A failed allocation needs no check here. The pool's log records it, so the next commit finds the difference.
         let block = state.pool.allocate(bytes);
         state.observe();
         if let Ok(block) = block {

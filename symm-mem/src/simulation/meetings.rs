@@ -38,7 +38,8 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
-        // In another generation of the domain, the rank meets no other rank.
+        // The culprit is in another generation of the domain, where it meets no other rank. So its meetings get an
+        // epoch of their own.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
@@ -287,7 +288,7 @@ impl World {
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // With a different store key, the rank meets no other rank.
+            // These changes give the record a different store key, so the rank meets no other rank.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }

@@ -46,8 +46,9 @@ impl World {
         Ok(())
     }
 
-    /// Returns false if ranks wait in different generations of the domain. Such ranks must get an error about the
-    /// generations, and not about missing ranks.
+    /// Checks a timeout that the ranks `told` got. Returns false if they should have got the error about generations
+    /// instead: if ranks of the circle wait in different generations of the domain, or if a culprit that has created an
+    /// extra domain waits alone.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
@@ -88,8 +89,8 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if all ranks that `late` misses had left the meeting before it came. Their lists do not include it,
-    /// so they did not wait for it, and removed their records.
+    /// Returns true if all ranks that rank `late` misses had left the meeting before `late` came. The lists of these
+    /// ranks do not include `late`. So they did not wait for `late`, and removed their records.
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;

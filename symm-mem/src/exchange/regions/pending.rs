@@ -24,8 +24,8 @@ impl PendingTransfer {
     ///
     /// # Errors
     /// [`TransferError::Fault`] if the transfers with this peer have failed, for example because the copies did not
-    /// end by their deadline; [`TransferError::Captured`] for a transfer that was captured: each launch of the graph
-    /// makes it once more; [`TransferError::Driver`].
+    /// end by their deadline. [`TransferError::Captured`] if the transfer was captured into a graph: each launch of the
+    /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the query of the event fails.
     pub fn is_done(&self) -> Result<bool, TransferError> {
         let done = self.done.as_ref().ok_or(TransferError::Captured { asked: "is_done" })?;
         // A query would invalidate the capture of another thread in global mode.

@@ -1,4 +1,4 @@
-//! The state of regions: those of this rank, and those of each peer with the signals of the pair.
+//! The state of regions: this rank's regions, and for each peer its regions and the signals between the two ranks.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,10 +11,10 @@ use super::{
     descriptor::Extents,
 };
 
-/// The index of the only wire of the state of a rank and one peer.
+/// The index of the wire in the [`Core`] of a [`Peer`], which has only one.
 pub(super) const WIRE: usize = 0;
 
-/// The state of regions. Their handles share it, and the last one of them drops it.
+/// The state of regions. The handles of the regions share it. The last handle drops it.
 pub(super) struct Inner {
     pub(super) owner: Arc<Owner>,
     pub(super) name: String,
@@ -26,7 +26,8 @@ pub(super) struct Inner {
 }
 
 impl Drop for Inner {
-    /// Hands the regions to the exchange's threads: they wait for transfers under way, then tell the peers.
+    /// Hands the regions to the exchange's closing thread. The thread waits for transfers under way, closes the peers'
+    /// memory, and then tells the peers that this rank has closed it.
     fn drop(&mut self) {
         for peer in self.peers.iter().flatten() {
             self.owner.shared.closer.close(peer.core.clone());
@@ -39,11 +40,13 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// Notifications that this rank has enqueued or the peer waits for, if both are in this process.
+    /// The last notification to the peer that this rank has enqueued, or that the peer waits for. The peer's part is
+    /// known only if both ranks are in this process.
     pub(super) sent: Rounds,
-    /// Notifications that the peer has enqueued or this rank waits for, if both are in this process.
+    /// The last notification to this rank that the peer has enqueued, or that this rank waits for. The peer's part is
+    /// known only if both ranks are in this process.
     pub(super) received: Rounds,
-    /// Number of notifications that this rank has waited for.
+    /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,
 }
 
