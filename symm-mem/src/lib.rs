@@ -45,11 +45,11 @@
 //! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
-//! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit of a communicator at a time, and its gate; half-enqueued collectives and messages are [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
+//! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; collectives and messages that only some of their ranks have enqueued are refused: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order ends at its deadline with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | the ranks agree on the registration state of a segment; no rank detects it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
-//! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it are its holders; the last holder frees it. The memory of a retired segment is freed once all ranks have reported its windows gone |
+//! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it are its holders; the last holder frees it. The memory of a retired segment is freed once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
 //! | I11 | a block used by captured work is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!

@@ -65,8 +65,8 @@ pub struct GroupLog {
     offered: u64,
     /// The length up to which the members' logs of the pool are known to be equal.
     equal: u64,
-    /// The ordinal after the last segment that the group has committed. If the group has not committed a segment with a
-    /// lower ordinal, the segment was retired before.
+    /// The ordinal after the last segment that the group has committed. A segment with a lower ordinal is never new to
+    /// the group: the group has committed it, or it was retired first.
     next: u32,
     poison: Option<Poison>,
 }
@@ -114,13 +114,14 @@ impl GroupLog {
         self.poison.as_ref()
     }
 
-    /// Marks the group as dead, and keeps an earlier reason. The next commit tells the other members.
+    /// Marks the group as dead, and keeps an earlier reason. This rank's record in the next
+    /// commit reports the reason to the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
 
-    /// Forgets the commits of a communicator that is gone. The number of the next commit is kept, so that a stored
-    /// value of an earlier commit is never taken for an answer to a later one.
+    /// Clears the committed log and the poison after the group's communicator has ended. The number of the next commit
+    /// is kept, so that no commit uses the store keys of an earlier one.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
@@ -194,8 +195,8 @@ impl GroupLog {
     }
 
     /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
-    /// left without windows. The members may register for the time `patience`; the agreement waits for them for that
-    /// time and `VOTE_FLOOR` longer.
+    /// left without windows. A member may spend the time `patience` on its registrations. The agreement waits for the
+    /// members for `patience` plus `VOTE_FLOOR`.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();
@@ -209,8 +210,8 @@ impl GroupLog {
         }
     }
 
-    /// Returns the places of earlier commits whose keys this rank removes from the store, each once. These commits
-    /// failed and may have left keys, and all members have taken part in a later one.
+    /// Returns the places of earlier commits whose store keys this rank can remove now. These commits failed and may
+    /// have left keys, and all members have taken part in a later commit. Each place is returned once.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }

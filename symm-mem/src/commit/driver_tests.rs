@@ -14,7 +14,7 @@ use crate::agreement::{
     Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
 };
 
-/// A rank whose registration returns `outcome` after all registering ranks have called it.
+/// A rank whose registration returns `outcome`, once all registering ranks have begun theirs.
 struct Rank {
     outcome: Outcome,
     all: Option<Arc<Barrier>>,
@@ -150,7 +150,7 @@ fn a_failed_registration_poisons_all() {
 fn who_is_missing_is_named() {
     let store = HashStore::new();
     let ranks = vec![(vec![7], Outcome::Registered); 2];
-    // The ranks wait for a part of the deadline, which also has to cover the start of their threads.
+    // A rank waits for three eighths of the deadline. In that time, the other rank's thread has to start too.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
     let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")

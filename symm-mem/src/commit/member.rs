@@ -65,8 +65,8 @@ impl Local for Member<'_> {
         let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
         let memory: Arc<Memory> = self.pool.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
-        // SAFETY: each rank's communicator keeps that rank's memory until the communicator is gone. Segments neither
-        // move nor shrink. A retired segment is freed only after all ranks have deregistered its window.
+        // SAFETY: each rank's communicator holds that rank's memory until the communicator has ended. Segments
+        // neither move nor shrink. A retired segment is freed only after all ranks have deregistered its window.
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,

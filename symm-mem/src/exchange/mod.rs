@@ -73,7 +73,7 @@
 //! | root, `options` | [`Exchange`]: a group's slots, plans and open handles |
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O |
-//! | `contribution` | the contribution of a rank to it: ends of transfers, or regions |
+//! | `contribution` | the contribution of a rank to an agreement: ends of transfers, or regions |
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
@@ -203,8 +203,8 @@ impl Exchange {
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
-        // The others wait for this rank in the rendezvous, for half of its deadline. The rest of that is for the work
-        // below, so that this rank can still tell them its error.
+        // In the rendezvous, the other members wait for this rank for half of the rendezvous's deadline. This rank
+        // waits below for at most three eighths of that deadline, so it can still post its record or its error in time.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
         let (slab, tools) = match prepared(&info, context, &options, patience) {
             Ok(prepared) => prepared,
@@ -307,7 +307,7 @@ impl Exchange {
         if let Some(owner) = Arc::into_inner(self.owner) {
             let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
             drop(owner);
-            // A plan may have been dropped meanwhile; now none is left.
+            // No plan is left now, but one may have been dropped after the first `settle`.
             let is_settled = shared.closer.settle(deadline, end);
             // The threads end if they have no work left. A thread that panicked has ended too.
             for thread in threads.into_iter().filter(|_| is_settled) {
@@ -318,8 +318,8 @@ impl Exchange {
     }
 }
 
-/// Allocates this rank's slots, which no peer knows yet, and the tools to read them. Waits for at most `patience` until
-/// another rank of this process is not closing memory.
+/// Allocates this rank's slots, and creates the [`Tools`] to read them. Does not share the slots with peers yet. If
+/// another rank of this process is closing memory, first waits for at most `patience` until it has finished.
 fn prepared(
     info: &GroupInfo,
     context: &Context,
@@ -349,7 +349,8 @@ mod tests {
     use crate::rendezvous::RendezvousOptions;
 
     rusty_fork_test! {
-        /// The members meet in a rendezvous, so its deadline says how long they wait, not that of later exchanges.
+        /// [`Exchange::new`] waits within the deadline of the rendezvous. The deadline in the [`ExchangeOptions`] is
+        /// for later agreements.
         #[test]
         fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
             let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();
@@ -364,7 +365,7 @@ mod tests {
                 scope.spawn(move || {
                     let moment = quiet::moment().unwrap();
                     closing.send(()).unwrap();
-                    // Far longer than half of the exchange's deadline.
+                    // Longer than the deadline of the exchange, which is 0.
                     let _ = is_ended.recv_timeout(Duration::from_millis(100));
                     drop(moment);
                 });

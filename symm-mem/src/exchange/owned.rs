@@ -20,11 +20,11 @@ use process_group::error_text;
 use super::{TransferError, protocol::Way};
 use crate::rendezvous::fresh_number;
 
-/// Names the holds on segments in reports.
+/// The name under which reports list this module's holds on segments.
 const HOLDER: &str = "symm-mem exchange";
 
-/// The numbers of the allocations that exchanges use, by first address. An allocation stays where it is as long as its
-/// number is alive.
+/// The numbers of the allocations that exchanges use, by first address. Each holder of a number also holds the
+/// allocation. So while a number is alive, no other allocation can get its address.
 static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
 /// The number of an allocation in this process. It is never reused.
@@ -50,7 +50,7 @@ pub(super) struct Owned {
     context: Context,
     ptr: DevicePtr,
     bytes: usize,
-    /// The allocations that contain it, in the order of their addresses. Dropped before the owner.
+    /// The allocations that contain this memory, in the order of their addresses. Dropped before the owner.
     allocations: Vec<OwnedAllocation>,
     _owner: Box<dyn Any + Send + Sync>,
 }

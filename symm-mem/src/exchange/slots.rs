@@ -8,7 +8,8 @@ use cuda_driver::DevicePtr;
 /// when the peer learns of it.
 ///
 /// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals
-/// that the copy is done. The notifications of regions are counted by the same word; they have no toggle.
+/// that the copy is done. Each of these signals writes the count or the toggle below. Notifications of regions only
+/// write the count.
 ///
 /// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its waits.
 ///

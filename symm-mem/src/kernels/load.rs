@@ -14,12 +14,13 @@ use super::{Kernel, KernelError, MOST_RANKS, Ranks};
 /// # What a launch asks of the caller
 /// Every launch is `unsafe`, because no type can check the work of the device. The caller of a launch promises the
 /// following while the launch runs, and for every launch of a graph that captured it:
-/// - **Ranks**: [`Ranks`] is correct: two arrays of `world` addresses, of buffers and of pads; pads as long as
-///   [`PadLayout`](super::PadLayout) says, aligned to 128 bytes and zero before the first kernel; the rank's own
-///   [`FaultRecord`](super::FaultRecord). The stream's device may read and write all of them.
+/// - **Ranks**: [`Ranks`] is correct. It has two arrays of `world` addresses, one of buffers and one of pads. Each pad
+///   has the length of [`PadLayout::bytes`](super::PadLayout::bytes), is aligned to 128 bytes, and is zero before the
+///   first kernel. The fault record is the rank's own [`FaultRecord`](super::FaultRecord). The stream's device may read
+///   and write all of this memory.
 /// - **Order**: launches that use the same channels of the same pads are ordered on each rank: on one stream, or by
 ///   events. Collectives share one set of channels of their own: on each rank only one runs at a time.
-/// - **Life**: this handle, or a clone, lives too.
+/// - **Life**: this handle, or a clone of it, stays alive.
 /// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of
 ///   their blocks at once.
 #[derive(Debug, Clone)]
@@ -42,8 +43,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Kernels {
-    /// Returns the kernels of a context. Loads them if they are not loaded, which takes milliseconds. The signals are
-    /// loaded at once, other units with their first launch.
+    /// Returns the kernels of a context. If they are not loaded, this call loads the signal kernels, which takes
+    /// milliseconds. Each other unit (PTX module) is loaded with its first launch.
     ///
     /// # Errors
     /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.
@@ -65,7 +66,7 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// The context that they are loaded into.
+    /// The context into which the kernels are loaded.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context

@@ -38,7 +38,8 @@ impl Kernels {
     }
 
     /// Signals rank `to` on a channel: writes of this rank before the signal, on this stream, are visible to that
-    /// rank after its [`wait_signal`](Self::wait_signal). Waits until the previous signal was taken.
+    /// rank after its [`wait_signal`](Self::wait_signal). The kernel first waits until that rank has taken the previous
+    /// signal on the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

@@ -24,8 +24,8 @@ impl DroppedOn {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the work on these streams. Returns false if it is not known to be done. A stream that captures is not
-    /// waited for, because that would invalidate its capture.
+    /// Waits for the work on these streams. Returns false if some of this work may still run. This call does not wait
+    /// for a stream that captures, because that would invalidate the capture: it returns false then.
     pub(super) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
             // If a capture is open, the calls below must neither join it nor invalidate it.

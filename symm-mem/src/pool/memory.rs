@@ -5,8 +5,9 @@
 //! is freed earlier, once all ranks have reported that nothing can access it.
 //!
 //! Every call that enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]).
-//! The graph and its executables hold the pin. If another library began the capture, they cannot hold it. Then declared
-//! captures hold the pin; without one, the memory is pinned forever.
+//! The graph and its executables hold the pin. If another library began the capture, its graph cannot hold a pin. Then
+//! the declared captures in progress ([`PoolCapture`](crate::PoolCapture)) pin the memory. If there are none, the
+//! memory is pinned forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,7 +50,7 @@ pub(super) struct Pins {
     blocks: BTreeMap<Placement, Hold>,
 }
 
-/// The pin that is never released: for graphs that do not report their end.
+/// The pin that is never released. It pins memory for graphs that cannot hold a pin themselves.
 const FOR_GOOD: u64 = 0;
 
 impl Pins {
@@ -149,7 +150,7 @@ impl Memory {
         memory
     }
 
-    /// The pool's name.
+    /// The pool's identity.
     pub(crate) fn id(&self) -> PoolId {
         self.id
     }
@@ -207,7 +208,7 @@ impl Memory {
         declared.into_iter().for_each(|pin| pins.hold(pin, place.ordinal, &blocks));
     }
 
-    /// Removes a pin.
+    /// Removes a pin. Frees the blocks that only this pin held and that their owners have dropped.
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         for block in arena.pins().unpin(pin) {
@@ -216,7 +217,8 @@ impl Memory {
         }
     }
 
-    /// The pin of the graph that the driver's capture with this id makes.
+    /// Returns the pin of the graph that results from the driver's capture with id `capture`. Creates the pin if there
+    /// is none. Returns `None` while this memory is being dropped.
     pub(crate) fn graph_hold(&self, capture: u64) -> Option<Arc<GraphHold>> {
         let memory = self.me.upgrade()?;
         let mut arena = self.arena();
@@ -286,7 +288,7 @@ impl GraphMemory for Memory {
         if self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
-        // An invalidated capture does not yield a graph.
+        // Only an active capture has an id. An invalidated capture yields no graph.
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
         self.hold_for_graph(&hold, address, bytes);
@@ -300,7 +302,8 @@ impl GraphMemory for Memory {
 /// The arena of a pool, locked.
 pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
-/// A borrow of the memory keeps it from being dropped, and the arena is gone only during drop.
+/// The panic message for a missing arena. Cannot occur: [`Memory::inside`] is `None` only while the memory is dropped,
+/// and an [`Arena`] borrows the memory.
 const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
@@ -309,7 +312,7 @@ impl Arena<'_> {
         self.0.as_ref().and_then(|inside| inside.pins.segments.get(&ordinal).copied()).unwrap_or(0)
     }
 
-    /// The parts of the `bytes` bytes at `address` that lie in segments: place and length of each.
+    /// The parts of the `bytes` bytes at `address` in segments that are not retired: place and length of each.
     fn places(&self, address: u64, bytes: u64) -> Vec<(Placement, u64)> {
         let end = address.saturating_add(bytes);
         let part = |segment: &SymmetricSegment| {
@@ -351,7 +354,7 @@ impl Drop for Memory {
             }
             // Errors of the source are ignored, because the release of this memory cannot be repeated.
             let _ = arena.release();
-            // Blocks may have been used after the pool was dropped, so groups may have cached the memory again.
+            // Blocks may have been used after the pool was dropped, so groups may have cached look-ups of this memory.
             places_changed();
         }
     }

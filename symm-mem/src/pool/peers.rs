@@ -15,7 +15,7 @@ impl SymmetricPool {
     /// retired.
     ///
     /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
-    /// block gives the same type with every release, also for groups without windows.
+    /// block gives the same type with every NCCL release, also for groups without windows.
     ///
     /// # Safety
     /// The addresses are valid while the group's communicator is: nothing may use them after it was aborted or

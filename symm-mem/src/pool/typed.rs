@@ -11,7 +11,7 @@ use super::{SymmetricBlock, SymmetricPool};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SliceError {
-    /// The pool has no memory for it.
+    /// The pool could not allocate the block.
     #[error(transparent)]
     Pool(#[from] SymmetricError),
     /// The stream is of another context than the pool, or the pool was made without a context
@@ -82,8 +82,10 @@ impl SymmetricPool {
     /// ```
     ///
     /// # Errors
-    /// [`SliceError`]. [`SliceError::Pool`] is part of the sequence of requests. So is [`SliceError::Driver`] after the
-    /// block was placed, as an allocation and a free. The other errors are not.
+    /// [`SliceError`]. The pool's log of requests, which must be equal on all ranks, records a call that fails with
+    /// [`SliceError::Pool`], except for an invalid size ([`SymmetricError::Size`]). If a call fails with
+    /// [`SliceError::Driver`] after the block was placed, the log records an allocation and a free. The log records no
+    /// other failed call.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
         if self.context.as_ref() != Some(stream.context()) {
@@ -98,7 +100,7 @@ impl SymmetricPool {
         }
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
         let block = self.allocate(bytes)?;
-        // Only now: until the block is placed, another thread may drop the slice that had it.
+        // Not earlier: until the block is placed, another thread may drop the slice that had this memory.
         dropped_on.order_before(stream)?;
         let start = block.ptr();
         let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

@@ -78,7 +78,7 @@ fn differ(how: usize, record: &mut Record) {
 }
 
 impl World {
-    /// The rank exchanges a plan.
+    /// The rank begins the exchange of a plan.
     pub(super) fn exchange(
         &mut self,
         rank: u32,
@@ -265,14 +265,15 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The other members may consider the plan agreed.
+            // The other members may consider the plan agreed, and access this rank's memory.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(end.read)
     }
 
-    /// Executes the transfers of a plan, which is the last of its name or the first one kept. Checks that they reach
-    /// memory that is still lent.
+    /// Executes the transfers of a plan of this name: of the first one that the rank keeps if `former` is true, else of
+    /// the last one. Checks that only the last agreed generation is admitted, and that the transfers reach slots of
+    /// this plan and memory that is still lent.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -314,7 +315,7 @@ impl World {
         let keep = usize::from(!all).min(named.plans.len());
         let dropped: Vec<Plan> = named.plans.drain(..named.plans.len() - keep).collect();
         for mut plan in dropped {
-            // The rank must close the imports before it reports that.
+            // The rank must close the imports before it reports them closed.
             plan.imports.clear();
             for peer in plan.peers.clone() {
                 let key = closed_key(&plan.key, rank, peer);
@@ -335,7 +336,8 @@ impl World {
         self.rank(rank).exchanges.values_mut().for_each(|own| own.buffers.clear());
     }
 
-    /// Keeps the memory that peers may access, until they have closed it.
+    /// Keeps the plan's memory and slots, which peers may access, until all peers have closed the plan. If the lease
+    /// expires first, the plan goes to quarantine.
     fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));

@@ -52,7 +52,7 @@ pub(super) struct Ended {
     /// The number of operations in the rank's pool at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// True if the rank then considered all groups of the meeting dead.
+    /// True if the rank considered all groups of the meeting dead after the meeting.
     pub(super) poisoned: bool,
 }
 
@@ -85,7 +85,7 @@ impl Said {
         )
     }
 
-    /// Returns true for a result that all members can get.
+    /// Returns true if the result is agreed: all members can get it. Failures of the rank alone are not agreed.
     pub(super) fn is_agreed(&self) -> bool {
         let said = |ending: &agreement::Ending| {
             matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
@@ -121,7 +121,7 @@ impl Said {
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
-            // A failed store is asked once more at the deadline.
+            // If the store has failed, the rank sends it one more request at the deadline.
             Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             Said::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,

@@ -92,7 +92,7 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let lost = Refusal::MemberLost { rank: 1, cause: "it is gone".to_owned() };
     assert_eq!(ended(None), Ending::Refused(lost.clone()));
     assert_eq!(ended(Some(&refused)), Ending::Refused(lost.clone()));
-    // The failure takes the place of the verdict that would have asked for the registration.
+    // The search ended with this failure instead of the plan to register, so no member has registered anything.
     assert_eq!(ended(Some(&commits)), Ending::Refused(lost));
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(ended(Some(&Plan::Register { agreed: agreed() })), Ending::Poisoned(poison));
@@ -122,7 +122,7 @@ fn member() -> Member {
     }
 }
 
-/// Two processes run as rank 0. The others may have agreed with the other one, so this one is in doubt.
+/// Two processes run as rank 0. The other members may have agreed with the second process, so this process is in doubt.
 #[test]
 fn a_rank_that_another_process_has_taken_is_in_doubt() {
     let taken = |rank| Failure::Taken { rank };

@@ -441,7 +441,7 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
     let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported.clone()))]);
     assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
-    // The library returned on rank 1 alone, and the others waited for it.
+    // NCCL returned on rank 1 only. The call of rank 0 did not return in time.
     let alone = poison(&[(0, Some(Outcome::Blocked)), (1, Some(unsupported))]);
     assert_eq!(
         alone.to_string(),
@@ -457,10 +457,10 @@ fn only_the_member_that_ended_the_group_is_blamed() {
         other => panic!("{other:?}"),
     };
     let ended = Some(Outcome::Ended { rank: 2 });
-    // Rank 1 has not reported yet, and is not lost. Rank 3 has failed since its peers are gone.
+    // Rank 1 has not reported yet, but is not lost. Rank 3 has failed because a peer was lost.
     let mut all = [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(Outcome::Blocked))];
     assert_eq!(poison(&all), Poison::MembersLost { missing: vec![2], blocked: vec![4] });
-    // A failure of that member tells more.
+    // If rank 2 itself reports a failure, the poison names that failure.
     all[2].1 = failed("2");
     let cause = "2".to_owned();
     assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });

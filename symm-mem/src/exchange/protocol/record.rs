@@ -10,7 +10,7 @@ use crate::{
     rendezvous::protocol::{Readiness, Uuid},
 };
 
-/// An allocation of one process, identified by a number that is never reused. Addresses are reused.
+/// Identifies an allocation of one process. The identity is never reused, unlike an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationId {
     /// A separate allocation, by its number in the process.
@@ -136,9 +136,9 @@ pub struct End {
     pub part: Part,
     /// Length of the transfer in bytes.
     pub bytes: u64,
-    /// If the peer copies: index into the record's [`Export`]s of the allocation that contains this end's buffer.
+    /// If the peer copies: the allocation that contains this end's buffer, as an index into [`Record::exports`].
     pub export: Option<u32>,
-    /// The buffer's first byte in its allocation.
+    /// If the peer copies: offset of the buffer in that allocation, in bytes. Otherwise 0.
     pub offset: u64,
     /// This rank's slot for the peer's signals.
     pub slot: u32,
@@ -148,9 +148,9 @@ wire_struct!(End { peer, part, bytes, export, offset, slot });
 /// A contiguous part of a [`SharedRegion`], in one allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionPiece {
-    /// Index into the record's [`Export`]s of the allocation.
+    /// The allocation, as an index into [`Record::exports`].
     pub export: u32,
-    /// First byte in the allocation.
+    /// Offset of the piece in the allocation, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
@@ -248,7 +248,7 @@ impl Record {
         self.exports.get(end.export? as usize)
     }
 
-    /// Name for messages of the plan, or of the regions, that the members agree on.
+    /// Returns how error messages name the plan or the set of regions that the members agree on.
     pub(super) fn title(&self) -> String {
         match &self.regions {
             None => self.plan.clone(),
@@ -256,16 +256,16 @@ impl Record {
         }
     }
 
-    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` and `peer` are their places
-    /// among the records.
+    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` is this rank's place among
+    /// the records, and `peer` is the peer's place.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
         // The rank itself has no slot.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
         self.regions.as_ref()?.first_slot.checked_add(place)
     }
 
-    /// Describes the first inconsistency of the record, if any: memory that leaves its allocation, an export or a slot
-    /// that the rank does not have, or transfers beside regions. `members` is the number of records.
+    /// Describes the first inconsistency of the record, if any: memory that extends beyond its allocation, an export or
+    /// a slot that the rank does not have, or both transfers and regions. `members` is the number of records.
     pub(super) fn flaw(&self, members: usize) -> Option<String> {
         self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
     }

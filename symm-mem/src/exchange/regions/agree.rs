@@ -24,8 +24,10 @@ use crate::error::Error;
 impl Exchange {
     /// Shares memory with all members, each region under a name that is unique on this rank. Collective over the group:
     /// every member calls it with its own regions, or with none. The members open all regions of each other in this
-    /// call, so later transfers between them need no agreement and no store. `name` names the set of regions; it shares
-    /// its names and generations with the plans of this exchange, so an earlier set or plan of that name becomes stale.
+    /// call, so later transfers between them need no agreement and no store.
+    ///
+    /// `name` is the name of the set of regions. Sets of regions and plans of an exchange share one namespace: an
+    /// earlier set or plan of this name becomes stale.
     ///
     /// Each rank needs one [channel](super::super::ExchangeOptions::channels) for each other member, all of them
     /// adjacent.

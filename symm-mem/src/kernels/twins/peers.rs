@@ -15,7 +15,7 @@ use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
 /// `true`: the kernel goes on; `false`: it has given up.
 pub(super) type Met = Result<bool, Fault>;
 
-/// The ranks, from a launch's first parameter.
+/// The ranks' memory, as described by the first parameter of a launch.
 pub(super) struct Peers<'a> {
     launch: &'a Launch<'a>,
     pub(super) ranks: Ranks,

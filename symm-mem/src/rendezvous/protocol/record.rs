@@ -112,7 +112,7 @@ pub struct Record {
     pub group: GroupId,
     /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group.
     pub life: u64,
-    /// The number of this rendezvous: how many this rank has begun before, since it created the current `Rendezvous`.
+    /// The number of this rendezvous: the count of earlier ones that this rank began with its current `Rendezvous`.
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,

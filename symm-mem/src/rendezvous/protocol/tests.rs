@@ -173,7 +173,7 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     assert_eq!(refused(&all), RendezvousRefusal::SharingFailed { rank: 2, cause });
     let lost = RendezvousRefusal::MembersLost { missing: vec![1], noticed: vec![0] };
     assert_eq!(refused(&[(1, Report::Late), (0, alone.clone()), (2, mapped.clone())]), lost);
-    // A rank was found gone after it had posted its outcome.
+    // Rank 0 found that rank 1 was lost, although rank 1 had posted its outcome.
     assert_eq!(refused(&[(0, alone), (1, mapped.clone()), (2, mapped.clone())]), lost);
     assert_eq!(judge(&[(0, mapped.clone()), (1, mapped)]), Decision::Agreed { agreed: 3 });
 }
