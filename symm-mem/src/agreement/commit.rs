@@ -6,9 +6,9 @@
 //! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each is an action, and all share the limits of the first one |
 //! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
 //!
-//! The deadline of a rank bounds only its wait for the other members: a short one leads to a refusal. Once the members
-//! have decided, all of them have the same budgets, which follow the longest deadline among them and have lower bounds,
-//! because all members lose the group if a registration is cut short.
+//! The deadline of a rank bounds only its wait for the records of the other members. If it is too short, the commit is
+//! refused. After the decision, all members have the same time limits. These follow from the longest deadline among the
+//! members, and have lower bounds, because all members lose the group if a registration is cut short.
 //!
 //! A member is in doubt from posting its record until it has read the result. If it loses the store meanwhile, it does
 //! not know which windows the others hold, and treats the group as failed. Exception: if the commit is refused already,
@@ -87,7 +87,8 @@ impl Protocol for CommitProtocol {
     }
 }
 
-/// Returns the answers of all members, or `None` if one has given none.
+/// Returns what `read` takes from the answers of all members. `None` if a member has not answered, or if `read` returns
+/// `None` for its answer.
 fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(&Answer) -> Option<T>) -> Option<Vec<(u32, T)>> {
     let one = |(rank, report): &(u32, Report<Answer>)| match report {
         Report::Outcome(answer) => Some((*rank, read(answer)?)),
@@ -111,7 +112,7 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // A failure in place of the verdict on a search ends the commit before any registration.
+        // Only after this plan may a member have registered segments. A failure during a search comes before that.
         Some(Plan::Register { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

@@ -90,6 +90,6 @@ pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreemen
 /// The least time that members wait for each other's answers after a decision.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The time that the phases after a decision may take together, if their lower bounds apply.
+/// The time that two actions and the waits for their outcomes may take together, if their lower bounds apply.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

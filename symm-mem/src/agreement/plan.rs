@@ -22,7 +22,7 @@ pub type Decision = agreement::Decision<CommitProtocol>;
 /// The agreed result of a commit, equal on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// The number of segments that the group commits: that many of the first segments in every record.
+    /// The number of segments that the group commits. They are the first ones of every record.
     pub segments: u32,
     /// The ordinals of the segments that share a window with the segment before them, ascending.
     pub joined: Vec<u32>,
@@ -34,7 +34,8 @@ pub struct Agreed {
 wire_struct!(Agreed { segments, joined, without, pending });
 
 impl Agreed {
-    /// Returns the decision that the members register the segments, or have agreed if there is nothing to register.
+    /// Returns the next decision: to register the segments as windows, or the final agreement if there are no windows
+    /// to register.
     pub(super) fn proceed(self) -> Decision {
         match self.segments == 0 || self.without.is_some() {
             true => Decision::Agreed { agreed: self },

@@ -33,7 +33,7 @@ enum At {
 
 /// The result of a retirement.
 struct Story {
-    /// The result of each rank and its time; `None` for a rank that died before.
+    /// The result of each rank, and the time at which the rank got it. `None` for a rank that died before.
     told: Vec<Option<(Result<Retired, Ending>, Duration)>>,
     /// The ranks that deregistered their windows.
     deregistered: BTreeSet<u32>,
@@ -131,9 +131,8 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result in time. One possible result is a refusal, and then no
-    /// rank deregistered windows. Another is success, and then all ranks deregistered them. The last one names the
-    /// lost rank.
+    /// If a rank dies, all other ranks get the same result in time. It is one of three: a refusal, if no rank has
+    /// deregistered windows; success, if all ranks have; or a poison that names the lost rank.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
@@ -173,7 +172,7 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
-    // A rank that died after it had posted its success.
+    // Rank 1 posted its success and died then.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });

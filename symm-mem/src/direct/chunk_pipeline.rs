@@ -59,8 +59,8 @@ impl ChunkPipeline<'_> {
         let condition = WaitCondition::GreaterOrEqual;
         let wait_and_reset =
             [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
-        // SAFETY: the caller's contract. This rank may reset the word after it was set: the peer sets it again only
-        // after the signal for this chunk, and no other stream waits for it now.
+        // SAFETY: the caller's contract. This rank may reset the word once the wait has passed: the peer sets the word
+        // again only after this rank has signalled this chunk, and until then no other stream waits for the word.
         unsafe {
             match told {
                 Some(at) => {

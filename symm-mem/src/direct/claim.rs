@@ -5,8 +5,8 @@
 //! second reads the other end's entry, compares it with its own, and takes the offer.
 //!
 //! A receiver that gives up withdraws its offers. An offer is either taken or withdrawn, never both. So after an offer
-//! was withdrawn, the sender does not copy into the buffer. A sender does not withdraw its offers: the peer only reads
-//! the buffer.
+//! was withdrawn, the sender does not copy into the buffer. Exception: a later message has reused the word (see the
+//! comment in [`take`]). A sender does not withdraw its offers: the peer only reads the buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,9 +50,11 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // In a batch of more than 512 messages, the other end may have reused the word for a later message. Then this
-    // message counts as taken on both ends, because `withdraw` now returns false for it. An end that withdraws makes
-    // no new claims, but a claim that was under way may have overwritten `WITHDRAWN`.
+    // In a batch of more than 512 messages, a later message may have reused the word already. Then this message counts
+    // as taken on both ends: this function returns true, and from now on `withdraw` returns false. Exception: if the
+    // offer had been withdrawn before the word was reused, this function returns true all the same. The end that
+    // withdraws makes no new claims, but a claim of it that was under way, or a claim of the other end, may have
+    // overwritten `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 

@@ -5,18 +5,21 @@
 //! word instead could be in the same hardware queue as the wait, behind it.
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
-//! memory) and *empty* (the peer has taken a chunk out of its own memory). For every peer, every direction, and eager
-//! and captured messages there are two more words, for zero-copy messages: *ready* and *done* ([`Phase`]). The peer's
-//! stream sets a word, and the stream that waited for the word resets it. So after a message all these words have their
-//! initial values, and a graph can run any number of times. For every peer and every direction there is one more word,
-//! which no stream waits for. It says which messages this rank's streams have [passed](FlagPage::passed).
+//! memory) and *empty* (the peer has taken a chunk out of its own memory). For zero-copy messages there are two more
+//! words: *ready* and *done* ([`Phase`]). Every peer has its own two, for each direction, and separately for eager and
+//! for captured messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a
+//! message all these words have their initial values, and a graph can run any number of times. For every peer and every
+//! direction there is one more word, which no stream waits for. It says which messages this rank's streams have
+//! [passed](FlagPage::passed).
 //!
 //! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
-//! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes them. Then come the
-//! [claims](super::claim) of the messages from the peer, which both ends write. The page begins with a flag (this rank
-//! has ended its waits, so data that it sends or receives afterwards is invalid), with another flag (this rank maps no
-//! further segments), and with one more than the number of the last segment that this rank has
-//! [mapped](super::shared).
+//! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. Then come
+//! the [claims](super::claim) of the messages from the peer, which both ends write.
+//!
+//! The page begins with three values:
+//! - a flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid;
+//! - a flag: this rank maps no further segments;
+//! - one more than the number of the last segment that this rank has [mapped](super::shared), or 0.
 
 use std::{
     io,
@@ -42,7 +45,8 @@ const STOPPED: usize = 4;
 /// Offset of one more than the number of the last segment that the rank has mapped.
 const MAPPED: usize = 8;
 
-/// Words of zero-copy messages for every peer: by direction, phase, and whether the message is captured.
+/// Number of words for every peer for zero-copy messages: one for each direction, each phase, and each of eager and
+/// captured messages.
 const SIGNALS: usize = 8;
 
 /// Number of words for every peer that say which messages the rank's streams have [passed](FlagPage::passed): one for
@@ -205,8 +209,8 @@ impl FlagPage {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// The lower bits of one more than the number of the last message with `peer` that this rank's streams have passed.
-    /// Only eager messages that the sender copies into the receiver's buffer are noted here.
+    /// The last message with `peer` that this rank's streams have passed: the lower 32 bits of its number plus one.
+    /// Counts only eager messages that the sender copies into the receiver's buffer. 0 if there was none.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
     }

@@ -5,11 +5,11 @@
 //! exchanged.
 //!
 //! # Two alternating streams
-//! Between two copies of one stream the copy engine idles: the stream signals the end of one copy and waits for the
-//! slot of the next, in words of host memory. So the chunks of a large message alternate between two streams, and one
-//! copies while the other signals and waits. Within a call, a slot belongs to one stream: two streams that wait for
-//! one word would both go on at once. Calls of a lane do not overlap. All zero-copy messages of a call use the first
-//! stream.
+//! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
+//! the slot of the next one. Both accesses go to host memory. So the chunks of a large message alternate between two
+//! streams: one stream copies while the other signals and waits. Within a call, a slot belongs to one stream: two
+//! streams that wait for one word would both go on at once. Calls of a lane do not overlap. All zero-copy messages of a
+//! call use the first stream.
 //!
 //! # Why this cannot deadlock
 //! Streams may share a hardware queue, and all of them may be one stream. Earlier work then blocks later work. Such a
@@ -27,13 +27,19 @@
 //! So a chunk is sent when its slot is empty, which the peer signalled in an earlier round. Everything else waits for a
 //! signal of an earlier phase of the same round. The stream of a chunk does not matter.
 //!
-//! A call of one lane signals a chunk together with the next wait of the same stream. That saves a driver call, and a
-//! step of the device. With one stream nothing comes in between. With two streams, d other chunks come before the
-//! signal. Then, for a ring of s slots, chunk c is sent after chunk c + d − s was received, and chunk c + d − s is
-//! received after chunk c + 2d − s was sent. That is an earlier chunk than c if s is more than 2d. If s is even, d is
-//! 1; if it is odd, the last slot and the first have one stream, and d may be 2. So four slots are enough. With two
-//! streams and fewer slots, chunks are signalled at once here too. Before a zero-copy message, all chunks are
-//! signalled. The peer may need these signals before it reaches the message.
+//! A call of one lane delays the signal of a chunk, and enqueues it together with the next wait of the same stream.
+//! That saves a driver call, and a step of the device. With one stream, no other chunk is enqueued between a chunk and
+//! its signal.
+//!
+//! With two streams, d other chunks are enqueued between a chunk and its signal. Let the ring have s slots:
+//!
+//! - Chunk c is sent after chunk c + d − s was received.
+//! - Chunk c + d − s is received after chunk c + 2d − s was sent.
+//! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
+//! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
+//!
+//! So four slots are enough. With two streams and fewer slots, chunks are signalled at once here too. Before a
+//! zero-copy message, all chunks are signalled, because the peer may need these signals before it reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -57,7 +63,7 @@ pub(super) struct Load {
     pub(super) streams: usize,
 }
 
-/// With at least this many slots, the signal of a chunk may be delayed although a call uses two streams.
+/// With at least this many slots, the signals of chunks may be delayed even if a call uses two streams.
 const AMPLE: usize = 2 * STREAMS;
 
 /// One step of a lane's stream.

@@ -40,7 +40,7 @@ struct State {
     /// Plans that were dropped, but not closed yet.
     closing: Vec<Arc<Core>>,
     leases: Vec<(Arc<Core>, Lease)>,
-    /// Peers' memory that may have no other holder.
+    /// Peers' memory to let go. It is closed unless it has another holder.
     borrowed: Vec<Open>,
     /// Plans that all peers have closed too: their memory can be freed.
     over: Vec<Arc<Core>>,
@@ -48,7 +48,7 @@ struct State {
     /// The thread has taken the lists above, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
-    /// The deadline has passed: plans are given up, and leases end now.
+    /// The deadline of [`Closer::settle`] has passed: plans are given up, and all running leases are overdue.
     hurry: bool,
 }
 
@@ -219,7 +219,8 @@ fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     shared.closer.lend(core)
 }
 
-/// Ends the leases that are over, and returns those that are overdue.
+/// Removes the leases that have ended. If all peers have closed the plan, moves the plan to `over`. If the lease is
+/// overdue, returns the plan, because its memory must not be freed.
 fn collect(
     shared: &Shared,
     leases: &mut Vec<(Arc<Core>, Lease)>,

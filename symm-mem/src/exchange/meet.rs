@@ -75,8 +75,8 @@ impl Exchange {
         self.meet(members, plan, &contribution, |met| self.agreed(met, transfers))
     }
 
-    /// Agrees with the ranks at these places of the group, and opens their memory. `build` makes the result of it on
-    /// this rank; `None` if the agreement does not fit what this rank brought.
+    /// Agrees with the ranks at these places of the group, and opens their memory. `build` makes this rank's plan or
+    /// regions from the agreement. It returns `None` if the agreement does not fit this rank's contribution.
     pub(super) fn meet<R>(
         &self,
         members: &[usize],
@@ -302,7 +302,7 @@ impl Exchange {
         plans.entry(met.plan.to_owned()).or_default().last = cores.into_iter().map(Arc::downgrade).collect();
     }
 
-    /// The state of a plan, or of regions and one peer, on these slots.
+    /// Creates the state of a plan, or of this rank's regions towards one peer, with these slots, and registers it.
     pub(super) fn core(
         &self,
         met: &Met<'_>,

@@ -66,7 +66,7 @@ pub struct Plan {
 struct Inner {
     core: Arc<Core>,
     owner: Arc<Owner>,
-    /// The ends of the core's wires.
+    /// This rank's end of each transfer, in the order of the core's wires.
     ends: Vec<TransferEnd>,
 }
 
@@ -79,7 +79,8 @@ pub(super) struct TransferEnd {
 }
 
 impl Drop for Inner {
-    /// Hands the plan to the exchange's threads: they wait for transfers under way, then tell the peers.
+    /// Hands the plan to the closing thread. That thread waits for transfers under way, closes the peers' memory, and
+    /// then tells the peers that it has.
     fn drop(&mut self) {
         self.owner.shared.closer.close(self.core.clone());
     }
@@ -187,8 +188,8 @@ impl Plan {
 
     /// Launches a graph that captures transfers of this plan, with a deadline: if it has not ended by then, the plan
     /// fails. A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and
-    /// `watch`, a thread of an exchange could close memory; that waits for the launch inside the driver and blocks
-    /// other ranks' threads.
+    /// `watch`, a thread of an exchange could close memory. That thread would wait inside the driver for the end of the
+    /// launched graph, and meanwhile block the threads of other ranks.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -272,7 +273,7 @@ impl Plan {
         // New rounds may be held back (see `quiet`). A `wait` is not, because it completes a round that has begun.
         // Neither is a round that the other end has begun.
         let _gate = quiet::beginning(|| !begins || wire.rounds.reach(wire.turn().round.wrapping_add(1)));
-        // Held until the end is recorded: the steps of two threads must not interleave.
+        // Locked until the event `done` is recorded: the steps of two threads must not interleave.
         let mut turn = wire.turn();
         if !end.part.copies() && turn.offered == begins {
             let expected = if begins { "wait" } else { "ready" };

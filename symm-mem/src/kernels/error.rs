@@ -42,7 +42,8 @@ impl std::fmt::Display for Late {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A kernel gave up waiting. The context is intact. This rank's kernels do nothing from now on.
+    /// A kernel gave up waiting. The context is intact. From now on, this rank's kernels on the same signal pad do
+    /// nothing.
     #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.

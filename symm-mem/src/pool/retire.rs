@@ -58,8 +58,10 @@ impl SymmetricPool {
     /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
     ///
     /// Collective over the whole domain, within `deadline`. Every rank names the same segments at the same point of
-    /// the program, after the same collectives and both ends of the same messages were enqueued, and passes all of
-    /// its groups that have any of the segments. No block and no [graph](super::GraphPin) of any rank may hold them.
+    /// the program. Before that point, the members of each group have enqueued the same collectives, and both ends of
+    /// each message. Every rank passes all of its groups that have any of the segments. No block and no
+    /// [graph](super::GraphPin) of any rank may hold the segments.
+    ///
     /// The protocol waits until all devices are idle. Then every rank unmaps its peers' segments and deregisters its
     /// windows, group by group in one order. When all ranks have reported that, the memory is freed. Addresses of
     /// other blocks stay valid.
@@ -67,8 +69,9 @@ impl SymmetricPool {
     /// # Errors
     /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
     /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
-    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch), [`SyncTimeout`](crate::Refusal::SyncTimeout), and
-    /// others that a commit can return too. If a rank dies after the decision, the others get
+    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch),
+    /// [`QuiesceFailed`](crate::Refusal::QuiesceFailed), [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that
+    /// a commit can return too. If a rank dies or fails while it deregisters its windows, the others get
     /// [`ErrorKind::Poisoned`], which is the same on every rank of the domain, except that each lists its own groups.
     #[track_caller]
     pub fn retire(

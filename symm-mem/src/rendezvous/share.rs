@@ -45,7 +45,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Opens a listener, and exports `memory`.
+    /// Opens a listener, exports `memory`, and registers it for the other ranks of this process.
     pub(super) fn make(memory: &PhysicalMemory) -> Result<(Self, Handles), String> {
         let listener = Listener::open().map_err(|error| error.to_string())?;
         let kinds = memory.handle_types();

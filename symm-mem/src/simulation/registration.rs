@@ -34,7 +34,7 @@ pub(super) struct Left {
 }
 
 impl World {
-    /// Registers windows of a rank.
+    /// Registers the first `count` segments of a rank's commit as windows, now or later, depending on the trouble.
     pub(super) fn register(
         &mut self,
         rank: u32,

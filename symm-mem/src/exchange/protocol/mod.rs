@@ -29,8 +29,8 @@ pub use self::{
 pub use crate::agreement::sharing::Outcome;
 use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
 
-/// The agreement of one exchange. The result is the plan if no memory had to be opened. Otherwise it is `None`, and the
-/// plan is the one whose memory the members were asked to open.
+/// The agreement of one exchange. If no memory had to be opened, the agreed result contains the plan. Otherwise the
+/// result is `None`: the members have got the plan already, with the decision to open its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 

@@ -17,8 +17,8 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
         .ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))
 }
 
-/// Runs a kernel's blocks one after the other. Before and after each block, it synchronizes with the same block of
-/// all ranks.
+/// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the same block of all
+/// other ranks, before and after it runs.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
@@ -28,7 +28,7 @@ fn blocks(
     let bases = peers.buffers()?;
     for number in 0..launch.grid[0] {
         let channel = PadLayout::USER_CHANNELS + number;
-        // On the device, a block that gives up ends alone; the others soon see the flag.
+        // On the device, a block that gives up ends alone. The other blocks soon see in the pad that it gave up.
         if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
             break;
         }
