@@ -49,11 +49,14 @@ impl<R> AgreementError<R> {
 pub enum Ending {
     /// Nothing was registered on any member. The group is unchanged.
     Refused(Refusal),
-    /// The group is dead on all members, or on this one alone if it could not undo a plain registration.
+    /// The group is dead on all members, or on this one alone if it could not undo a plain registration
+    /// (`ncclCommRegister`).
     Poisoned(Poison),
-    /// This member could not reach the store. The others may report this member as missing.
+    /// This member could not reach the store, or another process runs as this rank. The others may report this member
+    /// as missing.
     StoreFailed {
-        /// True if this member had posted its record, so that the others may have acted on it.
+        /// True if the others may have acted on a record of this rank. False if no record was posted, or if the commit
+        /// could no longer register segments.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded: another program writes there. The others may have read the value
@@ -86,8 +89,8 @@ impl Ending {
         }
     }
 
-    /// Returns true if all members got this ending, for another reason than missing members. Also returns true if this
-    /// member could not undo a plain registration, though it is then poisoned alone.
+    /// Returns true if all members got this ending and the reason is not that members are missing. Also returns true if
+    /// this member could not undo a plain registration. In that case only this member gets the ending.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -98,8 +101,8 @@ impl Ending {
         }
     }
 
-    /// The poison for the groups of `rank` if it ended this way and does not know whether all members hold the same
-    /// windows. `cause` is the store's error, if the store failed.
+    /// Returns a poison for this rank's groups if, after this ending, this rank cannot know whether all members hold
+    /// the same windows. `rank` is this rank. `cause` is the store's error, if the store failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
             Self::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),

@@ -4,8 +4,8 @@
 /// the store.
 const MOST: usize = 64;
 
-/// Counts the meetings of one purpose on a rank, and remembers those that may have left keys in the store: a member may
-/// not have taken part, or the agreement keeps its result.
+/// Counts the meetings of one purpose on a rank, and remembers those that may have left keys in the store. A meeting
+/// leaves keys if a member did not take part, or if its agreement keeps its result.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,
@@ -22,7 +22,7 @@ impl Rounds {
         self.next - 1
     }
 
-    /// Returns the number of the last meeting.
+    /// Returns the number of the last meeting, or 0 if there was none.
     pub(crate) fn last(&self) -> u64 {
         self.next.saturating_sub(1)
     }
@@ -41,7 +41,7 @@ impl Rounds {
         }
     }
 
-    /// Returns the meetings whose keys this rank removes, each once.
+    /// Returns the meetings whose keys this rank must remove now. Each meeting is returned only once.
     pub(crate) fn take_left(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.removable)
     }

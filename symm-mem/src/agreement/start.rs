@@ -22,8 +22,8 @@ pub struct Start<P: Protocol> {
 }
 
 impl<P: Protocol> Start<P> {
-    /// Begins `meeting`, in which this member waits for the others for the time `patience`. All of it takes at most
-    /// `deadline`, unless the lower bounds of its phases apply.
+    /// Begins `meeting`, in which this member waits for the others for the time `patience`. The whole meeting takes at
+    /// most `deadline`, unless the lower bounds of its phases apply.
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
@@ -32,7 +32,8 @@ impl<P: Protocol> Start<P> {
         deadline: Duration,
         record: P::Record,
     ) -> Self {
-        // The name contains the domain's generation, so all members have the same.
+        // `name` already contains the domain's generation, so members of different generations do not meet. The field
+        // `generation` can therefore be 0 on all members.
         let (name, deadline) = (meeting.name(), Some(deadline));
         Self { member: Member { name, rank, members, generation: 0, patience, deadline }, record }
     }

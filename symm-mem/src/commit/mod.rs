@@ -68,15 +68,16 @@ use crate::{
     pool::{Standing, SymmetricPool},
 };
 
-/// Ends a group that is poisoned on rank `own`, which is this one. If only this rank lost the store, the others may
-/// go on, so they are told. They are not told if this rank could not undo a plain registration and is poisoned alone.
-/// All other poisons apply to all members alike.
+/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is that this rank lost the
+/// store, the other members may not be poisoned. Then this function also ends the group on them
+/// ([`SymmetricGroup::fail`]). It does not do so for other poisons: all members have them, except the poison of a rank
+/// that could not undo a plain registration.
 pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
     }
-    // The abort unblocks members that are blocked inside the library. The communicator leaks resources that it could
-    // not free, and reports that when it is used.
+    // The abort unblocks members that are blocked inside NCCL. If NCCL does not return in time, the communicator leaks
+    // resources. Later calls on the communicator return errors in any case, so this error is not needed.
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
@@ -175,7 +176,8 @@ impl SymmetricPool {
         if let (Err(Ending::Poisoned(Poison::MembersLost { .. })), Some(health)) =
             (&result, group.health_handle())
         {
-            // Another member may have noticed the loss first. Wait until this rank's group ends for it too.
+            // Another member may have noticed the lost member first. Wait until the group has ended on this rank too,
+            // so that `standing` returns the reason.
             health.await_end(Deadline::after(options.deadline.saturating_sub(begun.elapsed())));
         }
         let ended = group.standing();

@@ -26,6 +26,6 @@ pub struct CommitReport {
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference because of which segments were left out.
     pub pending: Option<Refusal>,
-    /// The time from the call until the outcomes of all members are known.
+    /// The duration of the commit on this rank, from the call to its result.
     pub elapsed: Duration,
 }

@@ -19,7 +19,7 @@ pub(super) struct Lane {
     streams: [OnceLock<Stream>; STREAMS],
     /// Event behind the lane's last eager call.
     end: Event,
-    /// Event behind the last eager chunk on the second stream. `end` comes after it.
+    /// Event behind the last eager chunk on the second stream. The first stream waits for it before `end` is recorded.
     second_end: Event,
     /// Streams with work of the lane whose event could not be recorded.
     unmarked: Mutex<Vec<Stream>>,
@@ -30,7 +30,8 @@ pub(super) struct Lane {
 /// Progress of a lane.
 #[derive(Debug)]
 pub(super) struct State {
-    /// Slots of the next chunks: of eager ones, and of captured ones, counted from the first slot for graphs.
+    /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
+    /// slot for graphs.
     next: [usize; 2],
     /// First stream of the last eager call; kept alive, so that its handle is not reused for another stream.
     last: Option<Stream>,
@@ -51,7 +52,7 @@ pub(super) struct Chunk {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
-    /// Slots for eager messages, and for graphs; the latter lie behind the former.
+    /// Number of slots for eager messages, and for graphs. The slots for graphs lie behind the others.
     pub(super) slots: [usize; 2],
 }
 
@@ -136,8 +137,8 @@ impl Lane {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `stream` continue after the lane's earlier work: that of the same capture, or without a capture the eager
-    /// work.
+    /// Makes `stream` wait for the lane's earlier work. In a capture, that is the work of the same capture. Without a
+    /// capture, it is the eager work.
     pub(super) fn follow(
         &self,
         state: &State,
@@ -145,7 +146,7 @@ impl Lane {
         capture: Option<u64>,
     ) -> cuda_driver::Result<()> {
         match (capture, &state.last) {
-            // The program orders runs of different graphs.
+            // A capture does not wait for other captures: the program must order the launches of different graphs.
             (Some(capture), _) if state.captured == Some(capture) => stream.wait(&state.captured_end),
             (None, Some(last)) if !last.is_same(stream) => stream.wait(&self.end),
             _ => Ok(()),

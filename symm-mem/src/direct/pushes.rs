@@ -1,5 +1,5 @@
-//! Messages of a lane that the sender copies into the receiver's buffer. An abort leaves time for them to end: a
-//! receiver whose abort has returned may reuse its buffer.
+//! Messages of a lane that the sender copies into the receiver's buffer. An abort first gives these copies time to end,
+//! because the receiver may reuse its buffer after its abort has returned.
 
 use std::collections::VecDeque;
 
@@ -13,8 +13,10 @@ pub(super) struct Pushes {
 }
 
 impl Pushes {
-    /// Notes message `number`. `passed` is one more than the number of the last such message that this rank's streams
-    /// have passed.
+    /// Notes message `number`, and forgets the eager messages that this rank's streams have passed. `passed` has the
+    /// lower bits of one more than the number of the last of these ([`FlagPage::passed`]).
+    ///
+    /// [`FlagPage::passed`]: super::flag_page::FlagPage::passed
     pub(super) fn note(&mut self, number: u64, captured: bool, passed: u32) {
         if captured {
             self.captured += 1;
@@ -39,8 +41,9 @@ impl Pushes {
     /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
     /// the messages that nobody will copy.
     ///
-    /// `is_taken` is called for every eager message that has not passed, the last one first. It withdraws offers, while
-    /// the peer takes them in ascending order. So after an offer that was withdrawn, the peer takes none.
+    /// `is_taken` is called for every eager message that this rank's streams have not passed, the last one first. It
+    /// withdraws the message's offer if the peer has not taken the offer. Because the peer takes offers in ascending
+    /// order, it takes no offer after one that was withdrawn.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;
@@ -53,8 +56,9 @@ impl Pushes {
         has_any
     }
 
-    /// After a failed launch: forgets the eager messages from number `first` on, but not those for which `is_taken`
-    /// returns true. Returns these, ascending. `is_taken` is called for the last one first, as above.
+    /// After a failed launch: forgets the eager messages from number `first` on, except those for which `is_taken`
+    /// returns true. Returns the numbers of these exceptions, ascending. Calls `is_taken` for the last message first,
+    /// as [`has_any`](Self::has_any) does.
     pub(super) fn fail(&mut self, first: u64, is_taken: impl Fn(u64) -> bool) -> Vec<u64> {
         let begin = self.eager.partition_point(|number| *number < first);
         let failed = self.eager.split_off(begin);
@@ -85,7 +89,8 @@ mod tests {
         *,
     };
 
-    /// Offers to receive the messages 0 to `count` - 1, and their notes.
+    /// Offers to receive the messages 0 to `count` - 1. Returns their shared words, and the [`Pushes`] that has noted
+    /// them.
     fn offers(count: u64) -> (Vec<AtomicU64>, Pushes) {
         let mut pushes = Pushes::default();
         let offer = |number| {

@@ -27,7 +27,7 @@ pub(super) struct Take {
     pub(super) pushed: Option<u64>,
 }
 
-/// The words of a lane, for one call.
+/// The flag pages and the lane whose words the messages of one call use.
 #[derive(Debug)]
 pub(super) struct ZeroCopy<'a> {
     pub(super) own: &'a FlagPage,
@@ -45,7 +45,7 @@ impl ZeroCopy<'_> {
         self.own.signal_at(self.peer, Signal { way, phase, captured })
     }
 
-    /// The peer's word.
+    /// The word that the peer's stream waits for.
     fn told(&self, phase: Phase) -> DevicePtr {
         let way = match self.way {
             Way::Send => Way::Receive,
@@ -67,16 +67,16 @@ impl ZeroCopy<'_> {
         [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
     }
 
-    /// The operation by which the host sees that the stream has passed a message that the sender copies into the
-    /// receiver's buffer. `None` for other messages, and for captured ones, because a graph runs them many times under
-    /// one number.
+    /// The operation that reports to the host that the stream has passed message `pushed`, which the sender copies into
+    /// the receiver's buffer. Returns `None` if `pushed` is `None`. Also returns `None` for captured messages, because
+    /// a graph runs them many times under one number.
     fn pass(&self, pushed: Option<u64>) -> Option<MemoryOp> {
         let number = pushed.filter(|_| !self.captured)?;
         let at = self.own.passed_at(self.peer, self.way);
         Some(MemoryOp::Write32 { at, value: (number as u32).wrapping_add(1) })
     }
 
-    /// Signals that this rank's buffer is ready.
+    /// Enqueues the signal that this rank's buffer is ready.
     ///
     /// # Safety
     /// The flag pages and the message's buffers are valid until the stream has executed this, as for the methods below.
@@ -85,7 +85,7 @@ impl ZeroCopy<'_> {
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Waits until the peer has copied the message.
+    /// Makes the stream wait until the peer has copied the message.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).
@@ -106,7 +106,7 @@ impl ZeroCopy<'_> {
         unsafe { stream.batch(&ops) }
     }
 
-    /// Waits until the peer's buffer is ready, copies the message, and signals that this is done.
+    /// Makes the stream wait until the peer's buffer is ready, copy the message, and signal *done*.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).

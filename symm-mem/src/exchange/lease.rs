@@ -1,13 +1,14 @@
-//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It lasts until
-//! every peer has closed the plan, or until its time is over: then the memory is [quarantined](Quarantined).
+//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It ends when
+//! every peer has closed the plan. If a peer does not do that in time, the memory is [quarantined](Quarantined).
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
 use super::{Memory, core::Core};
 
-/// A running lease: this rank has closed the plan, and these peers have not reported that they have.
+/// A running lease of a plan that this rank has closed.
 #[derive(Debug)]
 pub(crate) struct Lease {
+    /// The peers that have not reported yet that they have closed the plan.
     waiting: Vec<u32>,
     until: Duration,
 }

@@ -16,9 +16,9 @@ use crate::{
     rendezvous::{Buffer, Layout, PeerMemory, protocol::Subject},
 };
 
-/// Contiguous memory of this rank's device: a block of a symmetric pool or of any caching allocator, an allocation that
-/// peers can map, or memory of `cuMemAlloc`; all of it or a [part](Self::part). Clones share the memory and keep it
-/// alive.
+/// Contiguous memory of this rank's device, or a [part](Self::part) of such memory. The memory is a block of a
+/// symmetric pool or of a caching allocator, an allocation that peers can map, or memory of `cuMemAlloc`. Clones share
+/// the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -70,20 +70,21 @@ impl Memory {
         Self { backing: Backing::Owned(Arc::new(owned)), offset: 0, bytes }
     }
 
-    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open its segment: by
-    /// file descriptor or fabric handle if it is virtual memory of a source with such
-    /// [handles](caching_alloc::driver::Sharing), by legacy IPC handle if it is memory of `cuMemAlloc`. The block and
-    /// its segments are held until no rank needs the memory any more: then the block is freed to its stream's cache, so
-    /// work that the caller enqueued on other streams must have ended or be
+    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open the block's
+    /// segment. They use a file descriptor or fabric handle if the segment is virtual memory of a source with such
+    /// [handles](caching_alloc::driver::Sharing), and a legacy IPC handle if it is memory of `cuMemAlloc`.
+    ///
+    /// The block and its segments are held until no rank needs the memory any more. Then the block is freed to its
+    /// stream's cache. By then, work that the caller enqueued on other streams must have ended or be
     /// [recorded](caching_alloc::core::Block::record_stream).
     ///
     /// A block of a re-mappable pool may lie in several pages, which have a handle each. Such a block can be a
-    /// [region](super::Exchange::share_regions); a [`Transfer`](super::Transfer) takes a [`part`](Self::part) of it in
-    /// one page.
+    /// [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a [`part`](Self::part) of
+    /// it that lies in one page.
     ///
     /// # Errors
-    /// [`TransferError::Unheld`] if a page of the block is about to move; [`TransferError::Driver`], also if the block
-    /// is on another device, or not memory of the driver.
+    /// [`TransferError::Unheld`] if a page of the block is about to move or to be released. [`TransferError::Driver`]
+    /// if the driver fails, or if the block is on another device or not memory of the driver.
     pub fn block(context: &Context, block: impl Into<Arc<Block>>) -> Result<Self, TransferError> {
         Ok(Self::owned(Owned::block(context, block.into())?))
     }
@@ -93,8 +94,8 @@ impl Memory {
     /// any more.
     ///
     /// # Safety
-    /// The allocation stays valid until `owner` is dropped. A mapping of virtual memory covers its physical memory from
-    /// the first byte on, because peers map that.
+    /// The allocation stays valid until `owner` is dropped. If the range lies in a mapping of virtual memory, the
+    /// mapping begins at the first byte of its physical memory, because peers map the physical memory from there.
     ///
     /// # Errors
     /// [`TransferError::Driver`] for an address that the driver did not allocate; [`TransferError::OutOfBounds`] if
@@ -156,8 +157,8 @@ impl Memory {
         self.bytes
     }
 
-    /// The allocations that contain it, each with the part of it; `None` if it lies in a segment of a pool that was
-    /// retired.
+    /// Returns the part of this memory in each allocation that contains some of it. Returns `None` if the memory lies
+    /// in a retired segment of a pool.
     pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
         let owned = match &self.backing {
             Backing::Virtual(buffer) => {
@@ -186,7 +187,7 @@ impl Memory {
         Some(owned.allocations().iter().enumerate().filter_map(piece).collect())
     }
 
-    /// The piece of a memory that lies in one allocation.
+    /// Returns the only piece of memory that lies in one allocation. Otherwise returns a description of the problem.
     pub(super) fn piece(&self) -> Result<Piece, String> {
         let mut pieces = self.pieces().ok_or("the block is of no segment of its pool")?;
         match (pieces.pop(), pieces.len()) {

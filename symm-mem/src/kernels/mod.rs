@@ -2,8 +2,9 @@
 //!
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
-//! pads. Every wait has a deadline. A wait that is late ends the kernel, not the context: the kernel writes it into the
-//! rank's [`FaultRecord`], and from then on kernels of this rank do nothing until the pads are initialized again.
+//! pads. Every wait has a deadline. A wait that is late ends the kernel, not the context: the kernel writes a
+//! description of the wait into the rank's [`FaultRecord`]. From then on kernels of this rank do nothing. To recover
+//! after the kernels of all ranks have ended, zero all pads and [clear](FaultRecord::clear) the record.
 //!
 //! | module | holds |
 //! |---|---|
@@ -60,7 +61,7 @@ pub struct Ranks {
     /// The same for the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at first, and aligned to 128
     /// bytes.
     pub pads: DevicePtr,
-    /// This rank's own pad, as [`pads`](Self::pads) has it.
+    /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,
     /// This rank's [`FaultRecord`].
     pub fault: DevicePtr,

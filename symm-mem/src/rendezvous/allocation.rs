@@ -106,13 +106,14 @@ impl PeerMemory {
         Self::mapped(mapped(context, &memory, whole)?, bytes, subject)
     }
 
-    /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] outside
-    /// of this crate.
+    /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] of
+    /// another crate.
     ///
     /// - `mapping` must cover all of the physical memory, because peers map all of it. It must give access to this
     ///   rank's device. The physical memory must be exportable, and accessible to the devices of the peers.
     /// - `bytes` is the size that the memory reports ([`bytes`](Self::bytes)), at most that of the mapping.
-    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank. `None` for other memory.
+    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
+    ///   memory.
     ///
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or more than the mapping has.

@@ -83,7 +83,8 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two names collide, members with different ranks or rendezvous numbers get an error.
+        // If the hashes of two groups' names collide, their members meet in the store. They get an error if their lists
+        // of ranks or the numbers of their rendezvous differ.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, standing: None })
@@ -119,7 +120,8 @@ impl GroupInfo {
         &self.ranks
     }
 
-    /// Returns an error once the group has ended. Then no rank waits for its members.
+    /// Returns an error once the group has ended, so that callers stop waiting for the other members. Always succeeds
+    /// for information that was not made from a process group.
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.standing.as_ref().map_or(Ok(()), HealthHandle::check)
     }

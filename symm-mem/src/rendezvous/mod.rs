@@ -90,8 +90,9 @@ const OPERATION: &str = "rendezvous";
 /// Options of a group's rendezvous. All members give the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. The members wait for each other for half of it: a member may come that much
-    /// later than the first. Mapping has its own limit of at least 10 s, and the members' answers of at least 5 s.
+    /// The time limit of the agreement. The members wait for each other for half of this time: a member may come that
+    /// much later than the first. Two later phases have lower bounds, which can exceed the time limit: at least 10 s to
+    /// map the memory, and then at least 5 s to wait for the outcomes of the others.
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
@@ -192,8 +193,8 @@ impl Rendezvous {
         Self::new(GroupInfo::from(group), group.context(), options)
     }
 
-    /// Creates the rendezvous of a group, with the device of `context` on this rank. Collective: all members call it,
-    /// and equally often. They exchange the signal pads of this value.
+    /// Creates the rendezvous of a group, with the device of `context` on this rank. Collective: all members must call
+    /// it the same number of times. In the call each member maps the signal pads of the others.
     ///
     /// # Errors
     /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member gets another kind if its
@@ -256,8 +257,9 @@ impl Rendezvous {
     /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective, with the same layout.
     ///
     /// # Errors
-    /// [`ErrorKind::Allocation`] on a member that cannot allocate; the others get
-    /// [`RendezvousRefused`](ErrorKind::RendezvousRefused) with the reason. And the errors of [`rendezvous`](Self::rendezvous).
+    /// A member that cannot allocate gets [`ErrorKind::Allocation`], and the others get
+    /// [`RendezvousRefused`](ErrorKind::RendezvousRefused) with the reason. Also the errors of
+    /// [`rendezvous`](Self::rendezvous).
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, Error> {
         let Inner { context, options, .. } = &*self.inner;
@@ -424,9 +426,9 @@ impl Rendezvous {
     }
 }
 
-/// Counts in the store how often this rank has created the group's rendezvous, and returns the count. It is part of
-/// all keys, so a later rendezvous of the group does not read those of an earlier one. The count comes first, so that
-/// the ranks' counts stay equal if a later step fails.
+/// Counts in the store how often this rank has created the group's rendezvous, and returns the count. The count is part
+/// of all keys, so a later [`Rendezvous`] of the group does not read the keys of an earlier one. [`Rendezvous::new`]
+/// counts before anything else, so that the ranks' counts stay equal if a later step fails.
 fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)

@@ -18,10 +18,10 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     None,
-    /// The culprit allocates this many bytes more: in segments that the others do not have, or only in a further
-    /// block.
+    /// The culprit makes an extra allocation of this many bytes. A large one adds a segment that the others do not
+    /// have. A small one may only add a block to an existing segment.
     Extra(u64),
-    /// The culprit's device has this many bytes for its pool.
+    /// The culprit's device has only this many bytes left for the culprit's pool.
     Exhausted(u64),
     /// The culprit arrives this much later.
     Late(Duration),
@@ -73,15 +73,16 @@ impl Scenario {
             2 => Trouble::Late(share(random, 32)),
             3 => Trouble::Absent,
             4 => Trouble::RegistrationFails(1 + random.below(12)),
-            // At most the time that a member of a commit waits for the others. So the service actor is free in time for
-            // the rank's next group.
+            // The delay is at most the time that a member of a commit waits for the others. So the rank's service
+            // actor, which makes the delayed call, is free again in time for the commit of the rank's next group.
             5 => Trouble::RegistrationSlow(1 + random.below(12), share(random, 7)),
             6 => Trouble::Swapped,
             7 => Trouble::Exhausted(2 * MIB * random.below(10)),
             8 => Trouble::OtherRelease,
             9 => Trouble::OtherEnvironment,
             10 => Trouble::CannotMap,
-            // Small numbers kill the rank in a strict commit, large ones in a meeting with ample time.
+            // Small numbers kill the rank in a first commit (`Policy::Strict`, `DEADLINE`), and large ones in a later
+            // meeting (`PATIENCE`).
             _ => {
                 let scale = *random.pick(&[13, 13, 60, 200]);
                 Trouble::Killed(1 + random.below(scale))

@@ -172,8 +172,9 @@ pub(super) struct Rank {
     pub(super) graphs: Vec<Graph>,
     pub(super) groups: BTreeMap<u64, Membership>,
     pub(super) exchanges: BTreeMap<u64, Exchanges>,
-    /// The device of the memory that it lends, and the number of allocations made there.
+    /// The device of the memory that the rank lends in exchanges.
     pub(super) lending: Arc<Device>,
+    /// The number of allocations made on `lending`.
     pub(super) allocations: u64,
     pub(super) lengths: u64,
     pub(super) retirements: u64,
@@ -293,7 +294,8 @@ impl Rank {
         used.find(|used| used.start < bytes.end && bytes.start < used.end).cloned()
     }
 
-    /// Returns true if the rank knows that a member of its meeting is dead and therefore stops waiting.
+    /// Returns true if the rank stops waiting in its meeting because it knows that a member is dead. A rank never stops
+    /// for that reason in an agreement on a length, nor in a retirement once it deregisters.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group =
@@ -325,7 +327,8 @@ impl Rank {
             .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
-    /// A code of the rank's state, without growing numbers.
+    /// A code of the rank's state, for counting states. It leaves out numbers that only grow, such as those of
+    /// meetings.
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));

@@ -18,7 +18,8 @@ impl World {
     }
 }
 
-/// Adds `by` to the version of a message of this crate. The messages that all agreements share are not changed.
+/// Adds `by` to the version of a message that begins with this crate's magic bytes. Other messages, such as those that
+/// are common to all agreements, are not changed.
 fn shift(message: &mut [u8], by: i16) {
     if let [b'S', b'Y', low, high, ..] = message {
         [*low, *high] = u16::from_le_bytes([*low, *high]).wrapping_add_signed(by).to_le_bytes();
