@@ -97,7 +97,7 @@ fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
 }
 
 /// Returns a refusal if ranks have different domains or policies. The group, its members, the pool and the number of
-/// the commit are equal on all members of the agreement.
+/// the commit need no check here: members that differ in one of them never reach this decision.
 fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
@@ -174,8 +174,9 @@ pub(super) fn half_enqueued<'a>(
     })
 }
 
-/// Finds the first two of `ranks`, ascending, that differ in the number of messages sent from one to the other.
-/// Messages with ranks that do not take part are skipped, because the counts of these ranks are unknown.
+/// Finds the first pair of `ranks`, ascending, in which one has sent more or fewer messages than the other has
+/// received. Skips pairs with a rank that does not take part, because the counts of that rank are unknown. Skips pairs
+/// with captured messages, because it is unknown how often their graphs run.
 fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -267,7 +268,8 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // NCCL reserves as much on every member as the largest device of all members has.
+    // On every member, NCCL reserves address space for the memory of the largest device of all members. So the greatest
+    // of the members' values holds for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
@@ -278,9 +280,10 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 ///
 /// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
 /// which may only have waited for the missing rank. [`Outcome::Unsupported`] also takes precedence over a blocked
-/// registration: the library may return at once on a member without windows, while the other members wait for it. If a
-/// member reports that another one ended the group, only that one is blamed: the end aborts the communicators of all
-/// members, so the registrations of the others fail too.
+/// registration: the library may return at once on a member without windows, while the other members wait for it.
+///
+/// If a member posted [`Outcome::Ended`], the verdict names only the rank that ended the group. The end of the group
+/// aborts the communicators of all members, so the registrations of the other members fail too.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);

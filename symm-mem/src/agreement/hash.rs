@@ -1,4 +1,5 @@
-//! A hash that is equal on every rank. It detects accidental differences and is not cryptographic.
+//! A hash function that gives the same result on every rank. It detects accidental differences and is not
+//! cryptographic.
 
 /// Adds `words` to a hash.
 pub(crate) fn chain(hash: u64, words: impl IntoIterator<Item = u64>) -> u64 {

@@ -11,7 +11,7 @@ use super::{
     wire::wire_struct,
 };
 
-/// The number of parts into which one round divides a range.
+/// The greatest number of parts into which one round divides a range.
 const PARTS: u64 = 32;
 
 /// Lengths of the allocation log between which the histories diverge.
@@ -86,7 +86,9 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     match (0..points.len()).find(|index| !equal(*index)) {
         None => Finding::Operation { sequence: range.high },
         Some(0) => {
-            // A log may end before what another rank remembers. Then the difference may be the end of that log.
+            // A rank has no hash for `low` if another rank's log ends before the lengths that the first rank remembers.
+            // The shorter log may differ from the others only by its end. So the first difference may be operation
+            // `low`.
             let is_forgotten = answers.iter().any(|answer| answer.at.first().is_none_or(Option::is_none));
             let before = range.low + u64::from(is_forgotten);
             Finding::End { divergence: Divergence::Forgotten { before } }

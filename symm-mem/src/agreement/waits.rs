@@ -16,7 +16,7 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes the places of missing ranks.
+/// Describes the meetings in which the missing ranks take part.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     let describe = |Entry { value, ranks }: &Entry<&Vec<_>>| match value

@@ -9,7 +9,7 @@ use crate::{
     error::CallContext,
 };
 
-/// The state of a group on this rank, with the reasons from its commits.
+/// The state of a group on this rank, with the reasons for missing windows and registrations.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for errors, from its last commit.
@@ -30,7 +30,7 @@ impl GroupState {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())
     }
 
-    /// Forgets the commits of a communicator that is gone. `retired` are the segments that the pool has retired.
+    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));

@@ -25,7 +25,8 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 /// parallel, on threads that end before this returns. A failed commit does not prevent the other commits. Returns one
 /// result for each commit, in the order given.
 ///
-/// The deadline is that of the whole call: each commit gets the time that the earlier ones of its rank have left.
+/// The deadline applies to the whole call: each commit gets the time that remains after the earlier commits of its
+/// rank.
 ///
 /// # Errors
 /// Those of [`SymmetricPool::commit`], for each commit.

@@ -20,22 +20,27 @@ use crate::{
 
 /// The time that the abort of a poisoned group may take to free its resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
-/// The interval at which the thread polls. It may run that much longer than its watch.
+/// The longest time for which the thread waits for the store at once. After the [`Watch`] is dropped, the thread
+/// may still wait for this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A thread that aborts a communicator if the members' verdict on the registration is stored and says that the group is
-/// dead. The registration of this member may then never return. Dropping this value ends the thread.
+/// dead. Without the abort, the registration of this member might never return. Dropping this value ends the thread,
+/// but does not wait for its end.
 pub(super) struct Watch {
-    /// The thread holds no communicator of its own, so that dropping the owner frees the resources of the
-    /// communicator.
+    /// Shared with the thread, which has no other reference to the communicator. The drop of the watch takes the handle
+    /// out. So a thread that still waits for the store does not keep the resources of the communicator.
     abort: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl Watch {
-    /// Watches for a verdict under `verdict_key` until `deadline`. If the system cannot start a thread, there is no
-    /// watch; a failing registration then only takes longer. If the verdict says that members are lost, the thread
-    /// first waits, for at most two heartbeat intervals, until `health` reports that the group has ended and why: after
-    /// the abort, the reason would not be reported.
+    /// Watches for a verdict under `verdict_key` until `deadline`.
+    ///
+    /// If the verdict says that members are lost, the thread first waits until `health` has the reason for the end of
+    /// the group, for at most two heartbeat intervals. Then it aborts. After an earlier abort, the reason would not be
+    /// reported.
+    ///
+    /// If the system cannot start a thread, nothing watches. A failing registration then only takes longer.
     pub(super) fn begin(
         domain: Domain,
         abort: AbortHandle,
@@ -61,7 +66,7 @@ impl Watch {
                             health.await_end(deadline);
                         }
                         if let Some(abort) = take(&slot) {
-                            // The communicator leaks resources that it cannot free, and reports that when it is used.
+                            // The error is ignored: a communicator that was leaked says so in later errors.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
                         }
                         return;

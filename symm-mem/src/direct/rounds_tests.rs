@@ -24,9 +24,10 @@ type Message = (usize, usize, Mode);
 /// A word that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Word {
-    /// Rank of the flag page, peer, whether it is *full*, and slot.
+    /// Rank of the flag page, peer, whether the word means *full* (or else *empty*), and slot.
     Slot(usize, usize, bool, usize),
-    /// Rank of the flag page, peer, whether the page's rank sends, and whether it is *done*.
+    /// Rank of the flag page, peer, whether the page's rank sends, and whether the word means *done* (or else
+    /// *ready*).
     Signal(usize, usize, bool, bool),
 }
 
@@ -303,8 +304,9 @@ proptest! {
         run(&ranks, &queues, seed)?;
     }
 
-    /// Each chunk is moved once, in order, and then signalled once, on its stream; a slot has one stream. Zero-copy
-    /// messages come in their order, and after the signals of all earlier chunks of a single lane.
+    /// Each chunk is moved once, in order. It is then signalled once, on the stream that moved it. All chunks of a slot
+    /// are on one stream. Zero-copy messages come in order. In a call of one lane, all chunks that were moved before a
+    /// zero-copy message are also signalled before it.
     #[test]
     fn every_piece_is_enqueued_once(
         loads in prop::collection::vec((

@@ -18,7 +18,8 @@ use super::{
     slots::Words,
 };
 
-/// Number of attempts to tell a peer that regions were dropped. If all fail, its waits end at their deadlines.
+/// Number of attempts to tell a peer that regions were dropped. If all fail, the peer's waits end at their
+/// deadlines.
 const LEFT_ATTEMPTS: u32 = 4;
 
 /// A plan, or the regions of a rank and one peer: the signals, and the memory that it holds.
@@ -70,7 +71,7 @@ impl Deref for Core {
     }
 }
 
-/// Peers' memory: held by the plan, or held until it was closed.
+/// Peers' memory: open and held by the plan, or after the plan was closed, weak references to the same memory.
 #[derive(Debug)]
 enum Imports {
     Open(Vec<Arc<Imported>>),
@@ -188,11 +189,12 @@ impl Core {
         matches!(&*self.imports(), Imports::Closed(_))
     }
 
-    /// Returns whether the plan is closed, and each allocation of a peer that it held is closed too or held by another
-    /// one of `plans`.
+    /// Returns whether this plan no longer keeps a peer's memory open: the plan is closed, and each allocation that it
+    /// held is closed too, or is held by another one of `plans`.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
-        // Not upgraded: the last strong reference to be dropped closes the memory.
+        // The weak references are not upgraded: to drop the last strong reference closes the memory, which must not
+        // happen here.
         let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
         left.all(|memory| {
             plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))

@@ -1,23 +1,23 @@
-//! Times at which peers' memory is closed and plans' memory is freed, in a process of several ranks.
+//! Finds the times at which a process may close peers' memory and free plans' memory. This matters in a process of
+//! several ranks.
 //!
 //! The driver closes or frees memory only once the device is idle. While it waits, other threads of the process block
 //! inside the driver, also those of other ranks. But the device may wait for work that one of these threads was about
-//! to enqueue: a deadlock (seen on four H200, ranks as threads: three of four runs). So memory is closed only while
-//! no rank of the process has a transfer under way, and no transfer may begin meanwhile.
+//! to enqueue: a deadlock (seen on four H200, ranks as threads: three of four runs). So memory is closed only in a
+//! *quiet moment*: no rank of the process has a transfer under way. Until the memory is closed, no transfer may begin.
 //!
-//! Every transfer ends by its deadline, but with a steady flow of transfers such a moment may never come. So after a
-//! while without one, new rounds are held back, and only rounds that one end has begun are finished by both. This is
-//! kept short and rare, because a transfer under way may depend on a held-back one in a way that is not visible here.
-//! So a quiet moment may never come while something is always under way. Code that waits for memory to be closed must
-//! use a deadline of its own.
+//! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after a
+//! while without a quiet moment, new rounds are held back. A round that one end has begun is not held back: its other
+//! end may begin too. Rounds are held back rarely and for a short time, because a transfer under way may depend on a
+//! held-back round in a way that this module does not know. So it is possible that no quiet moment ever comes. Code
+//! that waits for memory to be closed must use a deadline of its own.
 //!
-//! Only transfers are counted. Other work may also wait on a device for another rank of the process: NCCL kernels, or
-//! kernels that wait for signals. It must have ended before a plan is dropped there, or must depend only on work
-//! already enqueued.
+//! Only transfers are counted. Other work on a device may also wait for another rank of the process: NCCL kernels, or
+//! kernels that wait for signals. When a program drops a plan in such a process, this other work must have ended, or
+//! must depend only on work that is already enqueued.
 //!
-//! A process of one rank does not wait: its device depends on other processes, and those do not block in this
-//! process's driver. A second rank is admitted only while no memory is being closed in this mode, since it may
-//! enqueue at once.
+//! A process of one rank closes memory without a quiet moment: its device depends on other processes, and those do not
+//! block in this process's driver. While it does so, no second rank is admitted, since that rank might enqueue at once.
 
 use std::{
     collections::HashMap,
@@ -57,7 +57,7 @@ static ROUNDS: Mutex<Option<HashMap<String, Weak<AtomicU32>>>> = Mutex::new(None
 
 /// Times at which new rounds are held back.
 struct Holds {
-    /// Earliest time to hold back; `None` if no thread waits for a moment.
+    /// Earliest time to hold new rounds back; `None` if no thread waits for a quiet moment.
     due: Option<Instant>,
     /// New rounds are held back until then.
     until: Option<Instant>,
@@ -89,8 +89,9 @@ fn is_held() -> bool {
     HELD.load(Ordering::Acquire) && holds().until.is_some_and(|until| Instant::now() < until)
 }
 
-/// Permission to close memory. In a process of several ranks, other threads cannot enqueue while it lives. `None` if
-/// memory cannot be closed now. May hold new rounds back, and then waits at most [`HOLD`] until nothing is under way.
+/// Returns the permission to close memory, or `None` if memory cannot be closed now. In a process of several ranks, no
+/// thread can enqueue a transfer until the permission is dropped. May hold new rounds back. In that case it waits until
+/// nothing is under way, for at most [`HOLD`].
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
@@ -140,7 +141,7 @@ pub(super) enum Moment {
     OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
 }
 
-/// An exchange of this process, as long as it lives.
+/// Registration of an exchange in [`RANKS`]. Its drop removes the entry.
 #[derive(Debug)]
 pub(super) struct Present(u32);
 

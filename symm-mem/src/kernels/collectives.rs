@@ -160,7 +160,7 @@ impl Kernels {
         let bytes = shape.bytes(call.elements, call.dtype)?;
         let input = call.input + bytes * u64::from(ranks.rank);
         shape.check(call.target, bytes)?;
-        // Only this rank reads its part of its own buffer.
+        // Only this rank reads its part of its own buffer, so the result may overwrite that part.
         let (output, placing) = match call.target {
             Target::InPlace => (input, Placing::Own),
             Target::Offset(offset) => (offset, Placing::Own),
@@ -329,7 +329,8 @@ impl Shape<'_> {
         self.ranks.check(kernel)?;
         let bytes = elements.checked_mul(dtype.size() as u64);
         let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.ranks.world)));
-        // Shares are computed as products with a factor below 2^8.
+        // The kernels multiply lengths by an index of a block or a rank, which is below 2^8. The product must fit 64
+        // bits.
         let fits = all.and_then(|all| self.input.checked_add(all)).is_some_and(|end| end < 1 << 56);
         bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })
     }

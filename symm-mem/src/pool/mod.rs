@@ -113,8 +113,9 @@ impl SymmetricPool {
         Ok(Self { context: Some(context.clone()), ..pool })
     }
 
-    /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the group supports windows,
-    /// a commit is refused on all members if the memory is not [exportable](SegmentSource::is_exportable).
+    /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the memory is not
+    /// [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
+    /// members.
     ///
     /// # Errors
     /// [`SymmetricError::Granularity`].
@@ -284,7 +285,7 @@ impl SymmetricPool {
         self.memory.arena().log().state().into()
     }
 
-    /// Removes the state of a group whose communicator is gone.
+    /// Removes the state of a group whose communicator has ended.
     pub fn forget(&self, group: GroupId) {
         let group_state = self.group_states().get(&group).cloned();
         if let Some(group_state) = group_state {

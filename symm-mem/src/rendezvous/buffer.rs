@@ -1,4 +1,5 @@
-//! The memory of a rendezvous: a block of a pool, an allocation of its own, or a part of one.
+//! The memory of a rendezvous: a block or a whole segment of a pool, an allocation outside of pools, or a part of one
+//! of these.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// The memory of the pool, and the place in it; or the allocation, if it is none of a pool.
+    /// Returns the pool's memory and the place in it, or `Err` with the allocation if it belongs to no pool.
     fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
         match self {
             Self::Pool(block) => Ok((block.memory(), block.placement())),
@@ -40,7 +41,7 @@ impl Memory {
 /// The whole allocation of a buffer, which peers map.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
-    /// For an allocation of its own, its number in the process.
+    /// The number in the process of an allocation that belongs to no pool.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
@@ -106,7 +107,8 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
-    /// The segment number of the allocation, by which the mapping cache identifies it.
+    /// The segment number of the allocation, by which the mapping cache identifies it. 0 for an allocation that belongs
+    /// to no pool.
     pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
     }

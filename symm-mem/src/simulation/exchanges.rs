@@ -20,8 +20,8 @@ use crate::exchange::{
 
 /// The number of slots that a rank has for its peers.
 pub(super) const CHANNELS: usize = 256;
-/// The number of allocations from which a rank draws those that it lends. A new allocation replaces one of them, which
-/// earlier plans keep.
+/// The number of allocations from which a rank draws those that it lends. A new allocation replaces one of them.
+/// Earlier plans keep the replaced one.
 pub(super) const BUFFERS: u64 = 3;
 pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 

@@ -1,7 +1,8 @@
 //! Ranks, a store and a library under one seeded scheduler.
 //!
 //! The simulation runs in one thread with its own clock in µs. Every request to the store takes a random time in each
-//! direction. A call into the library begins at once, unless the trouble delays it, and its answer takes a random time.
+//! direction. A call into the library begins at once, unless the run's [`Trouble`] delays it, and its answer takes a
+//! random time.
 //! Events at the same time happen in a random order. The clock of each rank has its own offset.
 
 use std::{
@@ -311,7 +312,8 @@ impl World {
     /// Executes a request of an agreement, and wakes the ranks that wait for the key. Returns `None` for a wait for a
     /// key that has no value.
     fn execute(&mut self, request: &Request) -> Option<Answer> {
-        // A rank of the simulation takes part in one agreement at a time.
+        // A rank of the simulation takes part in one agreement at a time. So no decided agreement has to stay in its
+        // list.
         if let Request::Enter { key, .. } = request {
             self.store.keys.values.leave_decided(key);
         }
@@ -362,7 +364,7 @@ impl World {
     }
 
     /// Unblocks the members that are still in the registration with this verdict key, which says that their group is dead.
-    /// Leaves out some that are drawn, because unblocking is not guaranteed.
+    /// Leaves out some members at random, because unblocking is not guaranteed.
     fn free_the_blocked(&mut self, key: &str) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =

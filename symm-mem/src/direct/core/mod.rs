@@ -1,4 +1,5 @@
-//! Core of the path: rings in the receivers' memory, and the messages that go through them or past them.
+//! Core of the path: rings in the receivers' memory, and the messages. A message goes through a ring, or is copied
+//! directly from buffer to buffer.
 
 mod abort;
 mod enqueue;
@@ -59,7 +60,7 @@ pub(super) struct Core {
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
-    /// By rank, the time at which the abort of this rank first saw that the other one has given up.
+    /// By rank, the time at which this rank, after its abort, first saw that the other rank has given up.
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
@@ -176,7 +177,8 @@ impl Core {
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
-        // A failed launch ends the group. Graphs must not run then, so a captured launch leaves nothing to pass.
+        // A failed launch ends the group, and graphs must not run after that. So the offers of a captured launch need
+        // no withdrawal.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
             unsafe { self.fail(parts, stream) };
@@ -224,9 +226,9 @@ impl Core {
         }
     }
 
-    /// After a failed launch: withdraws the offers to receive that were not enqueued. If a sender has already taken
-    /// one, it copies the message. So the messages with taken offers are enqueued on `stream`, and the caller may reuse
-    /// their buffers only after them.
+    /// After a failed launch: withdraws the offers to receive that were not enqueued. A sender that has already taken
+    /// an offer copies its message. So this rank's operations for these messages are enqueued on `stream`, and the
+    /// caller may reuse their buffers once the stream has completed the operations.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -308,8 +310,8 @@ impl Core {
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
-        // As in `call`: an abort leaves time for the copies that are noted. So a sender notes its copy first, and takes
-        // the offer only if there was no abort before.
+        // As in `call`: after an abort, both ends still wait a while for the copies that are noted. So a sender notes
+        // its copy first, and takes the offer only if there was no abort before.
         if way == Way::Send {
             self.note_push(called);
         }
@@ -351,7 +353,7 @@ impl Core {
         self.lane(message).pushes().note(*number, *captured, passed);
     }
 
-    /// Waits while `ahead` returns that this rank is too many messages ahead of the peer.
+    /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `ahead` returns the current number.
     fn await_peer(&self, peer: usize, ahead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
         let mut pause = Duration::from_micros(20);
         while ahead() >= AHEAD {

@@ -47,7 +47,8 @@ pub enum ExchangeRefusal {
         /// The name of each rank's plan; the name of regions follows the word "regions".
         plans: ValuesByRank<String>,
     },
-    /// A rank failed before the exchange.
+    /// A rank failed before the members opened memory, or it differs from the others in data that every agreement
+    /// compares.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -128,7 +129,7 @@ pub enum ExchangeRefusal {
         /// The rank that owns the memory.
         peer: u32,
     },
-    /// A rank could not open its peers' memory.
+    /// A rank could not open its peers' memory, or share its own.
     #[error("OpeningFailed: rank {rank} could not open its peers' memory, or give its own: {cause}")]
     OpeningFailed {
         /// The rank, the lowest if there are several.
@@ -136,7 +137,8 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had arrived.
+    /// Ranks were lost after all had arrived. Or the group ended during the agreement: then `missing` is the rank that
+    /// ended it.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
@@ -144,7 +146,7 @@ pub enum ExchangeRefusal {
     MembersLost {
         /// The ranks that did not report their outcome, ascending. If all did: those that others found gone.
         missing: Vec<u32>,
-        /// The ranks that waited for them in vain.
+        /// The ranks that waited for them and timed out or found them gone.
         noticed: Vec<u32>,
     },
 }

@@ -129,7 +129,7 @@ pub enum RendezvousRefusal {
         /// The rank that owns the memory.
         peer: u32,
     },
-    /// A rank could not map the others' memory.
+    /// A rank could not map the others' memory, or share its own.
     #[error("SharingFailed: rank {rank} could not map its peers' memory: {cause}")]
     SharingFailed {
         /// The rank, the lowest if there are several.
@@ -137,7 +137,8 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all had come.
+    /// Ranks were lost after all had come. Or the group ended during the agreement: then `missing` is the rank that
+    /// ended it.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
