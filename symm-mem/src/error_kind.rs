@@ -71,7 +71,8 @@ pub enum ErrorKind {
     /// [`Poison::MembersLost`].
     #[error("the group ended: {cause}")]
     GroupOver {
-        /// The error that ended the group. The text contains it, so it is no [`source`](std::error::Error::source).
+        /// The error that ended the group. The text of this kind contains the cause's text, so
+        /// [`source`](std::error::Error::source) does not return the cause.
         cause: GroupError,
     },
     /// A member list, a decision or a verdict in the store cannot be decoded, because another program or another
@@ -90,8 +91,8 @@ pub enum ErrorKind {
     /// of a commit or a retirement are poisoned.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
-    /// The group has members outside of the pool's domain. These need not make the same requests of the pool. Each
-    /// member checks its own domain. Members whose domain contains the whole group get a
+    /// The group has members outside of the pool's domain. Ranks outside of a domain need not make the same requests of
+    /// its pools. Each member checks its own domain. Members whose domain contains the whole group get a
     /// [`Refusal::PeerPrepareFailed`].
     #[error(
         "its members {outside:?} are outside of the pool's domain {domain:#x}; make the domain of the union of all groups \
@@ -122,7 +123,7 @@ pub enum ErrorKind {
         address: u64,
     },
     /// This rank has too few adjacent free channels for a plan. A channel is a slot for the signals of one transfer.
-    /// The other members were told that this rank cannot take part.
+    /// The other members get a refusal that names this rank.
     #[error(
         "NoChannels: the plan needs {wanted} adjacent channels, {free} of {channels} are free on this rank (some are held by \
          plans that peers have not let go of); drop plans, or make the exchange with more"
@@ -135,19 +136,19 @@ pub enum ErrorKind {
         /// Number of channels of this exchange.
         channels: usize,
     },
-    /// This rank is not in the ranks of an exchange, or they are not part of the group.
+    /// The list of an exchange's members lacks this rank, or contains a place that the group does not have.
     #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
     NotAMember {
-        /// The ranks of the exchange.
+        /// The members of the exchange, as places in the group.
         members: Vec<usize>,
         /// This rank's place in the group.
         rank: usize,
         /// Size of the group.
         world: usize,
     },
-    /// Another rank of this process is closing its peers' memory, which the driver does only when that rank's device is
-    /// idle. The exchange cannot be created meanwhile, and the device was not idle in time. The other members of the
-    /// exchange were told.
+    /// Another rank of this process is closing its peers' memory. The driver closes memory only when that rank's device
+    /// is idle, and the device was not idle in time. An exchange cannot be created while memory is being closed. The
+    /// other members of the exchange get a refusal that names this rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -204,16 +205,17 @@ pub enum ErrorKind {
         /// The reason.
         source: Box<Failure>,
     },
-    /// The group is gone, and its direct path with it.
+    /// The group no longer exists. Its direct path was dropped together with it.
     #[error("the group is gone, and its direct path with it; install a path for another group")]
     PathEnded,
-    /// The group takes no path: its policy is another one, it already has a path, or it has ended.
+    /// The group accepts no direct path: it has another P2P policy, already has a path, or has ended.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// This rank's memory cannot be allocated. The others were told.
+    /// This rank's memory cannot be allocated. The other members get an error that names this rank.
     #[error(transparent)]
     Allocation(#[from] AllocationError),
-    /// A driver call failed on this rank, or the driver lacks a required feature. The others were told.
+    /// A driver call failed on this rank, or the driver lacks a required feature. The other members get an error that
+    /// names this rank.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }

@@ -87,7 +87,7 @@ impl Segment {
 pub enum Readiness {
     /// The rank can take part.
     Ready,
-    /// The rank is capturing a graph on a stream of this device.
+    /// The rank is capturing a graph on a stream of its device.
     Capturing,
     /// The calling thread has opened an NCCL group.
     GroupOpen,

@@ -58,14 +58,15 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
-    /// Returns a handle on the group's health, if it has one. A commit in which a member is lost waits through it for
-    /// the error that ends the group, for at most two heartbeat intervals, to report that error.
+    /// Returns a handle on the group's health monitor, if it has one. If a commit loses a member, it uses the handle to
+    /// wait until the group ends, for at most two heartbeat intervals. Then it can report the error that ended the
+    /// group.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
 
-    /// Ends the group because this rank does not know the members' agreement, and tells the others if it can. The
-    /// caller aborts the communicator.
+    /// Ends the group on all members, if the group can inform them. Called when this rank has lost the store during a
+    /// commit or retirement, so that it does not know whether the members agreed. The caller aborts the communicator.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
@@ -134,8 +135,9 @@ impl SymmetricGroup for ProcessGroup {
 }
 
 /// Checks the list `ranks` of a group's members against `communicator`, and returns a description of the problem if
-/// they do not fit. `rank` is this rank's number in the domain. It must be at the index that is this rank's number in
-/// the communicator. The places of the others are not checked: the members also compare their lists with each other.
+/// they do not fit. `rank` is this rank's number in the domain. The list must have it at index `communicator.rank()`.
+/// The positions of the other members are not checked here, because the members also compare their lists with each
+/// other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

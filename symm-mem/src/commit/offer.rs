@@ -75,8 +75,8 @@ impl LocalState {
     }
 }
 
-/// Converts an error to text. If the group has ended, the cause of that is returned instead, since it explains more
-/// than the error that followed from it.
+/// Converts an error to text. If the group has ended, returns the text of the error that ended the group instead. That
+/// error explains more than `error`, which may be its consequence.
 pub(super) fn cause(group: &dyn SymmetricGroup, error: impl fmt::Display) -> String {
     group.standing().err().map_or_else(|| error.to_string(), |ended| ended.to_string())
 }
@@ -129,8 +129,8 @@ impl Candidates {
         }
     }
 
-    /// Checks that this rank could register the segments. An error found here is told to all members before anything
-    /// has begun. An error during the registration costs them the group.
+    /// Checks that this rank could register the segments. All members get the result before any of them registers
+    /// anything, so a failure leaves the group usable. An error during the registration poisons the group.
     pub(super) fn check(
         &self,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,

@@ -13,8 +13,8 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// Divides the messages that the sender copies into the receiver's buffer: those with smaller numbers are enqueued,
-    /// the others are not yet.
+    /// Of the messages that the sender copies into the receiver's buffer, those with a number below this one have been
+    /// enqueued. The others have not.
     pub(super) unlaunched: u64,
 }
 
@@ -38,7 +38,7 @@ impl Piece {
 }
 
 impl Part<'_> {
-    /// The chunk of a piece that is one.
+    /// Returns the piece at index `piece`, which must be a chunk.
     pub(super) fn chunk(&self, piece: usize) -> Chunk {
         match self.pieces[piece] {
             Piece::Chunk(chunk) => chunk,

@@ -23,7 +23,8 @@ struct Shared {
     segments: Vec<Segment>,
 }
 
-/// The pools that a path knows. It keeps their memory, as a communicator keeps the memory of its windows.
+/// The pools that were shared with a direct path. The path keeps their memory allocated, as a communicator keeps the
+/// memory of its windows.
 #[derive(Debug, Default)]
 pub(super) struct SharedPools(RwLock<Vec<Shared>>);
 
@@ -49,7 +50,7 @@ impl Place {
 }
 
 impl SharedPools {
-    /// The segments of `pool` that are not mapped yet, in the order of their ordinals.
+    /// The segments of `pool` that are neither mapped nor retired, in the order of their ordinals.
     pub(super) fn missing(&self, pool: &SymmetricPool) -> Vec<Buffer> {
         let memory = pool.memory();
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +78,8 @@ impl SharedPools {
         all.push(Shared { memory, table, segments: vec![segment] });
     }
 
-    /// The place of `bytes` bytes at `address`, if they lie in one segment that all members have mapped.
+    /// Returns the segment's number and the place of `bytes` bytes at `address`, if they lie in one segment that all
+    /// members have mapped.
     pub(super) fn place(&self, address: u64, bytes: u64) -> Option<(u64, Place)> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         all.iter().find_map(|shared| {

@@ -18,7 +18,7 @@ pub(super) enum Contribution<'a> {
 }
 
 impl Contribution<'_> {
-    /// The operation in errors.
+    /// The name of the operation, for errors.
     pub(super) fn operation(&self) -> &'static str {
         match self {
             Self::Transfers(_) => OPERATION,
@@ -26,7 +26,7 @@ impl Contribution<'_> {
         }
     }
 
-    /// Number of slots that this needs in an agreement of so many members.
+    /// Number of slots that this contribution needs in an agreement of `members` members.
     pub(super) fn slots(&self, members: usize) -> usize {
         match self {
             Self::Transfers(transfers) => transfers.len(),
@@ -76,8 +76,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Adds this to a record. `pieces` is [`exported`](Self::exported), and `ranks` are those of the group, as ranks of
-    /// the job. `None` if an offer does not contain a piece.
+    /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `ranks` are the
+    /// members of the group, as ranks of the job. Returns `None` if `offer` does not contain a piece.
     pub(super) fn fill(
         &self,
         record: &mut Record,
@@ -121,9 +121,9 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// The groups of slots that are closed together, each with the peers of its slots. For an agreement that failed on
-    /// this rank, but may have succeeded on others. `members` are the other ranks of the agreement, and `ranks` are
-    /// those of the group.
+    /// Returns the ranges of slots that are closed together, each with the peers of its slots. Used after an agreement
+    /// that failed on this rank, but may have succeeded on others. `members` are the other ranks of the agreement, and
+    /// `ranks` are the members of the group.
     pub(super) fn peers(
         &self,
         slots: &Range<usize>,

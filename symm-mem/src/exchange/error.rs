@@ -20,9 +20,9 @@ pub enum Awaited {
     Copies,
 }
 
-/// Reason why a plan has stopped, or the transfers between the regions of two ranks. Its buffers hold undefined data.
-/// The memory and the context are intact. Unless the group is over, the exchange is intact too, and the next
-/// exchange of the same name makes a new plan.
+/// Reason why a plan has stopped, or why the transfers between the regions of two ranks have stopped. The buffers of
+/// these transfers hold undefined data. The memory and the context are intact. Unless the group has ended, the exchange
+/// is intact too: the next call of `exchange` or `share_regions` with the same name makes a new plan or new regions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -44,7 +44,7 @@ pub enum Fault {
         /// Time waited.
         waited: Duration,
     },
-    /// A peer has given up the plan.
+    /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
     #[error(
         "Abandoned: rank {peer} has given up the plan: late, broken or aborted there, or its regions were dropped"
     )]
@@ -52,10 +52,10 @@ pub enum Fault {
         /// The peer, as a rank of the job.
         peer: u32,
     },
-    /// The plan was aborted on this rank.
+    /// The plan was aborted on this rank, or the transfers between regions were.
     #[error("Aborted: the plan was aborted on this rank")]
     Aborted,
-    /// The group is over.
+    /// The group has ended.
     #[error("GroupOver: the group ended: {cause}")]
     GroupOver {
         /// Error that ended the group.

@@ -11,13 +11,15 @@ pub struct ExchangeOptions {
     /// that much later than the first. Opening of peers' memory has its own limit of at least 10 s, and the members'
     /// answers of at least 5 s.
     pub deadline: Duration,
-    /// The largest number of channels that a rank uses at one time. A plan uses one for each of its transfers, and a
-    /// set of regions one for each other member.
+    /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory for the
+    /// signals of one transfer. A plan uses one channel for each of its transfers, and a set of regions one for each
+    /// other member.
     pub channels: usize,
     /// The time within which peers must close the memory that this rank lent them. It begins when this rank has closed
     /// the dropped plan or regions. Memory that a peer closes later is [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
-    /// Handle types by which the slots are shared; by default all that the driver [grants](HandleTypes::granted).
+    /// Handle types by which the ranks share the slots of their channels. The default is all types that the driver
+    /// [grants](HandleTypes::granted).
     /// Across hosts, every rank needs fabric handles.
     pub handles: Option<HandleTypes>,
 }

@@ -13,14 +13,15 @@ use cuda_driver::DevicePtr;
 /// The own buffers, by the addresses of the arrays.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
-/// A registered array; dropping this removes it, before the array is freed.
+/// The registration of an array. Dropping this value removes the array from the table, so the owner drops this value
+/// before it frees the array.
 #[derive(Debug)]
 pub(crate) struct OwnBuffer {
     array: u64,
 }
 
 impl OwnBuffer {
-    /// Registers that the array at `array` has `own` for this rank.
+    /// Registers `own` as this rank's buffer in the array at `array`.
     pub(crate) fn enter(array: DevicePtr, own: DevicePtr) -> Self {
         OWN.write().unwrap_or_else(PoisonError::into_inner).insert(array.0, own);
         Self { array: array.0 }
@@ -33,7 +34,7 @@ impl Drop for OwnBuffer {
     }
 }
 
-/// This rank's own buffer in the array at `array`, if it was entered.
+/// This rank's own buffer in the array at `array`, if the array is registered.
 pub(super) fn own_buffer(array: DevicePtr) -> Option<DevicePtr> {
     OWN.read().unwrap_or_else(PoisonError::into_inner).get(&array.0).copied()
 }

@@ -71,7 +71,8 @@ pub struct PeerBuffers {
 }
 
 impl PeerBuffers {
-    /// Creates the addresses of all ranks. This rank's own address is at index `place`.
+    /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank, this rank's
+    /// own at index `place`. `mapped` are the mappings of the other ranks' memory.
     pub(super) fn mapped(
         context: &Context,
         (place, addresses): (usize, Vec<DevicePtr>),
@@ -83,7 +84,8 @@ impl PeerBuffers {
         Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
     }
 
-    /// The ranks' memory of a window of `communicator`, as NCCL has mapped it (2.29 and later). Local.
+    /// Returns every rank's memory of a window of `communicator`, as NCCL has mapped it (2.29 and later). Contacts no
+    /// other rank.
     ///
     /// # Safety
     /// The addresses are valid only while the window is registered. They must not be used after that.
@@ -100,7 +102,7 @@ impl PeerBuffers {
         Self::inside_window(communicator, window, 0, window.bytes(), deadline)
     }
 
-    /// The same for a pool's block at `offset` in the window.
+    /// Like [`of_window`](Self::of_window), but for a pool's block at `offset` in the window. Keeps the block.
     pub(crate) fn of_block(
         communicator: &Communicator,
         window: &Window,

@@ -21,7 +21,7 @@ struct Told<'a> {
     ended: &'a [&'a Ended],
     scenario: &'a Scenario,
     members: &'a [u32],
-    /// It is the last meeting of its group, which has ample time.
+    /// True for the last meeting of its group, which has a longer deadline than the others.
     last: bool,
     /// The first request for which the culprit's device had no memory.
     lacking: Option<u64>,

@@ -236,8 +236,8 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // The culprit has skipped a commit. If the group is then created anew, this happens before another
-                // commit on the culprit than on the other members, so their logs differ.
+                // The culprit has skipped a commit. If the group is created anew later, the culprit has made one commit
+                // less by then than the other members. So the members' logs differ.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -320,9 +320,9 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if every missing rank began the meeting when the patience of the first rank had about ended, or
-    /// later, or has no result of it. A rank can be late without a trouble too: with a slow store, a rank with few
-    /// groups comes long before the others.
+    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
+    /// one patience after the first rank, or later. A rank can be late without a trouble too: with a slow store, a rank
+    /// with few groups comes long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.

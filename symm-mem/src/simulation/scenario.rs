@@ -13,7 +13,7 @@ pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// absent ranks and for missing answers.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease in µs. It is long enough for every rank that reaches the end of its program.
+/// A lease in µs. A rank that reaches the end of its program has closed lent memory before such a lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
@@ -340,7 +340,7 @@ impl Writer<'_> {
         self.commits(bad);
         self.second(bad);
         self.uses();
-        // The graph lives while blocks are allocated and freed.
+        // The graph stays until a later phase drops the graphs. Until then, blocks are allocated and freed.
         if !capturing && self.aside.one_in(3) {
             self.capture();
             self.all(&Action::EndCapture);
@@ -505,7 +505,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Begins a capture on all ranks.
+    /// Begins a capture on all ranks, and captures up to three uses of blocks.
     fn capture(&mut self) {
         let declared = self.aside.one_in(2);
         self.all(&Action::BeginCapture { declared });
@@ -530,7 +530,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the final actions, which all ranks can still execute.
+    /// Writes the final actions. If the trouble kills the culprit, the last commits leave out its groups.
     fn last(&mut self) {
         let made = self.made.clone();
         let dies = matches!(self.trouble, Trouble::Killed(_));

@@ -19,8 +19,8 @@ use super::{
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
-    /// other lane uses a stream of its own, or the caller's while another capture uses that one. Lanes with many chunks
-    /// also use a second stream of their own. Updates [`Part::unlaunched`].
+    /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. Lanes with
+    /// many chunks also use a second stream of their own. Updates [`Part::unlaunched`].
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -58,8 +58,9 @@ impl Core {
         let loads: Vec<_> = kinds.into_iter().zip(&pipelines).map(load).collect();
         let mut carried = Ok(());
         for step in steps(&loads) {
-            // After an abort, chunks are useless. But a peer that has taken this rank's offer still copies. So this
-            // rank's buffer is in use until the stream has passed the message, and zero-copy messages are enqueued.
+            // After an abort, chunks are useless and are left out. Zero-copy messages are still enqueued: a peer that
+            // has taken this rank's offer still copies. So this rank's buffer is in use until the stream has passed
+            // the message.
             let is_chunk = matches!(step.action, Action::Carry { .. } | Action::Tell(_));
             if is_chunk && self.is_aborted.load(Ordering::Relaxed) {
                 carried = Err(PathError::Aborted);
@@ -77,7 +78,8 @@ impl Core {
                 parts[step.part].unlaunched = number + 1;
             }
         }
-        // Enqueued work is marked also after a failure: an abort ends waits until the marks are reached.
+        // The end of the enqueued work is marked, even after a failure: an abort keeps ending the waits of the lanes
+        // until all marks are reached.
         let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first, capture),
@@ -121,8 +123,9 @@ impl Core {
         }
     }
 
-    /// The first stream of each part: the caller's for the first part, then the lanes' own, which continue after the
-    /// current work of the caller's. While another capture uses a lane's stream, that part uses the caller's.
+    /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses its lane's
+    /// own stream, which continues after the current work of the caller's. While another capture uses the lane's own
+    /// stream, the part uses the caller's stream.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],
@@ -164,7 +167,8 @@ impl Core {
         self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
     }
 
-    /// Given a slot of a lane, the word that this rank waits for and the word by which it signals the peer.
+    /// Returns a function from a slot of the lane to the addresses of two words: the word that this rank waits for, and
+    /// the word that it writes to signal the peer.
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);

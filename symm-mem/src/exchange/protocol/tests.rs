@@ -256,7 +256,7 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    // A rank that has no slots left tells its reason, and not that its slots are invalid.
+    // The refusal of a rank that has no slots left has that rank's reason. It does not report invalid slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
         record.readiness = Readiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);
@@ -277,7 +277,8 @@ fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
     }
 }
 
-/// Everyone opens everything, and each pair has a slot on either side that no other pair has.
+/// Every member opens all regions of the others, and also reaches a member without regions. Each pair has a slot on
+/// either side that no other pair has.
 #[test]
 fn regions_lead_to_every_member() {
     let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();

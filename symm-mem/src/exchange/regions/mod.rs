@@ -33,10 +33,10 @@ use super::{
     watch::Watched,
 };
 
-/// Regions of memory that the members of a group share, as returned by
+/// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member [transfers](Self::transfer) lists of ranges
-/// between its own regions and those of any other, at any time: the peer makes no call, and nothing is agreed. Cheap to
-/// clone.
+/// between its own regions and those of any other member, at any time. The peer makes no call, and the ranks hold no
+/// agreement. Cheap to clone.
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
 /// each member: [`wait`](Self::wait) makes a stream wait for the next one, and [`notifications`](Self::notifications)
@@ -45,7 +45,7 @@ use super::{
 ///
 /// *Order.* A transfer is ordered by its stream. The copies of one list have no order among each other, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams: a
-/// transfer that notifies begins only after the previous notification to that peer.
+/// notification is sent only after the previous one to that peer. The copies before it do not wait for that.
 ///
 /// *Failures.* The transfers with each peer fail by themselves: if a deadline passes, or the peer gives up or is lost,
 /// later calls for that peer return the [`Fault`], and those for other peers go on. Waits are released then, so
@@ -106,11 +106,12 @@ impl Regions {
     }
 
     /// Copies between this rank's regions and those of the rank at place `peer` of the group. Ranges of the same regions
-    /// that follow each other on both sides are one copy. An empty list is valid. `deadline` counts from the call, and includes earlier work of the stream. A
-    /// captured transfer has no deadline.
+    /// that follow each other on both sides are one copy. An empty list is valid. `deadline` counts from the call, and
+    /// includes earlier work of the stream. A captured transfer has no deadline.
     ///
     /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
-    /// the call can be repeated.
+    /// the call can be repeated. But if the driver cannot record their end either, the transfers with the peer fail
+    /// ([`Fault::Broken`]).
     ///
     /// # Safety
     /// Until the stream has passed the copies, no other code of any rank writes the ranges, and none reads those that
@@ -121,7 +122,8 @@ impl Regions {
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, and errors of the
-    /// driver. A peer that is known to have dropped its regions ([`check`](Self::check)) is [`Fault::Abandoned`].
+    /// driver. The call returns [`Fault::Abandoned`] once this rank knows that the peer has dropped its regions, for
+    /// example from [`check`](Self::check).
     pub unsafe fn transfer(
         &self,
         direction: Direction,
@@ -298,9 +300,10 @@ impl Regions {
             return Err(Fault::Abandoned { peer: peer.rank() }.into());
         }
         let copies = copies(direction, &self.inner.extents, &peer.extents, descriptors)?;
-        // SAFETY: the ranges lie in the regions of both ranks. These stay mapped until the copies have ended: the core
-        // holds this rank's memory and the mappings of the peer's. It is watched until then; in a capture, the caller
-        // promises that it lives as long. The caller also promises the rest.
+        // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
+        // the peer's memory, so both stay mapped while the core lives. The watch thread keeps the core until the copies
+        // have ended. In a capture, the caller promises that the regions, and so the core, live until then. The caller
+        // also promises the other conditions.
         let copy =
             || copies.iter().try_for_each(|copy| unsafe { stream.copy(copy.to, copy.from, copy.bytes) });
         if stream.capture_status()? != CaptureStatus::None {
@@ -345,7 +348,7 @@ impl Regions {
         done: &Arc<Event>,
         copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
     ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
-        // Held until the end is recorded: the counts of two threads must not overtake each other.
+        // The lock is held until the end is recorded, so that two threads send their counts in ascending order.
         let mut turn = wire.turn();
         let round = turn.round.wrapping_add(1);
         // Only the notification follows the former one. The copies need not wait for those of another stream.
@@ -360,7 +363,8 @@ impl Regions {
         let sent = unsafe { stream.write_value32(wire.theirs.count, round) };
         let ended = sent.and_then(|()| stream.record(done));
         if let Err(error) = &ended {
-            // The peer may or may not be notified: a repeated call would count it twice.
+            // The peer may have got this notification already. A repeated call would send the same count again, which
+            // the peer cannot notice. So the transfers with the peer fail.
             self.broken(peer, error);
             return (ended, None);
         }
