@@ -29,7 +29,7 @@ pub enum Poison {
         rank: u32,
         /// The segment, if known.
         ordinal: Option<u32>,
-        /// The error of the library.
+        /// A description of the failure.
         cause: String,
     },
     /// Members did not report the outcome of their registration or deregistration, or a member ended the group during

@@ -60,7 +60,7 @@ pub enum Refusal {
         counts: ValuesByRank<u32>,
         /// The segment of each rank at `ordinal`.
         shapes: ValuesByRank<Option<Shape>>,
-        /// The first allocation that differs.
+        /// Where the histories of allocations diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// A segment has another size or kind on some ranks.
@@ -76,7 +76,7 @@ pub enum Refusal {
         common: u32,
         /// The segment's shape on each rank.
         shapes: ValuesByRank<Shape>,
-        /// The first allocation that differs.
+        /// Where the histories of allocations diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// The segments have equal sizes and kinds, but the ranks' allocations differ. The same offset may then hold
@@ -94,9 +94,9 @@ pub enum Refusal {
         ordinal: Option<u32>,
         /// The number of new segments that all ranks have in common. 0 in a retirement.
         common: u32,
-        /// The allocation log of each rank at that point.
+        /// The allocation log of each rank at segment `ordinal`, or at its end if `ordinal` is `None`.
         logs: ValuesByRank<LogPoint>,
-        /// The first allocation that differs.
+        /// Where the histories of allocations diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
     /// Ranks hold communicators of different epochs of the group.
@@ -110,7 +110,7 @@ pub enum Refusal {
     MembersMismatch {
         /// The list that differs.
         what: Membership,
-        /// Each rank's list.
+        /// The lists that differ, by rank. Not every rank need have an entry.
         lists: ValuesByRank<RankList>,
     },
     /// Ranks request different policies.
@@ -291,7 +291,8 @@ pub enum Refusal {
     /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
-        /// The rank, the lowest if there are several.
+        /// The rank. If there are several: the lowest one whose wait failed, else the lowest one that did not report, else
+        /// the lowest one that is busy.
         rank: u32,
         /// The reason.
         cause: String,
@@ -336,7 +337,8 @@ impl Refusal {
         self
     }
 
-    /// Returns the divergence of the histories, if this refusal reports one and it was found.
+    /// Returns the divergence of the histories, if this refusal reports one and a search was made. It may be
+    /// [`Divergence::NotFound`].
     pub fn divergence(&self) -> Option<&Divergence> {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }

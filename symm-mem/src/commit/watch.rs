@@ -20,7 +20,7 @@ use crate::{
 
 /// The time that the abort of a poisoned group may take to free its resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
-/// The longest time for which the thread waits for the store at once. After the [`Watch`] is dropped, the thread
+/// The longest single wait of the thread for the store. After the [`Watch`] is dropped, the thread
 /// may still wait for this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -1,4 +1,4 @@
-//! A lane's part of one call.
+//! The messages of one lane in one call.
 
 use std::sync::MutexGuard;
 
@@ -8,7 +8,7 @@ use super::{
     zero_copy::{Offer, Take},
 };
 
-/// A lane's part of one call.
+/// The messages of one lane in one launch, with the lane's lock.
 pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,

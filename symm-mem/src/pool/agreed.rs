@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl SymmetricPool {
-    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes`. Use it if the
-    /// sizes differ between ranks, such as the number of tokens that each rank got: the block has the same placement on
+    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes`. Use this
+    /// method if the needed sizes differ between ranks, such as the number of tokens that each rank got: the block has the same placement on
     /// every rank, and is large enough for each.
     ///
     /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program,

@@ -76,7 +76,7 @@ pub struct Run {
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
-    /// The events, if a trace was requested.
+    /// The seed's choices, and then the events if a trace was requested.
     pub trace: Vec<String>,
 }
 
@@ -131,7 +131,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run
 }
 
-/// Returns smaller limits under which this seed still violates an invariant, for a shorter trace.
+/// Returns limits under which this seed still violates an invariant, for a shorter trace: smaller ones than `limits`
+/// where such were found.
 #[must_use]
 pub fn shrink(seed: u64, limits: &Limits) -> Limits {
     let mut least = *limits;

@@ -6,10 +6,10 @@
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it, or the [`RegionRoute`]s to its peers'
 //!   regions.
-//! - [`ExchangeRefusal`]: why there is no plan, the same value on every member.
+//! - [`ExchangeRefusal`]: why there is no plan, or why no regions are shared. The same value on every member.
 //!
-//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers of all members. So neither the order of the
-//! transfers nor memory that is already open can make a member wait for one that does not come.
+//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers of all members. Every member takes
+//! part, also one that has all memory open already, or that lists its transfers in another order.
 
 mod decide;
 mod record;

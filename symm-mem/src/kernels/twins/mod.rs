@@ -1,9 +1,9 @@
-//! Host functions in place of the kernels, for the embedded device. They run the same algorithm, word by word,
-//! through checked views of device memory. They test the algorithm and its launches, not the PTX.
+//! Host functions in place of the kernels, for the embedded device. They run the same algorithm through checked
+//! views of device memory. They test the algorithm and its launches, not the PTX.
 //!
 //! Blocks run one after the other; on a device they run concurrently. That is equivalent, since a kernel's blocks
-//! never wait for each other. A twin that waits parks its executor until the signal arrives, at most until the
-//! deadline.
+//! never wait for each other. A twin that waits blocks the thread of its stream until the signal arrives, at
+//! most until the deadline.
 
 mod collectives;
 mod peers;
