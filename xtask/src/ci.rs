@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use crate::changed::Passed;
 use crate::process::KillOnDrop;
 use crate::shell::{self, CRATES};
-use crate::{interleave, mutants, run_tests};
+use crate::{forward, interleave, mutants, run_tests};
 
 pub(crate) struct Options {
     /// Run the checks too that take longer or download more than crates.
@@ -198,10 +198,7 @@ fn check_rest(root: &Path, steps: &mut Steps) -> Result<()> {
         ])
     })?;
     steps.run("seeded programs", || {
-        // Built already, unless earlier steps were left out.
-        let features = shell::test_features(None);
-        cargo(&["build", "--quiet", "--bins", "--examples", "--workspace", "--features", &features])?;
-        shell::run(Command::new(program(root, "lab")).args(["sim", "explore", "--seeds", "0..10000"]))
+        shell::run(forward::cargo("sim", true)?.args(["sim", "explore", "--seeds", "0..10000"]))
     })?;
     steps.run("more thread interleavings", || {
         interleave::run(&interleave::Options { quick: false, without: Vec::new() })

@@ -51,12 +51,14 @@ fn is_built(name: &str) -> Result<bool> {
 
 /// The cargo command that runs the program with the command `name`. It shows the progress of the first build, which takes
 /// some minutes.
-fn cargo(name: &str, is_built: bool) -> Result<Command> {
+pub(crate) fn cargo(name: &str, is_built: bool) -> Result<Command> {
     let quiet: &[&str] = if is_built { &["--quiet"] } else { &[] };
     let rest: &[&str] = match name {
         // A debug build's times say nothing.
         "bench" => &["lockstep-cli", "--release", "--"],
         _ if LOCKSTEP.contains(&name) => &["lockstep-cli", "--"],
+        // Without optimization the seeds take three times as long.
+        "sim" => &["lab", "--config", "profile.dev.package.lockstep-symm-mem.opt-level=3", "--"],
         _ if LAB.contains(&name) => &["lab", "--"],
         _ => bail!("unknown command {name:?}: `cargo xtask help` lists the commands"),
     };
@@ -79,7 +81,8 @@ mod tests {
             "{}",
             line("bench")
         );
-        assert!(line("sim").ends_with("run --quiet --package lab --"), "{}", line("sim"));
+        assert!(line("soak").ends_with("run --quiet --package lab --"), "{}", line("soak"));
+        assert!(line("sim").contains("--package lab --config profile.dev.package."), "{}", line("sim"));
         assert!(!shell::line(&cargo("demo", false).unwrap()).contains("--quiet"));
         assert!(cargo("dmeo", true).unwrap_err().to_string().contains("unknown command \"dmeo\""));
         assert!(LOCKSTEP.iter().chain(&LAB).all(|name| HELP.contains(name)));
