@@ -125,7 +125,7 @@ impl Drop for OpenCapture {
 /// capture, another library began the capture, or the capture is invalidated.
 #[inline]
 pub(crate) fn keep<O: AsRef<[Owner]>>(stream: &Stream, owners: impl FnOnce() -> O) -> Result<()> {
-    if COUNT.load(Ordering::SeqCst) == 0 {
+    if !is_capture_open() {
         return Ok(());
     }
     keep_in_open(stream, owners().as_ref(), &[]).map(drop)
@@ -158,15 +158,22 @@ impl Stream {
     /// # Errors
     /// [`Error::Driver`](crate::Error::Driver) from `cuStreamGetCaptureInfo_v2`.
     pub fn keep_in_graph(&self, owner: Arc<dyn Any + Send + Sync>) -> Result<bool> {
-        if COUNT.load(Ordering::SeqCst) == 0 { Ok(false) } else { keep_in_open(self, &[owner], &[]) }
+        if is_capture_open() { keep_in_open(self, &[owner], &[]) } else { Ok(false) }
     }
+}
+
+/// Returns true if a thread of this process has a capture that [`Stream::begin_capture`] began. One atomic load.
+#[must_use]
+#[inline]
+pub fn is_capture_open() -> bool {
+    COUNT.load(Ordering::SeqCst) > 0
 }
 
 /// Returns the streams of the open captures that the calling thread began by [`Stream::begin_capture`]. If no thread
 /// has such a capture, the cost is one atomic load.
 #[must_use]
 pub fn captures_of_this_thread() -> Vec<Stream> {
-    if COUNT.load(Ordering::SeqCst) == 0 {
+    if !is_capture_open() {
         return Vec::new();
     }
     let own = thread::current().id();

@@ -35,9 +35,9 @@ use cuda_driver_sys::{CUgraph, CUgraphExec, CUgraphExecUpdateResultInfo, CUresul
 
 pub use self::capture::{Capture, CaptureInfo, CaptureMode, CaptureStatus, RelaxedCapture, is_capturing};
 use self::kept::Kept;
-pub use self::kept::captures_of_this_thread;
 pub use self::kept::{BoundMemory, StreamBound};
 pub(crate) use self::kept::{Owner, keep};
+pub use self::kept::{captures_of_this_thread, is_capture_open};
 pub(crate) use self::uses::{
     DuringCapture, enqueue, keep_in_capture, order_after, refuse_capture, synchronize,
 };

@@ -44,7 +44,10 @@ use caching_alloc::{
     },
     driver::{Sharing, VirtualMemorySource},
 };
-use cuda_driver::{Context, DevicePtr, graph::captures_of_this_thread};
+use cuda_driver::{
+    Context, DevicePtr,
+    graph::{captures_of_this_thread, is_capture_open},
+};
 use process_group::{comm::Window, graph_memory::GraphMemory, group::places_changed};
 
 use self::memory::Arena;
@@ -197,7 +200,7 @@ impl SymmetricPool {
 
     /// Publishes a new segment before its block is returned. Pins the block for the declared captures, and for the
     /// captures that this thread has begun: they may use the block, whichever thread enqueues that work.
-    #[inline]
+    #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
             self.publish_last(&arena);
@@ -206,14 +209,21 @@ impl SymmetricPool {
         if self.memory.is_capturing() {
             self.memory.note_use(placed.placement, bytes);
         }
-        for stream in captures_of_this_thread() {
-            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
-            if is_own && self.memory.used_by_graph(DevicePtr(placed.address), bytes, &stream).is_err() {
-                // The driver failed to report whether the stream captures, so it may.
-                self.memory.hold_without_graph(placed.address, bytes);
-            }
+        if is_capture_open() {
+            self.pin_for_captures(placed.address, bytes);
         }
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
+    }
+
+    #[cold]
+    fn pin_for_captures(&self, address: u64, bytes: u64) {
+        for stream in captures_of_this_thread() {
+            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
+            if is_own && self.memory.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
+                // The driver failed to report whether the stream captures, so it may.
+                self.memory.hold_without_graph(address, bytes);
+            }
+        }
     }
 
     #[cold]

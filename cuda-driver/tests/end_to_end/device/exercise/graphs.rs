@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cuda_driver::graph::{
     CaptureMode, CaptureStatus, Graph, InstantiateFlags, RelaxedCapture, captures_of_this_thread,
-    is_capturing,
+    is_capture_open, is_capturing,
 };
 use cuda_driver::memory::DeviceMemory;
 use cuda_driver::{CaptureCount, Driver, Error, Result, Stream};
@@ -21,7 +21,11 @@ pub(super) fn captures(driver: &Driver) -> Result<()> {
     assert_eq!(info.status, CaptureStatus::Active);
     assert!(info.id.is_some());
     assert_eq!((driver.open_captures().get(), CaptureCount::of(&Arc::default()).get()), (1, 0));
-    assert!(is_capturing(&context)? && captures_of_this_thread() == std::slice::from_ref(&stream));
+    assert!(
+        is_capturing(&context)?
+            && is_capture_open()
+            && captures_of_this_thread() == std::slice::from_ref(&stream)
+    );
     assert!(stream.keep_in_graph(Arc::new(()))?);
     match stream.launch_host_fn(|| {}) {
         Err(Error::WhileCapturing { .. }) => {}
