@@ -13,45 +13,48 @@ use super::memory::Memory;
 /// Freeing is part of the sequence of requests that must be equal on all ranks. So every rank must drop the last clone
 /// at the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of
 /// this block before its uses of the block that gets the memory next.
-#[derive(Debug, Clone)]
-pub struct SymmetricBlock {
-    inner: Arc<Inner>,
-}
-
 #[derive(Debug)]
-struct Inner {
+pub struct SymmetricBlock {
     memory: Arc<Memory>,
     placed: Placed,
     requested: u64,
 }
 
 impl SymmetricBlock {
+    #[inline]
     pub(super) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
-        Self { inner: Arc::new(Inner { memory, placed, requested }) }
+        Self { memory, placed, requested }
     }
 
     /// Address of its first byte on this rank.
     pub fn ptr(&self) -> DevicePtr {
-        DevicePtr(self.inner.placed.address)
+        DevicePtr(self.placed.address)
     }
 
     /// Number of bytes that were requested.
     pub fn bytes(&self) -> u64 {
-        self.inner.requested
+        self.requested
     }
 
     pub(crate) fn memory(&self) -> &Memory {
-        &self.inner.memory
+        &self.memory
     }
 
     /// Its place in the pool, the same on every rank.
     pub fn placement(&self) -> Placement {
-        self.inner.placed.placement
+        self.placed.placement
     }
 }
 
-impl Drop for Inner {
+impl Clone for SymmetricBlock {
+    fn clone(&self) -> Self {
+        self.memory.share_block(self.placed.placement);
+        Self { memory: self.memory.clone(), ..*self }
+    }
+}
+
+impl Drop for SymmetricBlock {
     fn drop(&mut self) {
-        self.memory.drop_block(self.placed.placement);
+        self.memory.drop_block(&self.placed);
     }
 }

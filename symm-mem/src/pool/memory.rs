@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use caching_alloc::core::symmetric::{Placement, SymmetricArena, SymmetricSegment};
+use caching_alloc::core::symmetric::{Placed, Placement, SymmetricArena, SymmetricSegment};
 use cuda_driver::{DevicePtr, Stream};
 use process_group::{
     graph_memory::{self, GraphMemory},
@@ -80,7 +80,7 @@ impl Pins {
     }
 
     /// Removes `pin`. Returns the blocks that must be freed now, because their owners have dropped them.
-    fn unpin(&mut self, pin: u64) -> Vec<Placement> {
+    fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, (own, _)| *own != pin);
         let Used { segments, blocks } = self.used.remove(&pin).unwrap_or_default();
@@ -94,8 +94,8 @@ impl Pins {
         for block in blocks {
             let Some(hold) = self.blocks.get_mut(&block) else { continue };
             hold.pins = hold.pins.saturating_sub(1);
-            if hold.pins == 0 && self.blocks.remove(&block).is_some_and(|hold| hold.dropped) {
-                freed.push(block);
+            if !hold.is_needed() {
+                freed.extend(self.blocks.remove(&block).and_then(|hold| hold.dropped));
             }
         }
         freed
@@ -115,11 +115,20 @@ impl Drop for GraphHold {
     }
 }
 
+/// A block that is pinned, or has more than one owner.
 #[derive(Debug, Default)]
 struct Hold {
     pins: u64,
-    /// Its owner has dropped it, so it is freed with the last pin.
-    dropped: bool,
+    /// Number of owners besides the first one.
+    further_owners: u64,
+    /// The block, if its last owner has dropped it. It is freed with the last pin.
+    dropped: Option<Placed>,
+}
+
+impl Hold {
+    fn is_needed(&self) -> bool {
+        self.pins > 0 || self.further_owners > 0
+    }
 }
 
 struct Inside {
@@ -212,7 +221,7 @@ impl Memory {
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         for block in arena.pins().unpin(pin) {
-            let freed = arena.free(block);
+            let freed = arena.free(&block);
             debug_assert!(freed.is_ok(), "{freed:?}");
         }
     }
@@ -265,14 +274,28 @@ impl Memory {
         self.hold_range(&pins, address, bytes);
     }
 
-    /// The owner of the block at `place` has dropped it. Frees it now, or with the last pin.
-    pub(super) fn drop_block(&self, place: Placement) {
+    /// The block at `place` has one more owner.
+    pub(super) fn share_block(&self, place: Placement) {
+        self.arena().pins().blocks.entry(place).or_default().further_owners += 1;
+    }
+
+    /// An owner of `block` has dropped it. Frees it now if that was the last owner and nothing pins the block, or later
+    /// with its last pin.
+    pub(super) fn drop_block(&self, block: &Placed) {
         let mut arena = self.arena();
-        if let Some(hold) = arena.pins().blocks.get_mut(&place) {
-            hold.dropped = true;
+        let blocks = &mut arena.pins().blocks;
+        if let Some(hold) = blocks.get_mut(&block.placement) {
+            if hold.further_owners == 0 {
+                hold.dropped = Some(*block);
+                return;
+            }
+            hold.further_owners -= 1;
+            if !hold.is_needed() {
+                blocks.remove(&block.placement);
+            }
             return;
         }
-        let freed = arena.free(place);
+        let freed = arena.free(block);
         // Cannot fail: the block was placed, and it is freed once, either here or with its last pin.
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
@@ -365,3 +388,7 @@ impl std::fmt::Debug for Memory {
         out.write_str("Memory")
     }
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -128,10 +128,15 @@ impl Heap {
         Self { records, spare: NONE, segments, spare_ordinals, free, has_tables: false }
     }
 
-    /// Makes an empty heap with side tables, so that it finds the block at an offset fast. Segments get the ordinals
-    /// 0, 1, 2…, which are never reused.
+    /// Makes an empty heap like [`new`](Self::new), but segments get the ordinals 0, 1, 2…, which are never reused.
+    pub(super) fn with_unique_ordinals() -> Self {
+        Self { spare_ordinals: None, ..Self::new() }
+    }
+
+    /// Makes an empty heap like [`with_unique_ordinals`](Self::with_unique_ordinals) with side tables, so that it finds
+    /// the block at an offset fast.
     pub(super) fn with_tables() -> Self {
-        Self { has_tables: true, spare_ordinals: None, ..Self::new() }
+        Self { has_tables: true, ..Self::with_unique_ordinals() }
     }
 
     /// Adds a segment as one free block of the list, and returns its ordinal.
@@ -239,9 +244,9 @@ impl Heap {
         &self.records[id as usize]
     }
 
-    /// Returns the block that begins at this offset of a segment.
-    pub(super) fn block_at(&self, segment: u32, offset: Units) -> Option<BlockId> {
-        self.block_over(segment, offset).filter(|id| self.block(*id).offset == offset)
+    /// Returns a record, if there is one with this index. It may describe no block.
+    pub(super) fn get(&self, id: BlockId) -> Option<&Record> {
+        self.records.get(id as usize)
     }
 
     /// Returns the block that contains this offset of a segment.

@@ -22,7 +22,7 @@ fn check(heap: &Heap) {
             assert_eq!(block.offset, end, "blocks cover the segment");
             assert!(block.units > 0);
             assert!(!(last == State::Free && block.state == State::Free), "free neighbours are merged");
-            assert_eq!(heap.block_at(block.segment, block.offset), Some(id));
+            assert_eq!(heap.block_over(block.segment, block.offset), Some(id));
             assert_eq!(heap.block_over(block.segment, block.offset + block.units - 1), Some(id));
             if let Some(chunk) = chunks.get_mut((block.offset / CHUNK) as usize) {
                 *chunk = if *chunk == NONE { id } else { *chunk };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::journal::{Journal, SymmetricSegment};
 use super::log::{Log, OperationKind};
 use super::{Geometry, Placement, SEGMENT_STEP};
-use crate::core::heap::{Heap, List, State};
-use crate::core::size::{SizeError, UNIT, bytes_of, units_for};
+use crate::core::heap::{BlockId, Heap, List, Record, State};
+use crate::core::size::{SizeError, bytes_of, units_for};
 use crate::core::source::{self, MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
 /// The tag of the request that [`SymmetricArena::reserve`] logs. The free that it logs has no tag.
@@ -44,6 +44,8 @@ pub struct Placed {
     pub bytes: u64,
     /// True if a new segment was made for the block.
     pub grown: bool,
+    /// The block's record in the heap, so that [`SymmetricArena::free`] does not search for it.
+    pub(super) id: BlockId,
 }
 
 /// The error of an arena's operation.
@@ -124,6 +126,10 @@ pub enum SymmetricError {
     },
 }
 
+fn place_of(block: &Record) -> Placement {
+    Placement { ordinal: block.segment, offset: bytes_of(block.offset) }
+}
+
 fn describe_info(info: Option<MemoryInfo>) -> String {
     match info {
         Some(MemoryInfo { free, total }) => format!("the device has {free} of {total} bytes free"),
@@ -156,7 +162,7 @@ impl SymmetricArena {
             return Err(SymmetricError::Granularity { granularity });
         }
         let journal = Journal::new(geometry);
-        let (heap, requested, withheld) = (Heap::with_tables(), Vec::new(), Vec::new());
+        let (heap, requested, withheld) = (Heap::with_unique_ordinals(), Vec::new(), Vec::new());
         Ok(Self { heap, requested, journal, source, frozen: 0, withheld })
     }
 
@@ -183,7 +189,7 @@ impl SymmetricArena {
     #[track_caller]
     pub fn reserve(&mut self, bytes: u64) -> Result<Placed, SymmetricError> {
         let placed = self.allocate_tagged(bytes, RESERVED)?;
-        self.free(placed.placement)?;
+        self.free(&placed)?;
         Ok(placed)
     }
 
@@ -206,22 +212,19 @@ impl SymmetricArena {
         placed
     }
 
-    /// Frees a block. The next request may reuse its memory. So on every rank, the caller must have ordered all uses of
-    /// the block before the uses of later blocks.
+    /// Frees a block that this arena has placed. The next request may reuse its memory. So on every rank, the caller
+    /// must have ordered all uses of the block before the uses of later blocks.
     ///
     /// # Errors
     /// [`SymmetricError::NotAllocated`]; nothing is changed or logged then.
     #[track_caller]
-    pub fn free(&mut self, placement: Placement) -> Result<(), SymmetricError> {
-        let Placement { ordinal, offset } = placement;
-        let block = offset
-            .is_multiple_of(UNIT)
-            .then(|| self.heap.block_at(ordinal, u32::try_from(offset / UNIT).ok()?))
-            .flatten()
-            .filter(|id| self.heap.block(*id).state == State::Used)
-            .ok_or(SymmetricError::NotAllocated { placement })?;
-        let bytes = self.requested[block as usize];
-        self.heap.free(block);
+    pub fn free(&mut self, &Placed { placement, id, .. }: &Placed) -> Result<(), SymmetricError> {
+        let block = self.heap.get(id).filter(|block| block.state == State::Used);
+        if block.map(place_of) != Some(placement) {
+            return Err(SymmetricError::NotAllocated { placement });
+        }
+        let bytes = self.requested[id as usize];
+        self.heap.free(id);
         self.journal.record(OperationKind::Free, bytes, Some(placement), Location::caller());
         Ok(())
     }
@@ -298,7 +301,7 @@ impl SymmetricArena {
             .skip_while(|block| bytes_of(block.offset) + bytes_of(block.units) <= place.offset)
             .take_while(|block| bytes_of(block.offset) < end)
             .filter(|block| block.state == State::Used)
-            .map(|block| Placement { ordinal: block.segment, offset: bytes_of(block.offset) })
+            .map(place_of)
             .collect()
     }
 
@@ -338,8 +341,7 @@ impl SymmetricArena {
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
         self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
             |(id, block)| {
-                let placement = Placement { ordinal: block.segment, offset: bytes_of(block.offset) };
-                (block.state == State::Used).then(|| (placement, self.requested[id as usize]))
+                (block.state == State::Used).then(|| (place_of(block), self.requested[id as usize]))
             },
         )
     }
@@ -359,8 +361,8 @@ impl SymmetricArena {
     fn place(&mut self, bytes: u64, site: &'static Location<'static>) -> Result<Placed, SymmetricError> {
         let units = units_for(bytes)?;
         let placed = self.heap.allocate(units, LIST, true);
-        let (block, grown) = match placed {
-            Some(block) => (block, None),
+        let (id, grown) = match placed {
+            Some(id) => (id, None),
             None => {
                 let memory = match self.grow(bytes) {
                     Ok(grown) => grown,
@@ -370,23 +372,22 @@ impl SymmetricArena {
                     }
                 };
                 self.heap.add_segment(units_for(memory.bytes)?, LIST);
-                let block = self.heap.allocate(units, LIST, true);
-                (block.expect("a new segment has room for what it was made for"), Some(memory))
+                let id = self.heap.allocate(units, LIST, true);
+                (id.expect("a new segment has room for what it was made for"), Some(memory))
             }
         };
-        if self.requested.len() <= block as usize {
-            self.requested.resize(block as usize + 1, 0);
+        if self.requested.len() <= id as usize {
+            self.requested.resize(id as usize + 1, 0);
         }
-        self.requested[block as usize] = bytes;
-        let record = self.heap.block(block);
-        let placement = Placement { ordinal: record.segment, offset: bytes_of(record.offset) };
+        self.requested[id as usize] = bytes;
+        let placement = place_of(self.heap.block(id));
         self.journal.record(OperationKind::Allocate, bytes, Some(placement), site);
         if let Some(memory) = grown {
             self.journal.add_segment(memory);
         }
         let base = self.segments()[placement.ordinal as usize].memory.address;
         let (address, grown) = (base + placement.offset, grown.is_some());
-        Ok(Placed { placement, address, bytes: bytes_of(units), grown })
+        Ok(Placed { placement, address, bytes: bytes_of(units), grown, id })
     }
 
     fn grow(&self, bytes: u64) -> Result<SegmentMemory, SymmetricError> {

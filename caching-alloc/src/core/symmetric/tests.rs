@@ -48,7 +48,7 @@ fn apply(arena: &mut SymmetricArena, live: &mut Vec<Placed>, step: &Step) -> Out
         },
         Step::Free(index) if !live.is_empty() => {
             let placed = live.swap_remove(index.index(live.len()));
-            arena.free(placed.placement).map(|()| None).map_err(|error| error.to_string())
+            arena.free(&placed).map(|()| None).map_err(|error| error.to_string())
         }
         Step::Free(_) => Ok(None),
         Step::Freeze(true) => {
@@ -120,7 +120,7 @@ proptest! {
             prop_assert_eq!(placed, model.keys().copied().collect::<Vec<_>>());
         }
         for placed in live.drain(..) {
-            arena.free(placed.placement).unwrap();
+            arena.free(&placed).unwrap();
         }
         // All blocks are merged: each segment serves one block of its own size again, without growth.
         let sizes: Vec<u64> = arena.segments().iter().map(|segment| segment.bytes).collect();
@@ -160,18 +160,18 @@ fn no_segment_is_longer_than_the_longest_block() {
 fn a_retired_segment_is_not_used_again_and_every_rank_hears_of_it() {
     let source = Arc::new(HostSource::new(u64::MAX));
     let mut arena = SymmetricArena::new(source.clone(), EVEN).unwrap();
-    let first = arena.allocate(2 << 20).unwrap().placement;
+    let first = arena.allocate(2 << 20).unwrap();
     let second = arena.allocate(2 << 20).unwrap().placement;
     let state = arena.log().state();
     assert!(matches!(arena.retire(0), Err(SymmetricError::SegmentInUse { ordinal: 0, blocks: 1 })));
     assert!(matches!(arena.retire(2), Err(SymmetricError::NoSuchSegment { ordinal: 2 })));
     assert_eq!(arena.log().state(), state);
 
-    arena.free(first).unwrap();
+    arena.free(&first).unwrap();
     let address = arena.segments()[0].memory.address;
     arena.retire(0).unwrap();
     assert!(matches!(arena.retire(0), Err(SymmetricError::NoSuchSegment { ordinal: 0 })));
-    assert!(arena.segments()[0].retired && arena.address(first).is_none());
+    assert!(arena.segments()[0].retired && arena.address(first.placement).is_none());
     assert_eq!(arena.log().operation(state.length + 1).unwrap().kind, OperationKind::Retire);
     assert_eq!(source.calls().live_bytes, 4 << 20, "the memory stays until it is given back");
     arena.give_back().unwrap();
@@ -218,7 +218,7 @@ fn a_frozen_arena_says_what_is_missing() {
         matches!(error, SymmetricError::PoolWouldGrowDuringCapture { wanted, missing } if wanted == 5 << 20 && missing == 20 << 20),
         "{error}"
     );
-    arena.free(first.placement).unwrap();
+    arena.free(&first).unwrap();
     assert_eq!(arena.allocate(1 << 20).unwrap().placement, first.placement, "what is there is still used");
     arena.unfreeze();
     assert_eq!(arena.allocate(5 << 20).unwrap().placement, Placement { ordinal: 1, offset: 0 });
@@ -275,12 +275,12 @@ fn a_repeated_request_takes_the_place_of_the_refused_one() {
 fn a_refusal_counts_until_it_is_granted() {
     let source = Arc::new(HostSource::new(u64::MAX));
     let mut arena = SymmetricArena::new(source.clone(), NARROW).unwrap();
-    let small = arena.allocate(1 << 20).unwrap().placement;
+    let small = arena.allocate(1 << 20).unwrap();
     assert!(!arena.has_refused_since(0));
     source.fail(SourceCall::Allocate, Failing::for_ever(0).for_want_of_memory());
     arena.allocate(5 << 20).unwrap_err();
     // Another rank may have got the memory that this rank was refused. So later operations do not remove the refusal.
-    arena.free(small).unwrap();
+    arena.free(&small).unwrap();
     assert!(arena.has_refused_since(1) && !arena.has_refused_since(2));
     arena.allocate(6 << 20).unwrap_err();
     assert!(arena.has_refused_since(3));
@@ -308,21 +308,24 @@ fn reserved_memory_serves_later_requests() {
 #[test]
 fn what_is_not_a_block_cannot_be_freed() {
     let mut arena = arena(1 << 40, u64::MAX, NARROW);
-    let a = arena.allocate(1024).unwrap().placement;
+    let a = arena.allocate(1024).unwrap();
     let state = arena.log().state();
-    for wrong in [
-        Placement { offset: 512, ..a },
-        Placement { offset: 100, ..a },
-        Placement { offset: 1024, ..a },
-        Placement { offset: u64::MAX, ..a },
-        Placement { ordinal: 1, ..a },
-        Placement { ordinal: u32::MAX, ..a },
+    let Placed { placement, id, .. } = a;
+    for (placement, id) in [
+        (Placement { offset: 512, ..placement }, id),
+        (Placement { offset: u64::MAX, ..placement }, id),
+        (Placement { ordinal: 1, ..placement }, id),
+        // The free block behind `a`.
+        (Placement { offset: 1024, ..placement }, id + 1),
+        (placement, id + 1),
+        (placement, u32::MAX),
     ] {
-        assert!(matches!(arena.free(wrong), Err(SymmetricError::NotAllocated { .. })), "{wrong:?}");
+        let wrong = Placed { placement, id, ..a };
+        assert!(matches!(arena.free(&wrong), Err(SymmetricError::NotAllocated { .. })), "{wrong:?}");
     }
     assert_eq!(arena.log().state(), state);
-    arena.free(a).unwrap();
-    assert!(matches!(arena.free(a), Err(SymmetricError::NotAllocated { .. })));
+    arena.free(&a).unwrap();
+    assert!(matches!(arena.free(&a), Err(SymmetricError::NotAllocated { .. })));
     assert!(matches!(arena.allocate(0), Err(SymmetricError::Size(_))));
     assert!(matches!(arena.allocate(u64::MAX), Err(SymmetricError::Size(_))));
 }
