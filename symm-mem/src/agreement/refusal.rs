@@ -142,8 +142,8 @@ pub enum Refusal {
         versions: ValuesByRank<u16>,
     },
     /// A rank could not take part in the operation.
-    #[error("PeerPrepareFailed: rank {rank} cannot commit{}: {cause}", match ordinal {
-        Some(ordinal) => format!(" segment {ordinal}"),
+    #[error("PeerPrepareFailed: rank {rank} cannot take part{}: {cause}", match ordinal {
+        Some(ordinal) => format!(" with segment {ordinal}"),
         None => String::new(),
     })]
     PeerPrepareFailed {
@@ -155,13 +155,19 @@ pub enum Refusal {
         cause: String,
     },
     /// A rank was capturing a graph.
-    #[error("CommitDuringCapture: {} capturing a graph; commit before the capture begins", are(ranks))]
+    #[error(
+        "CommitDuringCapture: {} capturing a graph; commit or retire before the capture begins",
+        are(ranks)
+    )]
     CommitDuringCapture {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
     /// A rank had opened an NCCL group.
-    #[error("CommitInsideGroup: {} inside an open NCCL group; end it before the commit", are(ranks))]
+    #[error(
+        "CommitInsideGroup: {} inside an open NCCL group; end it before a commit or a retirement",
+        are(ranks)
+    )]
     CommitInsideGroup {
         /// The ranks, ascending.
         ranks: Vec<u32>,
