@@ -339,11 +339,9 @@ impl SymmetricArena {
 
     /// Returns the places of all blocks, ordered by segment and offset, with their requested sizes in bytes.
     pub fn blocks(&self) -> impl Iterator<Item = (Placement, u64)> {
-        self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal)).filter_map(
-            |(id, block)| {
-                (block.state == State::Used).then(|| (place_of(block), self.requested[id as usize]))
-            },
-        )
+        let blocks = self.segments().iter().flat_map(|segment| self.heap.blocks(segment.ordinal));
+        let used = blocks.filter(|(_, block)| block.state == State::Used);
+        used.map(|(id, block)| (place_of(block), self.requested[id as usize]))
     }
 
     /// Releases the memory of all segments. The caller must ensure that nothing accesses it: no window, no peer, no
