@@ -23,11 +23,11 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// for that group alone.
 ///
 /// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A domain's
-/// *generation* is the number of domains that the rank has created under its `uid`. A rank that waits in another
-/// generation than the others gets [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+/// *generation* is the number of domains that the rank has created under its `uid`, including this one. Ranks that
+/// wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
-/// All domains of one store number their ranks as ranks of the job. So ranks that wait for each other in agreements of
-/// different pools are detected.
+/// In all domains of one store, a rank must have the same number, its rank in the job. Otherwise ranks that wait for
+/// each other in agreements of different pools are not detected.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -116,7 +116,7 @@ impl Domain {
     /// subgroups.
     ///
     /// # Errors
-    /// [`DomainError::Store`].
+    /// [`DomainError::Store`] and [`DomainError::Unreadable`].
     pub fn of(group: &ProcessGroup) -> Result<Self, DomainError> {
         let (uid, rank) = (group.id().uid, rank_of(group.global_rank()));
         Self::new(Arc::new(group.job_store()), uid, rank, ranks_of(group))

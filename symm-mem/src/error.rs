@@ -59,8 +59,8 @@ impl CallContext {
         Error(Box::new(Parts { call: self.clone(), kind: kind.into() }))
     }
 
-    /// Makes the error of an agreement of the group's members. If the group has ended, the reason of the end replaces
-    /// `kind`. Exception: if `is_agreed` is true, the other members got `kind` too, and the group ended after that.
+    /// Makes the error of an agreement of the group's members. `is_agreed` is true if the other members got `kind` too.
+    /// If it is false and the group has ended (`standing` is an error), the reason of the end replaces `kind`.
     pub(crate) fn error_of_group(
         &self,
         standing: Result<(), GroupError>,
@@ -100,7 +100,7 @@ impl Error {
         self.0.call.operation
     }
 
-    /// Returns the group, for all operations but those on a whole pool.
+    /// Returns the group, or `None` for an operation of the pool's whole domain.
     #[must_use]
     pub fn group(&self) -> Option<GroupId> {
         self.0.call.group
@@ -112,13 +112,13 @@ impl Error {
         self.0.call.group_name.as_deref()
     }
 
-    /// Returns the pool of a retirement or an agreed allocation.
+    /// Returns the pool of a retirement or an agreed allocation, or `None` for other operations.
     #[must_use]
     pub fn pool(&self) -> Option<PoolId> {
         self.0.call.pool
     }
 
-    /// Returns the name of the plan of an exchange, or of the set of regions.
+    /// Returns the name of the plan of an exchange, or of the set of regions. `None` for other operations.
     #[must_use]
     pub fn plan(&self) -> Option<&str> {
         self.0.call.plan.as_deref()
@@ -143,7 +143,8 @@ impl Error {
         self.0.kind.name()
     }
 
-    /// Returns the refusal of a commit, a retirement or an agreed allocation, which all members got.
+    /// Returns the refusal of a commit, a retirement or an agreed allocation, which all members got. `None` if the
+    /// error is of another kind.
     #[must_use]
     pub fn refusal(&self) -> Option<&Refusal> {
         match self.kind() {
@@ -153,6 +154,7 @@ impl Error {
     }
 
     /// Returns the refusal of a rendezvous, which all members got. Exchanges and direct paths make a rendezvous too.
+    /// `None` if the error is of another kind.
     #[must_use]
     pub fn rendezvous_refusal(&self) -> Option<&RendezvousRefusal> {
         match self.kind() {
@@ -161,7 +163,7 @@ impl Error {
         }
     }
 
-    /// Returns the refusal of an exchange, which all members got.
+    /// Returns the refusal of an exchange, which all members got. `None` if the error is of another kind.
     #[must_use]
     pub fn exchange_refusal(&self) -> Option<&ExchangeRefusal> {
         match self.kind() {

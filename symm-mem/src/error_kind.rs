@@ -19,8 +19,8 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A commit, retirement or agreed allocation was refused on all members. Nothing has changed, and the group can
-    /// commit again.
+    /// A commit, retirement or agreed allocation was refused on all members. Nothing has changed. The group can commit
+    /// again, with the exceptions that [`Refusal`] lists.
     #[error("refused on all members: {0}")]
     Refused(Refusal),
     /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can have its next
@@ -59,8 +59,8 @@ pub enum ErrorKind {
         ""
     })]
     Store {
-        /// True if this rank had posted its record of a commit or a retirement. The others may then have registered or
-        /// deregistered windows with it, so its groups are poisoned.
+        /// True if this rank had posted its record of a commit or a retirement, and the others may therefore have
+        /// registered or deregistered windows. The groups of this rank are then poisoned.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
@@ -82,7 +82,7 @@ pub enum ErrorKind {
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
     )]
     Unreadable {
-        /// True for a commit or a retirement: this rank's groups are poisoned.
+        /// True if groups of this rank are poisoned: for every commit, and for a retirement that was given groups.
         poisoned: bool,
         /// The decoding error.
         source: Malformed,

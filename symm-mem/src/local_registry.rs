@@ -20,7 +20,7 @@ impl<T: Clone> LocalRegistry<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers `value` until the returned value is dropped.
+    /// Registers `value` until the returned [`LocalToken`] is dropped.
     pub(crate) fn register(&'static self, value: T) -> LocalToken<T> {
         static TOKENS: AtomicU64 = AtomicU64::new(0);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
@@ -28,13 +28,13 @@ impl<T: Clone> LocalRegistry<T> {
         LocalToken { registry: self, token }
     }
 
-    /// Returns the value of a token.
+    /// Returns the value with this token, or `None` if no such value is registered.
     pub(crate) fn find(&self, token: u64) -> Option<T> {
         self.lock().as_ref()?.get(&token).cloned()
     }
 }
 
-/// A registered value. Dropping this removes it from the registry.
+/// The registration of a value. Dropping it removes the value from the registry.
 pub(crate) struct LocalToken<T: 'static> {
     registry: &'static LocalRegistry<T>,
     pub(crate) token: u64,

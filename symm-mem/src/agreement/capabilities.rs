@@ -36,8 +36,8 @@ pub struct Capabilities {
 wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
-    /// Returns the first capability in which members differ, and its value on each. `by_rank` applies a function to the
-    /// capabilities of every member, and returns its results by rank.
+    /// Returns the first capability in which members differ, and its value on each. `None` if all are equal. `by_rank`
+    /// applies a function to the capabilities of every member, and returns its results by rank.
     pub(super) fn difference(
         by_rank: impl Fn(&dyn Fn(&Self) -> String) -> ValuesByRank<String>,
     ) -> Option<(Capability, ValuesByRank<String>)> {
@@ -80,7 +80,8 @@ impl fmt::Display for Capability {
 impl Capability {
     const ALL: [Self; 2] = [Self::Library, Self::Windows];
 
-    /// Returns the value to compare. It leaves out the reason for missing windows, which may differ between ranks.
+    /// Returns the value to compare. The reason for missing windows is left out, because ranks with different
+    /// environments may have different reasons.
     fn compared(self, own: &Capabilities) -> String {
         match self {
             Self::Library => own.library.to_string(),

@@ -6,9 +6,9 @@
 //! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each is an action, and all share the limits of the first one |
 //! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
 //!
-//! The deadline of a rank bounds only its wait for the records of the other members. If it is too short, the commit is
-//! refused. After the decision, all members have the same time limits. These follow from the longest deadline among the
-//! members, and have lower bounds, because all members lose the group if a registration is cut short.
+//! The deadline of a rank bounds only its wait for the records of the other members. If that deadline is too short, the
+//! commit is refused. After the decision, all members have the same time limits, which follow from the longest deadline
+//! among the members. The limits have lower bounds, because a registration that is cut short poisons the group.
 //!
 //! A member is in doubt from posting its record until it has read the result. If it loses the store meanwhile, it does
 //! not know which windows the others hold, and treats the group as failed. Exception: if the commit is refused already,

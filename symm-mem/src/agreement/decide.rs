@@ -1,8 +1,7 @@
 //! The decisions, as pure functions of the members' messages.
 //!
-//! A decision is computed only by a member that has all messages or whose wait has timed out. All members follow the
-//! decision stored first. Decisions depend on the set of records and not on their order, so the error is the same
-//! whichever member computes it.
+//! Any member may compute a decision, and all members follow the decision that is stored first. Decisions depend on the
+//! set of messages and not on their order, so the error is the same whichever member computes it.
 
 use std::cmp::Reverse;
 
@@ -125,7 +124,7 @@ fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refu
     not_ready(records.map(|(rank, record)| (*rank, &record.readiness)))
 }
 
-/// Returns the refusal if some of the `ranks`, ascending, cannot take part now.
+/// Returns the refusal if some of the `ranks`, ascending, cannot take part now. `None` if all can.
 pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
     let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {
@@ -206,14 +205,15 @@ fn common_segments(records: &[Ranked<'_>]) -> usize {
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
-/// The ordinals of the `common` new segments that follow the previous segment on all ranks.
+/// The ordinals of those of the first `common` new segments that lie directly behind the previous segment on all ranks.
 fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
     let Some((_, first)) = records.first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|(_, it)| it.segments.get(at).is_some_and(Segment::follows));
     (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
 }
 
-/// Returns the difference between the records after the `common` new segments.
+/// Returns the difference between the records after the first `common` new segments, which are equal. `None` if there
+/// is no difference.
 fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
@@ -282,7 +282,7 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// which may only have waited for the missing rank. [`Outcome::Unsupported`] also takes precedence over a blocked
 /// registration: the library may return at once on a member without windows, while the other members wait for it.
 ///
-/// If a member posted [`Outcome::Ended`], the verdict names only the rank that ended the group. The end of the group
+/// If a member posted [`Outcome::Ended`], the verdict blames only the rank that ended the group. The end of the group
 /// aborts the communicators of all members, so the registrations of the other members fail too.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();

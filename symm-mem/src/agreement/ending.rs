@@ -47,7 +47,7 @@ impl<R> AgreementError<R> {
 /// The reason why a commit or a retirement ended without agreement, or ranks did not agree on a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing was registered on any member. The group is unchanged.
+    /// Nothing was registered or retired on any member.
     Refused(Refusal),
     /// The group is dead on all members, or on this one alone if it could not undo a plain registration
     /// (`ncclCommRegister`).
@@ -89,8 +89,8 @@ impl Ending {
         }
     }
 
-    /// Returns true if all members got this ending and the reason is not that members are missing. Also returns true if
-    /// this member could not undo a plain registration. In that case only this member gets the ending.
+    /// Returns true if all members got this ending and the reason is not that members are missing or lost. Also returns
+    /// true if this member could not undo a plain registration. In that case only this member gets the ending.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -114,8 +114,8 @@ impl Ending {
     }
 }
 
-/// Takes the store's error from a failed agreement of `member`. If another process runs as this rank, returns that as
-/// an error.
+/// Takes the store's error from a failed agreement of `member`. If there is none and another process runs as this rank,
+/// returns [`StoreError::RankTaken`]. Otherwise returns `None`.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

@@ -38,7 +38,8 @@ pub struct Situation {
     pub capabilities: Capabilities,
     /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator has left, if known.
+    /// The bytes of symmetric address space that its communicator would have left if no member had a larger device, if
+    /// known.
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
@@ -114,8 +115,8 @@ impl GroupLog {
         self.poison.as_ref()
     }
 
-    /// Marks the group as dead, and keeps an earlier reason. This rank's record in the next
-    /// commit reports the reason to the other members.
+    /// Marks the group as dead because of `poison`, unless it is dead already: an earlier reason is kept. This rank's
+    /// record in the next commit reports the reason to the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
@@ -195,8 +196,8 @@ impl GroupLog {
     }
 
     /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
-    /// left without windows. A member may spend the time `patience` on its registrations. The agreement waits for the
-    /// members for `patience` plus `VOTE_FLOOR`.
+    /// left without windows. `patience` is the time, from now, that the other members may still spend on their
+    /// registrations. The agreement waits for the members for `patience` plus `VOTE_FLOOR`.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();

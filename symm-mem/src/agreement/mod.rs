@@ -7,8 +7,8 @@
 //! - [`RegistrationProtocol`]: the plain registration of segments without windows.
 //! - [`RetireProtocol`], [`LengthProtocol`]: operations of the whole domain: to retire segments, and to agree on a
 //!   length.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons for a missing window. Every member gets the same value, with
-//!   the exceptions that [`Poison`] lists.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: why an operation was refused, a group is poisoned, or segments have no
+//!   windows. Every member gets the same value, with the exceptions that [`Poison`] lists.
 //! - [`MeetingId`]: identifies a meeting, which is one agreement about a pool. Each meeting has a name in the store.
 //! - [`Outcome`](sharing::Outcome): the outcome of opening other members' memory, in the agreements of rendezvous and
 //!   exchange.

@@ -28,7 +28,8 @@ pub struct Agreed {
     pub joined: Vec<u32>,
     /// The reason why the segments have no windows, or `None` if they have windows.
     pub without: Option<NoWindows>,
-    /// The difference because of which segments were left out.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after these segments.
+    /// `None` if there is no difference.
     pub pending: Option<Refusal>,
 }
 wire_struct!(Agreed { segments, joined, without, pending });

@@ -64,12 +64,13 @@ pub enum Poison {
         /// The reason for the missing windows, and the members on which the registration did not return.
         reason: String,
     },
-    /// A rank posted its record and could not read the members' decision from the store.
+    /// A rank posted its record and does not know the members' decision: it lost the store, could not decode a stored
+    /// value, or another process runs as this rank.
     #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.
         rank: u32,
-        /// The store's error, or the decoding error of the stored value.
+        /// The store's error, the decoding error of the stored value, or a description of a bug of this crate.
         cause: String,
     },
     /// The outcome of a member's registration or deregistration cannot be read: another program has written it.

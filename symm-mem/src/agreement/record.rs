@@ -87,7 +87,8 @@ impl Segment {
 pub enum Readiness {
     /// The rank can take part.
     Ready,
-    /// The rank is capturing a graph on a stream of its device.
+    /// The rank is capturing a graph on a stream of its device, or has a declared capture of the pool in progress
+    /// ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
     /// The calling thread has opened an NCCL group.
     GroupOpen,
@@ -112,7 +113,7 @@ wire_enum!(Readiness {
     4 => Poisoned { poison },
 });
 
-/// The work of a group that was enqueued on the rank's device, in the counts that must match between its members.
+/// The counts of a group's work that was enqueued on the rank's device. They must match between the group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
@@ -155,7 +156,7 @@ pub struct Record {
     /// The bytes of symmetric address space that its communicator would have left if no member had a larger device, if
     /// known.
     pub address_space_left: Option<u64>,
-    /// The log of the group's commits.
+    /// The group's log of committed and retired segments.
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,

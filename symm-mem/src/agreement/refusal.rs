@@ -26,7 +26,7 @@ wire_struct!(Shape { bytes, flags });
 /// The uses of a segment on a rank, which prevent its retirement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The number of captured graphs that use it.
+    /// The number of captures in progress and captured graphs that use it.
     pub graphs: u64,
     /// The number of blocks in it.
     pub blocks: u64,
@@ -37,7 +37,8 @@ wire_struct!(Held { graphs, blocks });
 /// group's windows are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or
 /// must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
 ///
-/// In [`CommitReport::pending`](crate::CommitReport::pending), it is the reason why a commit left segments out.
+/// In [`CommitReport::pending`](crate::CommitReport::pending), it is the difference between the ranks that a commit
+/// left pending.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -154,7 +155,8 @@ pub enum Refusal {
         /// A description of the failure.
         cause: String,
     },
-    /// A rank was capturing a graph.
+    /// A rank was capturing a graph, or had a declared capture of the pool in progress
+    /// ([`PoolCapture`](crate::PoolCapture)).
     #[error(
         "CommitDuringCapture: {} capturing a graph; commit or retire before the capture begins",
         are(ranks)
@@ -235,7 +237,7 @@ pub enum Refusal {
     },
     /// Ranks are at different generations of one domain: one rank has created it more often than others, or ranks
     /// wait for each other at pools of two generations, because they commit the pools in different orders.
-    /// [`commit_all`](crate::commit_all) orders them.
+    /// [`commit_all`](crate::commit_all) commits them in the same order on all ranks.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
         generations.describe(u64::to_string),
@@ -259,12 +261,12 @@ pub enum Refusal {
         /// The ordinals that each rank named.
         ordinals: ValuesByRank<Vec<u32>>,
     },
-    /// Captured graphs use a segment that is to be retired.
+    /// Captures in progress or captured graphs use a segment that is to be retired.
     #[error("SegmentPinned: captured graphs use segment {ordinal} ({}); drop them and their pins first", graphs.describe(|graphs| format!("{graphs} graphs")))]
     SegmentPinned {
         /// The segment.
         ordinal: u32,
-        /// The number of graphs that use it on each rank.
+        /// The number of captures in progress and captured graphs that use it on each rank.
         graphs: ValuesByRank<u64>,
     },
     /// A segment that is to be retired still has blocks.
@@ -297,8 +299,8 @@ pub enum Refusal {
     /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
-        /// The rank. If there are several: the lowest one whose wait failed, else the lowest one that did not report, else
-        /// the lowest one that is busy.
+        /// The rank. If there are several: the lowest one whose wait failed, else the lowest one that did not report,
+        /// else the lowest one that is busy.
         rank: u32,
         /// The reason.
         cause: String,
@@ -388,7 +390,8 @@ fn describe_divergence(divergence: Option<&Divergence>) -> String {
     }
 }
 
-/// Describes the logs, unless the allocation that differs is known: it says more than a hash.
+/// Describes the logs. Returns an empty text if the allocation that differs is known, because its description says more
+/// than a hash.
 fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>) -> String {
     match divergence {
         Some(Divergence::At { .. }) => String::new(),

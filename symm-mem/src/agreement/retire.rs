@@ -6,7 +6,7 @@
 //! | phase | action |
 //! |---|---|
 //! | records | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] |
-//! | quiet | every device becomes idle; nothing has changed yet, so a failure here refuses the retirement on all ranks |
+//! | quiet | every device becomes idle; nothing has changed yet, so a failure refuses the retirement on all ranks |
 //! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
 //! Deregistration is local in every release of NCCL, and frees addresses that determine the place of later windows.
@@ -36,7 +36,7 @@ use super::{
 pub struct Committed {
     /// The group.
     pub group: GroupId,
-    /// The log of the group's commits.
+    /// The group's log of committed and retired segments.
     pub log: LogPoint,
 }
 wire_struct!(Committed { group, log });
@@ -304,6 +304,8 @@ impl Protocol for RetireProtocol {
         decide_retirement(records)
     }
 
+    /// Only a failed wait for an idle device is final.
+    ///
     /// While windows are deregistered, every live rank posts its outcome before the time limit. The wait must not end
     /// early, or ranks that are still deregistering would be blamed too.
     fn is_final(outcome: &RetireOutcome) -> bool {

@@ -4,8 +4,9 @@
 /// the store.
 const MOST: usize = 64;
 
-/// Counts the meetings of one purpose on a rank, and remembers those that may have left keys in the store. A meeting
-/// leaves keys if a member did not take part, or if its agreement keeps its result.
+/// Counts a rank's meetings of one kind (a meeting is one agreement about a pool), and remembers those that may have
+/// left keys in the store. Keys are left if a member did not take part, or if the kind of agreement leaves its result
+/// in the store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,

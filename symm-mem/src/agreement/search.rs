@@ -66,7 +66,8 @@ pub(super) enum Finding {
     End { divergence: Divergence },
 }
 
-/// The operation of a rank at the position that was found.
+/// The operation of a rank at the position that was found. `None` if the rank's log ends before it, or no longer has
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recalled {
     pub(super) operation: Option<Operation>,

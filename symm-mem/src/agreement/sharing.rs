@@ -37,7 +37,7 @@ pub(crate) enum OpeningFailure {
     },
     /// Ranks were lost after all had come.
     Lost {
-        /// The ranks that posted no outcome, ascending. If all did, the ranks that others found gone.
+        /// The ranks that posted no outcome, ascending. If every rank posted one, the ranks that others found gone.
         missing: Vec<u32>,
         /// The ranks that waited for them and timed out or found them gone.
         noticed: Vec<u32>,

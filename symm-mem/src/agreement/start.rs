@@ -47,8 +47,8 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// The time that a member waits for the others in a meeting with two actions. Each action, together with the wait for
-/// its outcomes, takes up to three quarters of this time if no lower bound applies. So the meeting ends before the
+/// The time that a member waits for the others in a meeting with up to two actions. Each action, together with the wait
+/// for its outcomes, takes up to three quarters of this time if no lower bound applies. So the meeting ends before the
 /// deadline.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
@@ -61,7 +61,7 @@ pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
 }
 
 /// Returns the refusal if a missing rank waits in another epoch of the group, or if missing ranks have not created this
-/// generation of the domain, so that they cannot come to its meetings. See [`Protocol::explain`].
+/// generation of the domain, so that they cannot come to its meetings. Otherwise `None`. See [`Protocol::explain`].
 pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     let Absence { name, members, missing, waited_ms, values } = *absence;
     let meeting = MeetingId::named(name)?;
@@ -125,7 +125,8 @@ fn refusal(member: &Member, failure: Failure) -> Refusal {
     }
 }
 
-/// Returns the epochs of the members if a missing rank waits in another epoch of the group that commits.
+/// Returns the epochs of the members if a missing rank waits in another epoch of the group that commits. Otherwise
+/// returns `None`.
 fn other_epoch(
     meeting: MeetingId,
     members: &[u32],
@@ -147,8 +148,8 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in the places of a circle, if they differ. Each time a rank creates a domain
-/// again, it increments the domain's generation.
+/// Returns the generations of `domain` in the places of a circle, or `None` if they are equal. Each time a rank creates
+/// a domain again, it increments the domain's generation.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

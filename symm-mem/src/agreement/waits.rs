@@ -1,10 +1,11 @@
-//! Descriptions of ranks that wait for each other, or wait elsewhere.
+//! Descriptions of ranks that wait for each other, or that wait in other agreements.
 
 use bootstrap::agreement::{Absentee, Waiting};
 
 use super::{Entry, Ranks, ValuesByRank, meeting_id::describe_place};
 
-/// Describes the waits of a circle, for the end of an error's text. Returns an empty text if there is no circle.
+/// Describes a circular wait, for the end of an error's text: for each rank, the agreement in which it waits. Returns
+/// an empty text if `circle` is empty.
 pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
@@ -16,7 +17,7 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes the meetings in which the missing ranks take part.
+/// Describes, for each missing rank, the other agreements in which it waits, or that it waits in none.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     let describe = |Entry { value, ranks }: &Entry<&Vec<_>>| match value

@@ -13,11 +13,11 @@ pub(super) trait Local {
     /// The allocation log's hash at a length, or `None` if the log no longer has it.
     fn hash_at(&self, length: u64) -> Option<u64>;
 
-    /// An operation of the allocation log.
+    /// The operation with this number, from 0, of the allocation log. `None` if the log does not have it.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the agreed segments. Gives up at the deadline, or once the verdict is stored under `verdict_key`: the
-    /// registration can then no longer succeed.
+    /// Registers the agreed segments. Gives up at the deadline, or once a verdict that the group is dead is stored
+    /// under `verdict_key`, because the registration can then no longer succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 }
 

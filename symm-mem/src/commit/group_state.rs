@@ -18,7 +18,7 @@ pub(crate) struct GroupState {
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     pub(crate) unregistered: Vec<(u32, String)>,
-    /// The reason why the last commit left segments out.
+    /// The refusal of the last commit, or the difference between the ranks that the last commit left pending.
     pub(crate) pending: Option<Refusal>,
     /// The places of the group's buffers in the pool, for groups that compare them.
     pub(super) places: Arc<dyn SymmetricPlaces>,
@@ -42,7 +42,8 @@ impl GroupState {
         self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
     }
 
-    /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either.
+    /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns
+    /// `None` if it is registered.
     pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
         self.unregistered.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, cause)| cause.as_str())
     }

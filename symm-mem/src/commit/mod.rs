@@ -10,7 +10,7 @@
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
-//! | `registration_guard` | allows one commit of a communicator at a time |
+//! | `registration_guard` | allows one commit or retirement of a communicator at a time |
 //! | `several` | several commits in one call |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | here | a commit, from the call to the publication of its result |
@@ -85,16 +85,16 @@ impl SymmetricPool {
     /// Registers the pool's new segments as windows of `group`, on all members or on none.
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
-    /// stream of the device may be capturing and no NCCL group may be open. Otherwise the commit is refused on all
-    /// members, and the capture is not affected. Before the call, all members must have enqueued the same
-    /// collectives, and both ends of the same messages.
+    /// stream of the device may be capturing, and the calling thread may have no NCCL group open. Otherwise the commit
+    /// is refused on all members, and the capture is not affected. Before the call, all members must have enqueued the
+    /// same collectives, and both ends of the same messages.
     ///
-    /// Until the call returns, no other thread enqueues collectives of the group on the pool's new segments: NCCL would
-    /// use their windows on some members only, and the group would end with
+    /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
+    /// would use their windows on some members only, and the group would end with
     /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
     /// communicators, also of other libraries, may go on.
     ///
-    /// The commits of a group, of all its pools, run one after the other, because NCCL pairs windows by their order.
+    /// The commits of all pools for one group must run one after the other, because NCCL pairs windows by their order.
     /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
     ///
     /// # Errors
@@ -226,8 +226,9 @@ impl SymmetricPool {
         self.group_states().entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
     }
 
-    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. If not, a
-    /// refusal is posted at once, because the other members wait for this rank.
+    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. Returns `None`
+    /// if they do. If not, posts a refusal at once, because the other members wait for this rank, and returns the
+    /// error.
     fn decline_misfit(&self, group_state: &mut GroupState, communicator: &Communicator) -> Option<Error> {
         let outside = self.outside(group_state);
         let cause = match &outside {
@@ -250,7 +251,7 @@ impl SymmetricPool {
         }))
     }
 
-    /// Returns the error for a group with members outside of the pool's domain.
+    /// Returns the error for a group with members outside of the pool's domain, or `None` if all members are inside.
     pub(crate) fn outside(&self, group_state: &GroupState) -> Option<Error> {
         let (domain, log) = (self.domain(), &group_state.log);
         let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
@@ -301,8 +302,9 @@ impl SymmetricPool {
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `serials` and `windows`
-    /// belong to the registered segments; each window comes with the segment's offset in it. `cause` is the store's
-    /// error, if the store failed.
+    /// describe the windows of the registered segments, in their order: `serials` has the serial number of each window,
+    /// and `windows` has the window and the segment's offset in it, in bytes. `cause` is the store's error, if the
+    /// store failed.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,

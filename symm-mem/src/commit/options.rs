@@ -9,8 +9,8 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// The treatment of differences between ranks.
     pub policy: Policy,
-    /// The time limit of the commit, from which the limits of its phases follow. A member may come up to three eighths
-    /// of it later than the first. If a member comes later than that, the commit is refused
+    /// The time limit of the commit, from the call, from which the limits of its phases follow. A member may come later
+    /// than the first one by up to three eighths of this time. If a member comes later than that, the commit is refused
     /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
     /// Once all members have come, the phases after their decision have their own time limits, equal on all members.
@@ -20,9 +20,9 @@ pub struct CommitOptions {
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host
     /// is stopped, members may get the error later than the limits above, by up to this bound.
     pub deadline: Duration,
-    /// If true, adjacent new segments share a window if the library allows it (NCCL 2.30.3), so that fewer windows
-    /// have to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use them
-    /// set this to false.
+    /// If true, adjacent new segments share a window if the library allows it (from NCCL 2.30.3 on), so that fewer
+    /// windows have to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use
+    /// them set this to false.
     pub joined: bool,
 }
 

@@ -23,13 +23,13 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// A segment's registration. The communicator keeps it. If the pool kept it, it would end at a different time on each
-/// rank.
+/// A segment's registration. The communicator keeps it, and not the pool, because pools are dropped at a different time
+/// on each rank.
 #[derive(Debug)]
 pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
 
 impl PlainRegistration {
-    /// Ends the registration.
+    /// Ends the registration. Returns success without an effect if it has ended already.
     pub(crate) fn deregister(&self, deadline: Deadline) -> Result<(), CommError> {
         let registration = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         registration.map_or(Ok(()), |registration| registration.deregister(deadline))
@@ -39,8 +39,8 @@ impl PlainRegistration {
 impl SymmetricPool {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
     /// to keep the registration. Returns true if the registration is kept. The second value is the store's error, if
-    /// the store failed. `left` is the rest of the commit's deadline. The deadline of the registration is `left` or
-    /// [`ACTION_FLOOR`], whichever is longer.
+    /// the store failed. `left` is the time that remains until the commit's deadline. The registration may take `left`
+    /// or [`ACTION_FLOOR`] from now, whichever is longer.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,

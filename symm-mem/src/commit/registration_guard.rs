@@ -1,4 +1,4 @@
-//! Allows one commit of a communicator at a time.
+//! Allows one commit or retirement of a communicator at a time.
 //!
 //! If two threads committed two pools for one group at the same time, the order of their registrations could differ
 //! between ranks. NCCL pairs windows by their order alone.
@@ -10,22 +10,22 @@ use std::{
 
 use process_group::comm::Communicator;
 
-/// The addresses of the communicators with a commit in progress in this process. They stay valid because a commit
-/// borrows its communicator.
+/// The addresses of the communicators with a commit or retirement in progress in this process. They stay valid because
+/// a guard borrows its communicator.
 static COMMITTING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 fn committing() -> MutexGuard<'static, Vec<usize>> {
     COMMITTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to commit with a communicator. Dropping it ends the right.
+/// The right to register or deregister windows of a communicator. Dropping it ends the right.
 pub(crate) struct RegistrationGuard<'a> {
     key: usize,
     communicator: PhantomData<&'a Communicator>,
 }
 
 impl<'a> RegistrationGuard<'a> {
-    /// Returns `None` while another commit holds the right.
+    /// Returns `None` while another commit or retirement holds the right.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
         let mut committing = committing();

@@ -24,7 +24,8 @@ pub struct CommitReport {
     /// windows. If one member cannot, none has: [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the
     /// reason.
     pub registered: bool,
-    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference because of which segments were left out.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
+    /// `None` if there is no difference.
     pub pending: Option<Refusal>,
     /// The duration of the commit on this rank, from the call to its result.
     pub elapsed: Duration,

@@ -11,7 +11,7 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// The order of commits, given as (rank, group, pool). The commits of a rank are contiguous, in ascending order of
+/// Returns the order of `commits` (rank, group, pool) as indices: those of a rank are contiguous, in ascending order of
 /// their groups.
 pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..commits.len()).collect();

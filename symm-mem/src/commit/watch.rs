@@ -66,7 +66,7 @@ impl Watch {
                             health.await_end(deadline);
                         }
                         if let Some(abort) = take(&slot) {
-                            // The error is ignored: a communicator that was leaked says so in later errors.
+                            // The error is not needed: later calls on the communicator return errors in any case.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
                         }
                         return;

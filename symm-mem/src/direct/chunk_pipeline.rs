@@ -9,7 +9,7 @@ use super::lane::Chunk;
 pub(super) struct ChunkPipeline<'a> {
     /// The stream on which this call's work is ordered after earlier and before later calls of the lane.
     pub(super) first: &'a Stream,
-    /// Alternates with the first stream.
+    /// If present, chunks alternate between it and the first stream.
     pub(super) second: Option<&'a Stream>,
     /// First slot of the ring: the peer's ring for sends, this rank's for receives.
     pub(super) ring: DevicePtr,
@@ -28,7 +28,7 @@ impl ChunkPipeline<'_> {
         if number == 0 { self.first } else { self.second.unwrap_or(self.first) }
     }
 
-    /// Signals the peer that the stream has moved `chunk`.
+    /// Enqueues the signal to the peer that the stream has moved `chunk`.
     ///
     /// # Safety
     /// The words are valid until the stream has executed this.
@@ -37,8 +37,8 @@ impl ChunkPipeline<'_> {
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
     }
 
-    /// Signals the peer that the stream has moved chunk `tell`. Then waits until the slot of `chunk` is empty (if this
-    /// rank sends) or full (if it receives), and copies that chunk into the slot or out of it.
+    /// Makes the stream signal the peer that it has moved chunk `tell`, if any. Then makes it wait until the slot of
+    /// `chunk` is empty (if this rank sends) or full (if it receives), and copy `chunk` into the slot or out of it.
     ///
     /// # Safety
     /// The words, the ring and the chunk's memory are valid until the stream has executed this step.

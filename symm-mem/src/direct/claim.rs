@@ -4,9 +4,10 @@
 //! that both ends share. The end that comes first has offered its buffer, if peers can reach it. The end that comes
 //! second reads the other end's entry, compares it with its own, and takes the offer.
 //!
-//! A receiver that gives up withdraws its offers. An offer is either taken or withdrawn, never both. So after an offer
-//! was withdrawn, the sender does not copy into the buffer. Exception: a later message has reused the word (see the
-//! comment in [`take`]). A sender does not withdraw its offers: the peer only reads the buffer.
+//! A receiver that gives up withdraws its offers of eager messages, but not those of captured messages. An offer is
+//! either taken or withdrawn, never both. So after an offer was withdrawn, the sender does not copy into the buffer.
+//! Exception: a later message has reused the word (see the comment in [`take`]). A sender does not withdraw its offers:
+//! the peer only reads the buffer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,8 +22,8 @@ pub(super) enum Claim {
     Second,
 }
 
-/// States of a claim. The shared word contains a state and the number of the message, because later messages reuse the
-/// word.
+/// States of a claim. The shared word contains a state, and the number of the message plus one. The number is needed
+/// because later messages reuse the word. Before its first use, the word is 0.
 const SENDER_FIRST: u64 = 0;
 const RECEIVER_FIRST: u64 = 1;
 const TAKEN: u64 = 2;
@@ -32,7 +33,8 @@ fn word(number: u64, state: u64) -> u64 {
     (number + 1) << 2 | state
 }
 
-/// Claims message `number` for the end that sends or receives it. Called once by each end.
+/// Claims message `number` for the end given by `way`. Returns whether this end comes first. Each end calls this once
+/// for each message.
 pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
     let own = match way {
         Way::Send => SENDER_FIRST,
@@ -50,11 +52,12 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // In a batch of more than 512 messages, a later message may have reused the word already. Then this message counts
-    // as taken on both ends: this function returns true, and from now on `withdraw` returns false. Exception: if the
-    // offer had been withdrawn before the word was reused, this function returns true all the same. The end that
-    // withdraws makes no new claims, but a claim of it that was under way, or a claim of the other end, may have
-    // overwritten `WITHDRAWN`.
+    // A launch claims all its messages before it takes the first offer. If it has more than 512 messages, the claim of
+    // a later message may have overwritten this word. Then this function returns true, and `withdraw` returns false,
+    // so both ends treat the message as taken. In one case the ends disagree: the offer was withdrawn first, and the
+    // word was overwritten after that. Then this function returns true although the offer was withdrawn. An end that
+    // has withdrawn begins no new claims. So only a claim of it that was already running, or a claim of the other end,
+    // can overwrite `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 

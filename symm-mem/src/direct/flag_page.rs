@@ -6,11 +6,11 @@
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
 //! memory) and *empty* (the peer has taken a chunk out of its own memory). For zero-copy messages there are two more
-//! words: *ready* and *done* ([`Phase`]). Every peer has its own two, for each direction, and separately for eager and
-//! for captured messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a
-//! message all these words have their initial values, and a graph can run any number of times. For every peer and every
-//! direction there is one more word, which no stream waits for. It says which messages this rank's streams have
-//! [passed](FlagPage::passed).
+//! words: *ready* and *done* ([`Phase`]). Every peer has its own two, for each direction, and separately for captured
+//! and for eager (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets
+//! it. So after a message all these words have their initial values, and a graph can run any number of times. For every
+//! peer and every direction there is one more word, which no stream waits for. It says which messages this rank's
+//! streams have [passed](FlagPage::passed).
 //!
 //! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
 //! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. Then come
@@ -53,7 +53,7 @@ const SIGNALS: usize = 8;
 /// each direction.
 const PASSED: usize = 2;
 
-/// Number of half messages in a log.
+/// Capacity of a log in half messages, and number of claims for each peer.
 const LOG: u64 = 1024;
 
 /// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
@@ -112,7 +112,7 @@ impl Layout {
         LINE + self.world * self.section()
     }
 
-    /// Offset of a word about `peer`.
+    /// Offset of a slot's word in this rank's section for `peer`.
     pub(super) fn word(self, peer: usize, word: Word, slot: usize) -> usize {
         debug_assert!(peer < self.world && slot < self.slots, "peer {peer}, slot {slot} of {self:?}");
         let of_kind = match word {
@@ -219,7 +219,7 @@ impl FlagPage {
         self.word_at(self.layout.word(peer, word, slot))
     }
 
-    /// The words from offset `at` on.
+    /// The `count` words from byte offset `at` on. Panics if they are not aligned, or not inside the page.
     fn words_at<T: Words>(&self, at: usize, count: usize) -> &[T] {
         assert!(
             at + count * size_of::<T>() <= self.layout.bytes() && at.is_multiple_of(align_of::<T>()),
@@ -306,11 +306,11 @@ impl Signal {
 /// The type consists of atomic words, without padding, for which any content is valid.
 unsafe trait Words {}
 
-// SAFETY: it is one.
+// SAFETY: an atomic word.
 unsafe impl Words for AtomicU32 {}
-// SAFETY: it is one.
+// SAFETY: an atomic word.
 unsafe impl Words for AtomicU64 {}
-// SAFETY: it consists of two.
+// SAFETY: two atomic words of the same size.
 unsafe impl Words for LogEntry {}
 
 /// An end's half of a message, and the place of its buffer.
@@ -334,7 +334,7 @@ impl Log<'_> {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Returns a half among the last [`LOG`], and the place of its buffer.
+    /// Returns half `number`, which must be among the last [`LOG`], and the place of its buffer.
     pub(super) fn get(self, number: u64) -> (u64, u64) {
         let LogEntry { half, place } = &self.entries[(number % LOG) as usize];
         (half.load(Ordering::Relaxed), place.load(Ordering::Relaxed))

@@ -4,7 +4,7 @@ use std::fmt;
 
 use process_group::{comm::DataType, group::Buffer};
 
-/// One end of a message, packed into a word.
+/// One end of a message, packed into a word: element count, data type, and whether it is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Half(pub(super) u64);
 

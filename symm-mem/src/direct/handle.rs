@@ -19,10 +19,10 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// A group's direct path. Cheap to clone. The group owns the path, so this value does not keep it.
+/// A handle on a group's direct path. Cheap to clone. The group owns the path, and the handle does not keep it alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The start of errors, which names the group.
+    /// Prefix of errors, which names the group.
     call: CallContext,
     /// Time that [`share`](Self::share) waits at its end for the other members' announcements.
     deadline: Duration,
@@ -37,7 +37,7 @@ impl Direct {
     }
 
     /// Maps the segments of `pool` that the members have not mapped yet. From then on, messages are
-    /// [zero-copy messages](super#zero-copy-messages) if the buffer of the end that comes first is a block in these
+    /// [zero-copy messages](super#zero-copy-messages) if the buffer of the end that comes first lies in one of these
     /// segments. Returns the number of newly mapped segments.
     ///
     /// At its end, the call waits until the other members have mapped the segments too, at most for
@@ -46,10 +46,11 @@ impl Direct {
     ///
     /// Collective: all members call it at the same point of the program, for example after a
     /// [`commit`](SymmetricPool::commit) or another call that may have made the pool grow. A commit is not needed:
-    /// the members agree on every segment here. Without new segments, the call does not communicate.
+    /// the members agree on every segment here. Without new segments, the call only waits for members that have not
+    /// mapped earlier ones yet.
     ///
-    /// The path keeps the pool's memory until the group ends, as a communicator does that has windows in it. Segments
-    /// can be [retired](SymmetricPool::retire) before.
+    /// The path keeps the pool's memory until the group ends, as a communicator with windows in this memory does.
+    /// Segments can be [retired](SymmetricPool::retire) before.
     ///
     /// # Errors
     /// [`ErrorKind::RendezvousRefused`], the same on all members, if the members' segments differ or cannot be shared.
@@ -91,7 +92,8 @@ impl Direct {
     }
 
     /// Waits until every other member has announced that it has mapped the same segments, or that it maps no further
-    /// ones. Also returns if a rank has given up. If a member announces neither before the deadline, that is no error.
+    /// ones. Also returns if a rank has given up (ended its waits). If a member announces neither before the deadline,
+    /// that is no error. Returns [`ErrorKind::PathEnded`] if the group is gone.
     /// This rank's buffers in these segments are offered only to members that have announced that they mapped them.
     fn await_others(&self) -> Result<(), Error> {
         let deadline = Deadline::after(self.deadline);

@@ -15,13 +15,14 @@ use super::{half::Half, pushes::Pushes, rounds::STREAMS};
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// Created on first use: for calls that use several lanes, and for every other chunk of large messages.
+    /// The lane's own streams, created on first use. Stream 0 is for calls in which this is not the first lane. Stream
+    /// 1 is for every other chunk, if the lane has [enough chunks](super::rounds::takes_turns) in the call.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event behind the lane's last eager call.
     end: Event,
     /// Event behind the last eager chunk on the second stream. The first stream waits for it before `end` is recorded.
     second_end: Event,
-    /// Streams with work of the lane whose event could not be recorded.
+    /// Streams with eager work of the lane behind which no event could be recorded.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
@@ -48,7 +49,7 @@ pub(super) struct Chunk {
     pub(super) slot: usize,
 }
 
-/// Slots of a rank's rings.
+/// The size and number of the slots of each ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
@@ -61,7 +62,8 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Appends the chunks of `bytes` bytes at `at`, the first of them in slot `next`.
+    /// Appends the chunks of a message of `bytes` bytes at `at`. `next` is as [`State::next`]: this function uses and
+    /// advances the entry for eager or for captured chunks.
     fn cut(
         self,
         at: DevicePtr,
@@ -80,7 +82,7 @@ impl Ring {
 }
 
 impl State {
-    /// Appends a message's chunks, which come next in the lane.
+    /// Appends the chunks of the lane's next message, which has `bytes` bytes at `at`.
     pub(super) fn cut(
         &mut self,
         ring: Ring,
@@ -111,7 +113,7 @@ impl Lane {
         2 * peer + usize::from(way == Way::Receive)
     }
 
-    /// Returns one of the lane's own streams; `None` while another capture uses it.
+    /// Returns one of the lane's own streams, or `None` while it is in a capture other than `capture`.
     pub(super) fn stream(
         &self,
         number: usize,
@@ -166,7 +168,7 @@ impl Lane {
         })
     }
 
-    /// Marks the end of the lane's work on `stream`, and returns the mark.
+    /// Records the event that marks the end of the lane's work on `stream`, and returns the event. Updates `state`.
     pub(super) fn mark<'a>(
         &'a self,
         state: &'a mut State,
@@ -198,7 +200,7 @@ impl Lane {
     }
 }
 
-/// Compares the halves of message `number`, of this rank and of the peer.
+/// Compares this rank's half of message `number` with the peer's. Returns an error if they differ.
 pub(super) fn compare(
     (rank, peer): (usize, usize),
     way: Way,

@@ -84,7 +84,7 @@ wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// The first member that failed.
+    /// The first member that failed, or the first one that was late if none failed.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -189,8 +189,9 @@ impl Own {
     }
 }
 
-/// Creates this rank's flag page, opens those of the others, and passes all of them to `make`. Collective. Either all
-/// members succeed, or none does.
+/// Creates this rank's flag page, opens those of the others, passes all of them to `make`, and returns its result.
+/// Collective. The members agree that all succeed or none does. A rank that does not learn this result, because it
+/// loses the store or the group ends, gets an error even if the others succeed.
 ///
 /// `attempt` is a name that the members use for this call only. A rank that has no flag page says so in its record,
 /// so the others do not wait for it at its endpoint.
@@ -233,7 +234,7 @@ pub(super) fn agreed<T>(
     };
     let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
     let result = agreement::run::<FlagPageProtocol>(&group.job_store(), member, record.clone(), act, goes_on);
-    // The agreement is over, so no rank opens this rank's flag page any more.
+    // After a success, all ranks have opened this rank's flag page. After a failure, this rank has no path.
     drop(own);
     match result {
         Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),
@@ -248,7 +249,7 @@ fn unmade(rank: u32, problem: String) -> ErrorKind {
     ErrorKind::Unmade { rank: rank as usize, problem }
 }
 
-/// Converts the ending of the agreement to an error. `own` are the options of this rank.
+/// Converts the failure of the agreement to an error. `own` are the options of this rank.
 fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
     match (failed.ending, failed.store) {
         (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(rank, problem),

@@ -1,8 +1,9 @@
-//! Messages without a communicator: `P2pPolicy::Direct` of process-group, through symmetric memory and copy engines.
+//! Point-to-point messages without a NCCL communicator: `P2pPolicy::Direct` of process-group, through symmetric memory
+//! and copy engines.
 //!
-//! Build a group whose members agreed on [`P2pPolicy::Direct`], and call [`install`]. From then on its `send`, `recv`
-//! and batches of them use this path: on the caller's streams and in the group's order. Work handles, the flight
-//! recorder, aborts and timeouts are those of the group.
+//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on the group's `send`, `recv` and batches
+//! use this path. They enqueue on the caller's streams, and the messages from one rank to another are matched in the
+//! order of calls. Work handles, the flight recorder, aborts and timeouts are those of the group.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::{Buffer, P2pPolicy}, store::Deadline};
@@ -23,7 +24,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Messages from or to blocks of a symmetric pool need no ring, once the members have [shared](Direct::share) the pool:
+//! Messages between blocks of a symmetric pool are copied directly, once the members have [shared](Direct::share) the
+//! pool:
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::Buffer};
@@ -48,8 +50,8 @@
 //! ```
 //!
 //! # Zero-copy messages
-//! Both ends of a message log it in shared host memory before they launch it. By a compare-exchange they decide which
-//! of them comes first. The log entry of the first end says where its buffer lies: the segment and the offset. If the
+//! Both ends of a message log it in shared host memory before they launch it. A compare-exchange decides which of them
+//! is the first end. The log entry of the first end says where its buffer lies: the segment and the offset. If the
 //! buffer lies in a segment that the peer has mapped, the message is a zero-copy message.
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
@@ -66,118 +68,126 @@
 //! once they take 2.0 times as long as in one. The rank that comes later is then the second end of both messages, so
 //! its GPU makes both copies: a write and a read. The driver gives both to one copy engine, which runs them one after
 //! the other. It does so for virtual memory and for memory opened by IPC, also with bare copies on two streams. If two
-//! ranks often exchange large messages, one of them sends by [`exchange`](crate::exchange), or both use a ring of
-//! larger slots.
+//! ranks often exchange large messages, one of them sends by [`exchange`](crate::exchange), or both use buffers outside
+//! of shared segments and a ring of larger slots.
 //!
-//! No host waits. The send of a zero-copy message ends only when the receiver has the data. With a message that fits
-//! the ring, the sender can run ahead of its peer.
+//! No host thread waits for the copy. The send of a zero-copy message ends only when the receiver has the data. With a
+//! message that fits the ring, the sender can run ahead of its peer.
 //!
 //! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings.
 //! It does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
 //! graph may still copy. Windows need a communicator, and their addresses need NCCL 2.29.
 //!
-//! The buffers of a message must stay until the streams have passed it, as for every message. A free in stream order,
-//! behind the message, is safe: the first end's stream passes only after the copy. A block that a captured message uses
-//! is pinned by the graph. The graph of the second end also pins the segment on its own rank, so no rank can retire it.
+//! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
+//! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
+//! block that a captured message uses is pinned by the graph. The graph of the second end also pins the segment on its
+//! own rank, so no rank can retire it.
 //!
 //! # The ring
-//! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Other messages go through the ring in
-//! chunks of one slot. The sender's stream waits until a slot is empty, copies the chunk into it by a copy engine,
-//! and signals that the slot is full. The receiver's stream waits for that signal, copies the chunk to its
-//! destination, and signals that the slot is empty. The signals are words of host memory. One stream waits for each
-//! word and then resets it, so after a message all words have their initial values, and a captured message is correct
-//! in every run. No kernel and no multiprocessor takes part. The chunks of a message of more than two chunks
-//! alternate between two streams at each end: one copies while the other signals and waits.
+//! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
+//! through the ring in chunks of at most one slot. The sender's stream waits until a slot is empty, copies the chunk
+//! into it by a copy engine, and signals that the slot is full. The receiver's stream waits for that signal, copies the
+//! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. One stream waits
+//! for each word and then resets it, so after a message all words have their initial values, and a captured message is
+//! correct in every run. No kernel and no multiprocessor takes part. If a call has more than two chunks for one peer
+//! and direction, they alternate between two streams: one copies while the other signals and waits.
 //!
 //! | | |
 //! |---|---|
 //! | device memory of a rank | [`slot_bytes`](DirectOptions::slot_bytes) · ([`slots`](DirectOptions::slots) + [`graph_slots`](DirectOptions::graph_slots)) for each other member, by default 1.9 MiB |
 //! | pinned host memory of a rank | about 42 KiB for each member |
-//! | concurrent | messages with different peers, and both directions of one pair |
+//! | concurrent | in one batch or on different streams: messages with different peers, and both directions of one pair |
 //! | serialized | messages of one rank to another, in the order of calls, on any streams |
-//! | driver calls of a zero-copy message | one on the end that comes first, in a batch with several peers or directions two; three on the other end |
-//! | driver calls of another message | a batch of memory operations and a copy for each chunk, and one more operation; with several peers or directions, one more for each chunk |
+//! | driver calls of a zero-copy message, besides events | one on the first end, or two in a batch with several peers or directions; three on the second end |
+//! | driver calls of another message, besides events | two for each chunk (a batch of memory operations, and a copy), and one for each stream; in a batch with several peers or directions, or with two streams and fewer than four slots, three for each chunk |
 //!
 //! # The size of the ring
-//! Over NVLink (H200, 395 GB/s) 8 MiB take about 21 µs. The signals and waits of a stream around a chunk take 8 to 10
-//! µs. A second stream hides them if a copy takes longer: from 4 MiB on. Two costs per chunk remain. The copy engine
-//! takes a few µs to switch between the streams. And the host makes two to three driver calls of a few µs each, which
-//! delay the next call of the same thread. So fewer and larger chunks are better, until a ring takes too much memory.
-//! Four slots keep two streams busy: two are filled while two are emptied.
+//! A copy of 8 MiB over NVLink (H200, 395 GB/s) takes about 21 µs. The signals and waits of a stream around a chunk
+//! take 8 to 10 µs. A second stream hides them if a copy takes longer: from 4 MiB on. Two costs per chunk remain. The
+//! copy engine takes a few µs to switch between the streams. And the host makes two to three driver calls of a few µs
+//! each, which delay the next call of the same thread. So fewer and larger chunks are better, until a ring takes too
+//! much memory. Four slots keep two streams busy: two are filled while two are emptied.
 //!
-//! The default is slots of 320 KiB, for messages of a few MiB: a program sends large messages from shared segments. A
-//! large message outside of them has many chunks, and each costs about 9 µs, whatever its size: 256 MiB in 820 chunks
-//! take 7.3 ms, and 15 ms in both directions (two H200). A program that sends such messages chooses larger slots
+//! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
+//! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 7.3 ms, and 15 ms in both
+//! directions (two H200). A program that sends large messages through the ring chooses larger slots
 //! ([`DirectOptions::slot_bytes`]) by this table. It shows times in µs, measured with `lockstep bench p2p` and four
 //! slots. In each cell the first time is for separate calls, and the second for one batch. NCCL with one communicator
 //! and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
-//! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | memory for a peer |
+//! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
 //! |---|---|---|---|
 //! | 8 MiB | 1186, 1075 | 2540, 2707 | 48 MiB |
 //! | 16 MiB | 1010 to 1018, 908 to 940 | 2365, 2432 | 96 MiB |
 //! | 32 MiB | 881, 823 | 2208, 2248 | 192 MiB |
 //! | a bare copy | 699 | 2047 | |
 //!
-//! A send is done when its last chunk is in the receiver's memory, so up to one ring of data is sent before it is
-//! received. Both ends log a message before they launch it. If the number of elements or the type differs, or only one
-//! end captures the message, the end that comes second fails with
-//! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer), and so do all members. Such a message is
-//! never sent. A rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
+//! A send is done when its last chunk is in the receiver's memory, so a sender can send up to one ring of data before
+//! the receiver takes it. Both ends log a message before they launch it. If the number of elements or the type differs,
+//! or only one end captures the message, the second end ends the group. All members then get
+//! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered. In each
+//! direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
 //! that would be further ahead waits on the host.
 //!
-//! The messages of one batch always complete, in any order within the batch. So do separate calls that all ranks make
-//! in the same order. Separate calls in different orders need streams that do not block each other: for example, if
-//! two ranks first receive and then send. Such streams are also needed if one end makes a send and a receive in
-//! separate calls, the other end makes both in one batch, and the batch comes second: zero-copy messages may then wait
-//! for each other. In these cases every stream needs its own hardware queue, also the streams that the path creates.
-//! If a device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues. If both ends use a
-//! batch, streams may share queues.
+//! If all ranks use batches, the messages of a batch complete in any order of calls within the batch, and streams may
+//! share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls in
+//! different orders need streams that do not block each other: for example, if two ranks first receive and then send.
+//! Such streams are also needed if one end makes a send and a receive in separate calls, the other end makes both in
+//! one batch, and the batch comes second: zero-copy messages may then wait for each other. In these cases every stream
+//! needs its own hardware queue, also the streams that the path creates. If a device has more than eight streams,
+//! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
 //!
 //! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
-//! deadline, and fail with [`PathError::Ahead`]. Use several batches.
+//! [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use several batches.
 //!
-//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two of them, or three in a batch or with fewer
-//! than four slots. Each message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy
-//! messages of any length, or one message of 160 MiB through the default slots. If a rank enqueues more than that
-//! before its peer makes the matching calls, its call blocks until the peer makes them. If the peer never makes them,
-//! the group ends when [work is late](process_group::group::Builder::work_timeout).
+//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three of them, as in the table above. Each
+//! message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy messages of any length, or
+//! 160 MiB of a longer message in the default slots. If a rank enqueues more than that before its peer makes the
+//! matching calls, its call blocks until the peer makes them. If the peer never makes them, the group ends at the work
+//! timeout.
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
-//! a graph they are in the order of calls. The program must order runs of graphs that have messages of the same pair,
+//! a graph they run in the order of calls. The program must order runs of graphs that have messages of the same pair,
 //! in the same order on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs
 //! that are under way at an abort, or are launched between the abort and the end of the group, complete without valid
 //! data. A graph that sends zero-copy messages must not be launched after an abort: it may write into the buffer that
 //! the receiver had when it captured the message.
 //!
 //! # Aborts and timeouts
-//! An abort, a lost member or a deadline ends the group and all of its waits: a thread sets the words that this
-//! rank's streams wait for, until the streams are idle. The work handles report the reason. Received data is invalid,
-//! and the context stays usable.
+//! An abort, a lost member or a timeout ends the group and all of its waits: a thread sets the words that this rank's
+//! streams wait for, until the work that the path has enqueued is done. After a capture, the thread goes on until the
+//! group ends. The work handles report the reason. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken. If a sender has taken one, both streams wait longer for each other.
-//! The receiver's stream waits up to 2 s until the sender has copied. The sender's stream waits up to 4 s until the
-//! receiver's stream is ready, from the abort or from when the receiver gave up, whichever is later. When that time is
-//! over, the sender copies. A peer that died costs these times too.
+//! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken or
+//! captured, both streams wait longer for each other:
 //!
-//! So there are two cases in which a sender writes too early or too late. A sender that takes longer than 2 s for its
-//! earlier work and the copy may write after the receiver's abort has returned. And if a receiver has not come to the
-//! message when the 4 s are over, the sender writes while the receiver's earlier work may still use the buffer.
+//! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
+//! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. This time begins with the sender's
+//!   abort, or when the sender then sees that the receiver has ended its waits, if that is later. When the time is
+//!   over, the sender copies.
+//!
+//! If the peer has died, the stream may wait for the whole time.
+//!
+//! So there are two cases in which a sender writes too early or too late. If its earlier work and the copy take longer
+//! than the receiver's 2 s, it may write after the receiver's abort has returned. If the receiver's stream has not
+//! reached the message when the 4 s are over, the sender writes while the receiver's earlier work may still use the
+//! buffer.
 //!
 //! A launch may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the
 //! sender still copies into the buffer. So the receiver's stream still waits for this message, and the caller must
-//! enqueue later work on the buffer behind it.
+//! enqueue later work on the buffer on that stream, after the failed call.
 //!
-//! It is unknown when a graph runs. So the end of an aborted group takes at least 2 s on a rank that has captured
-//! a receive whose sender copies, and 4 s on a rank that has captured such a send, even if no graph is left.
+//! It is unknown when a graph runs. So even if no graph is left, the end of an aborted group waits until these times
+//! are over: the 2 s on a rank that has captured a receive as the first end, and the 4 s on a rank that has captured a
+//! send as the second end.
 //!
 //! | file | subject |
 //! |---|---|
 //! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
 //! | `handle` | [`Direct`] |
-//! | `core` | rings, the messages that go through them or past them, and aborts |
+//! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
 //! | `claim` | which end of a message comes first |
 //! | `shared` | pools whose segments all members have mapped, and places in them |
 //! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
@@ -239,13 +249,13 @@ pub struct DirectOptions {
     /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even
     /// one.
     pub slots: usize,
-    /// Number of further slots of a ring for messages that graphs capture (default 2). With none, such messages are
+    /// Number of further slots of a ring, for captured messages (default 2). With none, all captured messages are
     /// refused.
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member may come half of this time later than the first. If a member
-    /// stops during the call, the error of the others may come after the limit, because opening memory has a minimum
-    /// time. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other members at the
-    /// end of the call.
+    /// stops during the call, the error of the others may come after the limit: two phases of a
+    /// [rendezvous](RendezvousOptions::deadline) have lower bounds. In [`Direct::share`], the same limit applies to
+    /// each segment, and to the wait for the other members at the end of the call.
     pub deadline: Duration,
 }
 
@@ -323,8 +333,8 @@ impl fmt::Display for DirectOptions {
     }
 }
 
-/// Sends the messages of `group` directly from now on. Collective: all members call it once, with the same options,
-/// before the group's first message. A group that is split off has no path until one is installed there.
+/// Makes the messages of `group` use this path from now on. Collective: all members call it once, with the same
+/// options, before the group's first message. A group that is split off has no path until one is installed there.
 ///
 /// All members must run on one host, with devices that can access each other's memory.
 ///
@@ -333,9 +343,10 @@ impl fmt::Display for DirectOptions {
 /// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. All members get the same error:
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error is the same on all
+/// members, with one exception:
 /// - [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs, or if a member has invalid options
-///   or cannot allocate its memory. That member gets its own error instead, for example [`ErrorKind::Options`].
+///   or cannot allocate its memory. Exception: that member gets its own error, for example [`ErrorKind::Options`].
 /// - [`ErrorKind::OptionsDiffer`] if their options differ.
 /// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards.
 ///
@@ -384,7 +395,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     Ok(handle)
 }
 
-/// Allocates this rank's rings, which no peer knows yet, if the driver supports the path.
+/// Allocates this rank's rings. Fails if the driver has no stream memory operations.
 fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, ErrorKind> {
     let feature = Feature::STREAM_MEMORY_OPERATIONS;
     context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;

@@ -1,20 +1,20 @@
 //! Messages of a lane that the sender copies into the receiver's buffer. An abort first gives these copies time to end,
-//! because the receiver may reuse its buffer after its abort has returned.
+//! because the receiver may reuse its buffer after its abort has returned. Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 
 /// The messages of one lane.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
-    /// Numbers of the eager messages whose end the host has not seen, ascending.
+    /// Numbers of the eager messages, ascending. Messages that this rank's streams have passed are removed later.
     eager: VecDeque<u64>,
     /// Number of captured messages. It is unknown when their graphs run.
     captured: usize,
 }
 
 impl Pushes {
-    /// Notes message `number`, and forgets the eager messages that this rank's streams have passed. `passed` has the
-    /// lower bits of one more than the number of the last of these ([`FlagPage::passed`]).
+    /// Notes message `number`. If it is eager, also forgets the eager messages that this rank's streams have passed.
+    /// `passed` is the lower 32 bits of one more than the number of the last of these ([`FlagPage::passed`]).
     ///
     /// [`FlagPage::passed`]: super::flag_page::FlagPage::passed
     pub(super) fn note(&mut self, number: u64, captured: bool, passed: u32) {
@@ -28,7 +28,7 @@ impl Pushes {
         self.eager.push_back(number);
     }
 
-    /// Forgets message `number`, the last one, because the sender does not copy it into the receiver's buffer.
+    /// Forgets message `number`, the last one noted, because the sender does not copy it into the receiver's buffer.
     pub(super) fn forget(&mut self, number: u64, captured: bool) {
         if captured {
             self.captured -= 1;
@@ -38,12 +38,12 @@ impl Pushes {
         }
     }
 
-    /// Returns whether the sender may still copy a message into the receiver's buffer. `is_taken` returns false for
-    /// the messages that nobody will copy.
+    /// Returns whether the sender may still copy an eager message (or a captured one, if `captured`) into the
+    /// receiver's buffer. `is_taken` returns false for the eager messages that the sender will not copy.
     ///
-    /// `is_taken` is called for every eager message that this rank's streams have not passed, the last one first. It
-    /// withdraws the message's offer if the peer has not taken the offer. Because the peer takes offers in ascending
-    /// order, it takes no offer after one that was withdrawn.
+    /// `is_taken` is called for every eager message that this rank's streams have not passed, the last one first. On
+    /// the receiver, it withdraws the message's offer if the peer has not taken the offer. Because the peer takes
+    /// offers in ascending order, it takes no offer after one that was withdrawn.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;
@@ -57,8 +57,8 @@ impl Pushes {
     }
 
     /// After a failed launch: forgets the eager messages from number `first` on, except those for which `is_taken`
-    /// returns true. Returns the numbers of these exceptions, ascending. Calls `is_taken` for the last message first,
-    /// as [`has_any`](Self::has_any) does.
+    /// returns true. Returns the numbers of these exceptions, ascending. Like [`has_any`](Self::has_any), calls
+    /// `is_taken` for the last message first.
     pub(super) fn fail(&mut self, first: u64, is_taken: impl Fn(u64) -> bool) -> Vec<u64> {
         let begin = self.eager.partition_point(|number| *number < first);
         let failed = self.eager.split_off(begin);
@@ -69,7 +69,8 @@ impl Pushes {
     }
 }
 
-/// Returns whether message `number` is before `passed`, of which only the lower bits are known.
+/// Returns whether message `number` is before `passed`, of which only the lower 32 bits are known. The two must differ
+/// by less than 2^31.
 fn is_passed(number: u64, passed: u32) -> bool {
     (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
 }

@@ -1,8 +1,8 @@
 //! The order in which the pieces of one call are enqueued, and the stream of each piece.
 //!
 //! A piece is a chunk that goes through the ring, or a whole zero-copy message: an *offer* on the end that came first,
-//! a *take* on the end that came second. Both ends have the same pieces in the same order, with offers and takes
-//! exchanged.
+//! a *take* on the end that came second. For each lane, both ends have the same pieces in the same order, with offers
+//! and takes exchanged.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
@@ -12,24 +12,25 @@
 //! call use the first stream.
 //!
 //! # Why this cannot deadlock
-//! Streams may share a hardware queue, and all of them may be one stream. Earlier work then blocks later work. Such a
-//! rank runs everything in the order in which it was enqueued. So it is enough to show one total order of the work of
-//! all ranks with two properties: everything comes after the work that it waits for, and each rank's part has the
-//! order in which it was enqueued. With fewer shared queues there are fewer dependencies.
+//! Let all ranks make matching calls in one order. Streams may share a hardware queue, in which earlier work blocks
+//! later work. In the worst case a rank runs all its operations in the order in which it enqueued them. So it is enough
+//! to show one total order of the operations of all ranks with two properties: each operation comes after those that it
+//! waits for, and the operations of each rank are in the order in which the rank enqueued them.
 //!
-//! Calls are enqueued in rounds: in each round one piece of every lane. A round has four phases:
+//! A call is enqueued in rounds: in each round one piece of every lane. A round has four phases:
 //!
 //! 1. Every offer signals that its buffer is ready.
 //! 2. Every chunk of a lane that sends is put into its slot, and signalled.
-//! 3. Every message is taken, and every chunk of a lane that receives is moved out of its slot; each is signalled.
-//! 4. Every offer waits until its message was taken.
+//! 3. Every take copies its message, and every chunk of a lane that receives is moved out of its slot. Each of them is
+//!    signalled.
+//! 4. Every offer waits until its message was copied.
 //!
-//! So a chunk is sent when its slot is empty, which the peer signalled in an earlier round. Everything else waits for a
-//! signal of an earlier phase of the same round. The stream of a chunk does not matter.
+//! A sender waits until the slot of its chunk is empty, which the peer signalled in an earlier round. Everything else
+//! waits for a signal of an earlier phase of the same round. The stream of a chunk does not matter.
 //!
-//! A call of one lane delays the signal of a chunk, and enqueues it together with the next wait of the same stream.
-//! That saves a driver call, and a step of the device. With one stream, no other chunk is enqueued between a chunk and
-//! its signal.
+//! In a call of one lane, the signal of a chunk is delayed, and enqueued together with the next wait of the same
+//! stream. That saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
+//! between a chunk and its signal.
 //!
 //! With two streams, d other chunks are enqueued between a chunk and its signal. Let the ring have s slots:
 //!
@@ -38,13 +39,14 @@
 //! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
 //! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
 //!
-//! So four slots are enough. With two streams and fewer slots, chunks are signalled at once here too. Before a
-//! zero-copy message, all chunks are signalled, because the peer may need these signals before it reaches the message.
+//! So four slots are enough. With two streams and fewer slots, a call of one lane signals its chunks at once too.
+//! Before a zero-copy message, all chunks are signalled, because the peer may need these signals before it reaches the
+//! message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
 
-/// A piece of a lane's part of a call.
+/// The kind of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Chunk,
@@ -79,17 +81,17 @@ pub(super) struct Step {
 /// The action of a step, with indexes of pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
-    /// First signals a chunk that the stream has moved, then moves one.
+    /// Signals chunk `tell`, if any, which the stream has moved. Then waits for the slot of `chunk`, and moves it.
     Carry { tell: Option<usize>, chunk: usize },
     /// Signals a chunk that the stream has moved.
     Tell(usize),
     /// Signals that an offer's buffer is ready.
     Ready(usize),
-    /// Waits until an offer was taken.
+    /// Waits until the peer has copied an offer's message.
     Done(usize),
     /// [`Ready`](Self::Ready) and [`Done`](Self::Done).
     Offer(usize),
-    /// Waits until the peer's buffer is ready, copies the message, and signals that.
+    /// Waits until the peer's buffer is ready, copies the message, and signals that it is copied.
     Take(usize),
 }
 

@@ -206,7 +206,8 @@ fn chunks_of(kinds: &[Kind]) -> usize {
 
 const WORLD: usize = 4;
 
-/// Runs all queues in a random interleaving. Fails if operations remain and none can proceed.
+/// Runs all queues in a random interleaving. Fails if operations remain and none can proceed, or if a word or a copy is
+/// wrong.
 fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
     let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
     // Zero-copy messages: whether the buffer may be used, and whether it has been copied.

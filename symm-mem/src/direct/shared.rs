@@ -28,7 +28,7 @@ struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct SharedPools(RwLock<Vec<Shared>>);
 
-/// A place in a segment, packed into a word: the number of the segment plus one, and the offset in it.
+/// A place in a segment, packed into a word: the number of the segment plus one, and the offset in it in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(pub(super) u64);
 
@@ -42,7 +42,7 @@ impl Place {
         fits.then_some(Self((number + 1) << Self::OFFSET_BITS | offset))
     }
 
-    /// The number of the segment, and the offset in it in bytes.
+    /// The number of the segment, and the offset in it in bytes. `None` for [`NONE`](Self::NONE).
     pub(super) fn get(self) -> Option<(u64, u64)> {
         let number = (self.0 >> Self::OFFSET_BITS).checked_sub(1)?;
         Some((number, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
@@ -50,7 +50,7 @@ impl Place {
 }
 
 impl SharedPools {
-    /// The segments of `pool` that are neither mapped nor retired, in the order of their ordinals.
+    /// The segments of `pool` that are neither [added](Self::add) nor retired, in the order of their ordinals.
     pub(super) fn missing(&self, pool: &SymmetricPool) -> Vec<Buffer> {
         let memory = pool.memory();
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -79,7 +79,7 @@ impl SharedPools {
     }
 
     /// Returns the segment's number and the place of `bytes` bytes at `address`, if they lie in one segment that all
-    /// members have mapped.
+    /// members have mapped. Returns `None` otherwise, or if the place does not fit into a word.
     pub(super) fn place(&self, address: u64, bytes: u64) -> Option<(u64, Place)> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         all.iter().find_map(|shared| {

@@ -27,7 +27,7 @@ pub(super) struct Take {
     pub(super) pushed: Option<u64>,
 }
 
-/// The flag pages and the lane whose words the messages of one call use.
+/// The flag pages, ranks and direction that determine the words of a zero-copy message.
 #[derive(Debug)]
 pub(super) struct ZeroCopy<'a> {
     pub(super) own: &'a FlagPage,
@@ -85,7 +85,7 @@ impl ZeroCopy<'_> {
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Makes the stream wait until the peer has copied the message.
+    /// Makes the stream wait until the peer has copied the message, and then [report](Self::pass) that it has passed.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).

@@ -1,5 +1,5 @@
-//! Closing of plans, and leases. A thread of the exchange closes them, so dropping a plan never blocks on transfers
-//! under way, on the device, on the store or on peers.
+//! Closing of plans, and leases. A thread of the exchange closes the plans, so dropping a plan never blocks on
+//! transfers under way, on the device, on the store or on peers.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -19,7 +19,7 @@ use super::{
     watch::TICK,
 };
 
-/// Interval at which the thread checks whether peers have closed their side.
+/// Interval at which the thread checks whether peers have closed their side, if it has no other work.
 const ASK: Duration = Duration::from_millis(20);
 
 /// Time that [`Exchange::close`](super::Exchange::close) waits after its deadline for the plans that it gives up.
@@ -121,7 +121,7 @@ impl Closer {
         }
     }
 
-    /// Drops values whose drop closes or frees memory, if [`quiet::moment`] allows that now.
+    /// Drops values whose drop closes or frees memory, if [`quiet::moment`] allows that now. Otherwise keeps them.
     fn free<T>(&self, held: &mut Vec<T>) {
         if !held.is_empty()
             && let Some(_moment) = quiet::moment()
@@ -210,7 +210,7 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
     is_closed && core.has_let_go(&shared.plans())
 }
 
-/// Tells the peers of a plan that this rank has closed it.
+/// Tells the peers of a plan that this rank has closed it. Returns a lease for the plan, which begins now.
 fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
         // A peer that does not see the key keeps its memory until its lease is overdue.

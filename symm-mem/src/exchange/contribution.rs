@@ -11,7 +11,7 @@ use super::{
 
 /// The contribution of a rank to an agreement.
 pub(super) enum Contribution<'a> {
-    /// A plan's ends on this rank.
+    /// This rank's ends of the transfers of a plan.
     Transfers(&'a [Transfer]),
     /// Memory for all members, under names.
     Regions(&'a [(&'a str, Memory)]),
@@ -34,7 +34,7 @@ impl Contribution<'_> {
         }
     }
 
-    /// The offer in the record of a rank that could not prepare its regions.
+    /// The offer in the record of a rank that could not prepare its regions; `None` for transfers.
     pub(super) fn nothing(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,
@@ -50,8 +50,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// The memory that peers access, in the order in which [`fill`](Self::fill) takes it. Its error says what this rank
-    /// cannot share.
+    /// Returns the memory that peers access, in the order in which [`fill`](Self::fill) takes it. The error is the
+    /// reason why this rank cannot share its memory.
     pub(super) fn exported(&self) -> Result<Vec<Vec<Piece>>, String> {
         match self {
             Self::Transfers(transfers) => {

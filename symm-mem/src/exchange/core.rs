@@ -22,7 +22,7 @@ use super::{
 /// deadlines.
 const LEFT_ATTEMPTS: u32 = 4;
 
-/// A plan, or the regions of a rank and one peer: the signals, and the memory that it holds.
+/// The state of a plan, or of the regions of this rank and one peer: its signals, and the memory that it holds.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) parts: CoreParts,
@@ -37,11 +37,12 @@ pub(super) struct Core {
     pub(super) left_attempts: AtomicU32,
     /// The peer has told this rank that no further notification comes.
     pub(super) peer_left: AtomicBool,
-    /// Number of watched operations, and of failures that the peers have not been told of. While it is not zero,
-    /// words of the plan may be written.
+    /// Number of watched operations, plus the number of reported failures that the watch thread has not finished with.
+    /// While it is not zero, words of the plan may be written.
     pending: AtomicUsize,
-    /// Number of graph launches by this rank. `launches` counts those of any rank of the plan in this process.
+    /// Number of graph launches by this rank.
     pub(super) launched: AtomicU32,
+    /// The largest number of graph launches by one rank of the plan in this process.
     pub(super) launches: Rounds,
 }
 
@@ -87,7 +88,7 @@ pub(super) struct Wire {
     pub(super) theirs: Words,
     /// The highest count that this rank waited for.
     pub(super) awaited: AtomicU32,
-    /// Rounds begun by either end, if both are in this process.
+    /// The last round begun by this end, or by the peer if it is in this process. Regions do not use this.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -137,7 +138,7 @@ impl Core {
         self.fault.clone()
     }
 
-    /// Returns the fault that has stopped the plan, if any.
+    /// Returns the fault that has stopped the plan as an error, if there is one.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }

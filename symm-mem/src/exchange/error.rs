@@ -41,7 +41,7 @@ pub enum Fault {
         peer: u32,
         /// The event that did not occur in time.
         awaited: Awaited,
-        /// Time waited.
+        /// Time since the operation was enqueued.
         waited: Duration,
     },
     /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
@@ -61,10 +61,10 @@ pub enum Fault {
         /// Error that ended the group.
         cause: String,
     },
-    /// A transfer was enqueued in part.
+    /// A transfer was enqueued in part, or the end of enqueued work could not be recorded.
     #[error("Broken: transfer {transfer} was enqueued in part: {cause}")]
     Broken {
-        /// Index of the transfer.
+        /// Index of the transfer. 0 for a graph and for regions.
         transfer: usize,
         /// Error of the driver.
         cause: String,
@@ -78,7 +78,7 @@ pub enum TransferError {
     /// The group has no such rank.
     #[error("rank {rank} in a group of {world}")]
     NoSuchRank {
-        /// The rank.
+        /// The rank, as its place in the group.
         rank: usize,
         /// Size of the group.
         world: usize,
@@ -86,7 +86,7 @@ pub enum TransferError {
     /// A transfer from a rank to itself.
     #[error("rank {rank} has a transfer with itself; copy on a stream instead")]
     ToSelf {
-        /// The rank.
+        /// The rank, as its place in the group.
         rank: usize,
     },
     /// The memory is empty.
@@ -163,7 +163,8 @@ pub enum TransferError {
         /// The members, as places in the group.
         members: Vec<usize>,
     },
-    /// The call cannot be captured into a graph, since each launch would repeat the count of one notification.
+    /// The call cannot be captured into a graph, since each launch would repeat the count of one notification. Or the
+    /// call asks for the end of a captured transfer, which has no single end.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]

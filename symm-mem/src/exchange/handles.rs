@@ -1,4 +1,5 @@
-//! Peers' memory that an exchange has open on this rank. Each allocation is opened once, and closed when the last plan
+//! Peers' memory that an exchange has open on this rank. An allocation that is already open is not opened again.
+//! Exception: concurrent exchanges with different members may both open it. An allocation is closed when the last plan
 //! or set of regions that uses it is closed.
 
 use std::{
@@ -10,7 +11,7 @@ use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
 
 use super::{memory::Allocation, protocol::AllocationId};
 
-/// An allocation of a rank of the job. Numbers are never reused, so a key always names the same allocation.
+/// Identifies an allocation: the rank in the job that owns it, and its id. Ids are never reused.
 pub(crate) type Key = (u32, AllocationId);
 
 /// Open allocations; they stay open while this map lives.
@@ -56,7 +57,7 @@ impl<T> Handles<T> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns everything that is open. Nothing of it is closed while the returned value lives.
+    /// Returns the registered allocations that are open. None of them is closed while the returned value lives.
     pub(crate) fn held(&self) -> Open<T> {
         let mut open = self.lock();
         open.retain(|_, imported| imported.strong_count() > 0);
@@ -68,7 +69,7 @@ impl<T> Handles<T> {
         self.lock().insert(key, Arc::downgrade(imported));
     }
 
-    /// Number of open allocations.
+    /// Number of registered allocations that are open.
     pub(crate) fn count(&self) -> usize {
         self.lock().values().filter(|imported| imported.strong_count() > 0).count()
     }

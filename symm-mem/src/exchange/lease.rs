@@ -1,5 +1,6 @@
-//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It ends when
-//! every peer has closed the plan. If a peer does not do that in time, the memory is [quarantined](Quarantined).
+//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. Regions count
+//! as plans here. A lease ends when every peer has closed the plan. If a peer does not do that in time, the lease ends
+//! too, and the memory is [quarantined](Quarantined).
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -10,6 +11,7 @@ use super::{Memory, core::Core};
 pub(crate) struct Lease {
     /// The peers that have not reported yet that they have closed the plan.
     waiting: Vec<u32>,
+    /// The time from which the lease is overdue.
     until: Duration,
 }
 
@@ -18,14 +20,15 @@ pub(crate) struct Lease {
 pub(crate) enum Standing {
     /// Peers may still access the lent memory.
     Runs,
-    /// All peers have closed the plan.
+    /// All peers have closed the plan, in time or later.
     Over,
     /// Some peers have not closed the plan in time.
     Overdue,
 }
 
 impl Lease {
-    /// Starts a lease for `peers`, which have until `until` to close the plan.
+    /// Starts a lease for `peers`, which must close the plan before time `until`. All times of a lease are counted from
+    /// the creation of the [closer](super::close::Closer).
     pub(crate) fn new(peers: Vec<u32>, until: Duration) -> Self {
         Self { waiting: peers, until }
     }
@@ -58,19 +61,20 @@ impl Quarantined {
         Self { core: ManuallyDrop::new(core), peers }
     }
 
-    /// The plan's name.
+    /// The name of the plan, or of the regions.
     #[must_use]
     pub fn plan(&self) -> &str {
         &self.core.plan
     }
 
-    /// The plan's generation.
+    /// The generation of the plan, or of the regions.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation
     }
 
-    /// The peers that have not closed the plan, as ranks of the job, ascending.
+    /// The peers that had not closed the plan or regions when the lease ended, as ranks of the job, ascending. Not
+    /// updated later.
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         &self.peers

@@ -28,7 +28,7 @@ use crate::{
     rendezvous::protocol::Readiness,
 };
 
-/// This rank's contribution to an exchange.
+/// The record, exports and slots that this rank has prepared for an exchange.
 struct Candidate {
     record: Record,
     offer: Offer,
@@ -49,7 +49,8 @@ pub(super) struct Met<'a> {
 }
 
 impl Met<'_> {
-    /// The address on this rank of a peer's allocation, which is added to `imports`.
+    /// Returns the address on this rank of a peer's allocation, and adds the allocation to `imports`. Returns `None` if
+    /// the allocation is not open.
     pub(super) fn import(&self, peer: u32, id: AllocationId, imports: &mut Open) -> Option<DevicePtr> {
         let key = (peer, id);
         let imported = self.opened.get(&key).or_else(|| self.held.get(&key))?;
@@ -61,7 +62,7 @@ impl Met<'_> {
 impl Exchange {
     /// Like [`exchange`](Self::exchange), but among the ranks at these places of the group only, and collective over
     /// them. If ranks call this for several sets, every rank calls it for these sets in the same order, as for any
-    /// collective. A different order ends in an error at the deadline.
+    /// collective. A different order ends in an error by the deadline.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange); [`ErrorKind::NotAMember`].
@@ -242,7 +243,7 @@ impl Exchange {
         Ok((record, offer))
     }
 
-    /// This rank's record without any transfers.
+    /// This rank's record without transfers, regions, exports and endpoint.
     fn record(&self, plan: &str) -> Record {
         let Owner { shared, options, rendezvous, .. } = &*self.owner;
         let identity = rendezvous.inner.identity.clone();
@@ -327,8 +328,8 @@ impl Exchange {
         core
     }
 
-    /// Takes back the offer for a plan that was not made on this rank. `is_nobodys` says whether no other rank can have
-    /// the plan.
+    /// Gives up a plan that was not made on this rank. If `is_nobodys`, no other rank can have the plan, and this call
+    /// frees its slots. Otherwise it hands the plan to the closing thread.
     fn let_go(
         &self,
         key: &str,

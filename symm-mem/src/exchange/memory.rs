@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// Contiguous memory of this rank's device, or a [part](Self::part) of such memory. The memory is a block of a
-/// symmetric pool or of a caching allocator, an allocation that peers can map, or memory of `cuMemAlloc`. Clones share
-/// the memory and keep it alive.
+/// symmetric pool or of a caching allocator, an allocation that peers can map, memory of `cuMemAlloc`, or
+/// [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,
@@ -110,7 +110,7 @@ impl Memory {
         Self::owned(owned).part(offset, bytes)
     }
 
-    /// Returns `bytes` bytes from `offset` on.
+    /// Returns the `bytes` bytes of this memory from byte `offset` on.
     ///
     /// # Errors
     /// [`TransferError::OutOfBounds`].
@@ -213,7 +213,7 @@ pub(super) struct Piece {
     pub(super) allocation: Allocation,
 }
 
-/// An allocation that contains a memory, and keeps it.
+/// An allocation that contains part of a [`Memory`]. Keeps the memory alive.
 #[derive(Debug, Clone)]
 pub(crate) struct Allocation {
     memory: Memory,

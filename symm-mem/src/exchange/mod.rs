@@ -3,7 +3,8 @@
 //! The members of a group [exchange](Exchange::exchange) a plan. Each names its transfers, and both ends of every
 //! transfer are checked against each other before anything is opened. All members get the plan, or none does. Then a
 //! [`Plan`]'s [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and [`wait`](Plan::wait) are enqueued on
-//! streams any number of times. If ranks differ, all of them get the same typed error before the deadline.
+//! streams any number of times. If ranks differ, all of them get the same typed error within the
+//! [time limit](ExchangeOptions::deadline).
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -85,12 +86,13 @@
 //!
 //! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the peers' memory that it has opened. A
 //! peer's allocation is identified by a number that is never reused. It is opened once for all plans and regions of an
-//! exchange, and closed with the last of them. Memory that peers may access stays until they have reported that they
-//! closed it, or until the lease expires: then it is [quarantined](Exchange::quarantine), and never freed under a peer.
+//! exchange, and closed with the last of them. Memory that peers may access is freed only after they have reported that
+//! they closed it. If the lease expires first, the memory is [quarantined](Exchange::quarantine) instead.
 //!
-//! Plain memory (`cuMemAlloc`) is opened by legacy IPC handle. That gives a peer the whole allocation, and the driver
-//! does not define what happens if the owner frees it under a peer. Virtual memory is opened by file descriptor or
-//! fabric handle; there the driver keeps the pages.
+//! Ranks of one process use each other's memory without a handle. Other ranks open plain memory (`cuMemAlloc`) by
+//! legacy IPC handle. This handle gives a peer the whole allocation, and the driver does not define what happens if the
+//! owner frees the allocation while a peer has it open. Other ranks open virtual memory by file descriptor or
+//! fabric handle. The driver then keeps the pages until the peer closes them.
 
 mod close;
 mod contribution;
@@ -197,7 +199,7 @@ impl Exchange {
     /// # Errors
     /// [`ErrorKind::RendezvousRefused`] is the same on every member. [`ErrorKind::Closing`],
     /// [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver) and [`Thread`](ErrorKind::Thread) are
-    /// failures of this rank.
+    /// failures of this rank. Also the other errors of [`Rendezvous::rendezvous`].
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -265,8 +267,10 @@ impl Exchange {
     /// have ended. If they take longer than an eighth of [`ExchangeOptions::deadline`], the call fails on all members.
     ///
     /// # Errors
-    /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), before their deadlines. A rank that
-    /// cannot take part itself gets [`NoChannels`](ErrorKind::NoChannels) instead if it lacks channels.
+    /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), within the limits of
+    /// [`ExchangeOptions::deadline`]. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A
+    /// member gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
+    /// ([`ErrorKind::GroupOver`]), or if it cannot read the decision ([`ErrorKind::Unreadable`]).
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
@@ -293,9 +297,9 @@ impl Exchange {
     }
 
     /// Waits until the dropped plans are closed here and by their peers, or until the deadline. Regions count as plans
-    /// here. At the deadline, transfers under way are given up and leases count as overdue. Returns all quarantined
-    /// plans. Not collective, but peers must have dropped their plans too. If this is the last handle and no plan is
-    /// left, the exchange ends with its threads.
+    /// here. At the deadline, transfers under way are given up and leases count as overdue. Returns the quarantined
+    /// plans, as [`quarantine`](Self::quarantine) does. Not collective, but peers must have dropped their plans too. If
+    /// this is the last handle and no plan is left, the call also ends the exchange's threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
     /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they

@@ -7,9 +7,10 @@ use cuda_driver::vmm::HandleTypes;
 /// Options of a group's exchanges. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// The time limit of the agreement on a plan. The members wait for each other for half of it: a member may come
-    /// that much later than the first. Opening of peers' memory has its own limit of at least 10 s, and the members'
-    /// answers of at least 5 s.
+    /// Determines the time limits of an agreement on a plan or on regions. A rank waits at most half of it for the
+    /// other members to arrive. Then the limit is a quarter of it, but at least 10 s, for opening peers' memory, and
+    /// an eighth of it, but at least 5 s, for the members' answers. So with a short deadline, the call may take longer
+    /// than the deadline.
     pub deadline: Duration,
     /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory for the
     /// signals of one transfer. A plan uses one channel for each of its transfers, and a set of regions one for each

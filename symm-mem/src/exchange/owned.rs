@@ -45,7 +45,7 @@ impl Number {
     }
 }
 
-/// Device memory of another owner, which keeps it.
+/// Device memory, and the value that owns it.
 pub(super) struct Owned {
     context: Context,
     ptr: DevicePtr,
@@ -65,7 +65,7 @@ pub(super) struct OwnedAllocation {
 }
 
 impl OwnedAllocation {
-    /// The allocation of `bytes` bytes at `base`, which its owner keeps.
+    /// The allocation of `bytes` bytes at `base`. The caller keeps it alive.
     fn new(context: &Context, base: DevicePtr, bytes: usize) -> Result<Self, Error> {
         let physical = match PhysicalMemory::retain(context, base, bytes) {
             Ok(physical) => Some(physical),

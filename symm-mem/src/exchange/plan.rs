@@ -33,7 +33,8 @@ use super::{
 ///
 /// All of them enqueue work and return at once. The operations of one transfer run in the order in which they were
 /// enqueued, on any streams; different transfers are independent. On the device, a wait polls a word in this device's
-/// own memory, which one peer writes. Words count upwards, so a missed round cannot be mistaken for another.
+/// own memory, which one peer writes. The words count rounds, so the signal of one round is not taken for that of
+/// a later round.
 ///
 /// *Waits can delay other work.* Streams of a device that share a hardware queue block each other: with many streams,
 /// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. The following two limits were measured on H200 with driver
@@ -45,19 +46,19 @@ use super::{
 /// - A signal that is enqueued during a copy of the same device may arrive only after the copy. So call
 ///   [`ready`](Self::ready) before `put` and `get`, and use a second buffer for consecutive transfers.
 ///
-/// In a process of several ranks, a call that begins a round may block the host while the memory of dropped plans is
-/// closed, and for up to 50 ms before that.
+/// In a process of several ranks, a call may block the host while the memory of dropped plans is closed. A call that
+/// begins a round may also block for up to 50 ms before that.
 ///
 /// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
 /// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
-/// toggle before it lets the other go on, so the toggle is down whenever the other may set it again, for any number
+/// toggle before it signals the other end. So the toggle is 0 whenever the other end may set it again, for any number
 /// of launches. Both ends must capture. Within one graph, a transfer's `ready` and `wait` alternate and end with
 /// `wait`. [`launch`](Self::launch) sets the deadline of a graph, or [`watch`](Self::watch) after each launch.
 ///
 /// *Deadlines* count from the call, and include earlier work of the stream. If a peer is late, the plan fails on all
-/// ends: its waits are released, so that streams and context stay usable. [`check`](Self::check) then names the late
-/// peer; call it before you use transferred data. A failed plan does nothing any more; the next exchange of its name
-/// makes one that works.
+/// ends: its waits are released, so that streams and context stay usable. [`check`](Self::check) then returns the
+/// [`Fault`]: it names the late peer, or on other ranks the peer that has given up. Call `check` before you use
+/// transferred data. The calls of a failed plan return the fault. The next exchange of its name makes a new plan.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -121,8 +122,8 @@ impl Plan {
     ///
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes the buffer, and for a put no
-    /// other code reads it. If the plan fails instead, that holds until all ends have dropped it. A graph that
-    /// captures this call is not launched once the plan is gone.
+    /// other code reads it. If the plan fails instead, the same holds until all ends have dropped the plan. A graph
+    /// that captures this call is not launched after this rank has dropped the plan.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if the previous round was
@@ -136,7 +137,7 @@ impl Plan {
     ///
     /// # Safety
     /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call
-    /// is not launched once the plan is gone.
+    /// is not launched after this rank has dropped the plan.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
@@ -150,7 +151,7 @@ impl Plan {
     ///
     /// # Safety
     /// No other code uses this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// not launched once the plan is gone.
+    /// not launched after this rank has dropped the plan.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
@@ -164,7 +165,7 @@ impl Plan {
     /// buffer belongs to this rank again.
     ///
     /// # Safety
-    /// A graph that captures this is not launched once the plan is gone.
+    /// A graph that captures this call is not launched after this rank has dropped the plan.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
@@ -178,7 +179,8 @@ impl Plan {
     /// transfers of this plan. If the work has not ended by the deadline, the plan fails.
     ///
     /// # Errors
-    /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`].
+    /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`]. If the driver cannot record the end
+    /// of the work, the plan fails too ([`Fault::Broken`]).
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
         // A launched graph is watched until it ends, also if the plan has failed since.
@@ -223,7 +225,7 @@ impl Plan {
     }
 
     /// Fails if transferred data is not valid. Call it after the streams were synchronized. Copies a few bytes
-    /// from the device.
+    /// from the device, and waits for this copy.
     ///
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].
@@ -371,8 +373,8 @@ fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Res
 }
 
 /// # Safety
-/// No other code uses the buffers in conflict until the stream has passed the copy. They stay mapped until then: the
-/// plan, which is watched, holds this rank's buffer and the mapping of the peer's.
+/// No other code accesses the buffers in conflict with the copy until the stream has passed it. The buffers
+/// stay mapped until then: the plan, which is watched, holds this rank's buffer and the mapping of the peer's.
 unsafe fn copy(end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, bytes) = (end.memory.ptr(), end.memory.bytes());
     let Some(remote) = end.remote else { return Ok(()) };

@@ -72,7 +72,7 @@ pub(super) fn ended() {
     UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Gate to hold from before an operation is enqueued until it [has begun](begun).
+/// Returns the gate. A caller holds it from before it enqueues an operation until it has counted it with [`begun`].
 pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -121,7 +121,7 @@ pub(super) fn moment() -> Option<Moment> {
     found
 }
 
-/// Returns a moment if nothing is under way now.
+/// Returns a [`Moment::OfSeveral`] if no operation is under way, and no thread holds the gate.
 fn now() -> Option<Moment> {
     let gate = unless_held(GATE.try_write())?;
     (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(Moment::OfSeveral { _gate: gate })
@@ -146,8 +146,8 @@ pub(super) enum Moment {
 pub(super) struct Present(u32);
 
 impl Present {
-    /// Registers an exchange of `rank`. A second rank waits until the first is not closing memory; `None` if it still
-    /// is at the deadline.
+    /// Registers an exchange of `rank`. A second rank waits until no thread of the first closes memory or enqueues a
+    /// transfer. Returns `None` if one still does at the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
             // Held until the rank is registered: a thread that closes memory as the only rank holds the gate while it
@@ -200,11 +200,11 @@ impl Rounds {
 
     pub(super) fn begun(&self, round: u32) {
         let later = |last| is_before(last, round).then_some(round);
-        // An error means that the counter is already as far.
+        // An error means that the counter is already at this round or a later one.
         let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
     }
 
-    /// Returns whether any rank has begun this round.
+    /// Returns whether any rank of this process has begun this round or a later one.
     pub(super) fn reach(&self, round: u32) -> bool {
         !is_before(self.0.load(Ordering::Acquire), round)
     }
@@ -230,8 +230,8 @@ mod tests {
     use super::*;
 
     rusty_fork_test! {
-        /// The transfers of a second rank are enqueued without regard to a thread that closes memory as the only
-        /// rank, so the second rank must wait for that.
+        /// A thread that closes memory as the only rank does not stop other threads from enqueueing transfers. So a
+        /// second rank must wait until that thread has finished.
         #[test]
         fn a_second_rank_comes_when_the_first_closes_no_memory() {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));

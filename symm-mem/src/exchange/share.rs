@@ -75,14 +75,15 @@ impl Offer {
         self.exports.iter().map(|(export, _)| export.clone()).collect()
     }
 
-    /// The export that contains a piece: index of the export, and first byte in it.
+    /// Returns the index of the export that contains a piece, and the offset of the piece in it in bytes. Returns
+    /// `None` if no export contains the piece.
     pub(super) fn place(&self, piece: &Piece) -> Option<(u32, u64)> {
         let at = self.exports.iter().position(|(export, _)| export.id == piece.id)?;
         Some((u32::try_from(at).ok()?, piece.offset as u64))
     }
 }
 
-/// The exports of `from` that `to` lacks and receives as file descriptors.
+/// The exports of `from` that `to` lacks and receives as file descriptors, as indices into `from.exports`.
 fn handed(from: &Record, to: &Record) -> Vec<usize> {
     let here = from.host == to.host && from.process != to.process;
     let is_descriptor = |at: &usize| {

@@ -56,7 +56,7 @@ impl Tools {
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
-    /// Stream on which words are written and read, separate from the callers' streams.
+    /// Stream on which the words of slots are written and read, separate from the callers' streams.
     pub(super) control: Stream,
     /// The ranks' slots.
     pub(super) slab: SymmetricMemory,
@@ -127,7 +127,7 @@ impl Shared {
             return Ok(());
         }
         let words = slots.len() * SLOT_BYTES / 4;
-        // SAFETY: they lie in the slab, and are free: no peer writes there.
+        // SAFETY: the slots lie in the slab. No peer knows them yet, so none writes there.
         unsafe { self.control.fill_u32(self.slab() + slots.start * SLOT_BYTES, 0, words) }?;
         self.control.synchronize()
     }
@@ -137,7 +137,8 @@ impl Shared {
         Ok(self.read_slots(core, |mirror| mirror.abandoned(core))?.flatten())
     }
 
-    /// Copies the slots of a plan to the host, and returns what `read` makes of them; `None` if it has no slots.
+    /// Copies the slots of a plan to the host, waits for the copy, and returns the result of `read` on it. Returns
+    /// `None` if the plan has no slots.
     pub(super) fn read_slots<R>(
         &self,
         core: &Core,

@@ -15,7 +15,7 @@ use cuda_driver::DevicePtr;
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, never decreasing | number of the last round for which the peer has signalled, or of its notifications |
+/// | count | the peer, increasing | number of the last round that the peer has signalled, or of its notifications |
 /// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
 /// | abort | the peer | 1 if the peer has given up: the other words are invalid |
 /// | left | the peer | 1 if the peer has dropped its regions: no further notification comes |
@@ -49,7 +49,7 @@ impl Slots {
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
-    /// Allocates the first `count` adjacent slots that are free.
+    /// Allocates the first `count` adjacent slots that are free. Returns `None` if there are none.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);

@@ -11,7 +11,8 @@ pub(super) enum Placing {
     Address = 0,
     /// An offset in the rank's own buffer.
     Own = 1,
-    /// The input itself, which every rank still reads: written only after all ranks have read it.
+    /// An offset in the rank's own buffer: that of the input. All ranks read it, so a block writes each part only after
+    /// the blocks with the same number on all ranks have read that part.
     OntoInput = 2,
     /// The same offset in every rank's buffer: each rank writes its slice there.
     Everywhere = 3,
@@ -49,7 +50,7 @@ unsafe impl Parameter for Reduce {}
 pub(super) struct Gather {
     pub(super) input: u64,
     pub(super) stride: u64,
-    /// An address, or with `own` an offset in the rank's own buffer.
+    /// An address, or an offset in the rank's own buffer if `own` is 1.
     pub(super) output: u64,
     pub(super) bytes: u64,
     pub(super) own: u32,

@@ -51,7 +51,8 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// The PTX. The first call unpacks that of all units, which takes some milliseconds.
+    /// The PTX, or an empty string if [`UNITS`] has no unit of this name. The first call unpacks the PTX of all units,
+    /// which takes a few milliseconds.
     #[must_use]
     pub fn ptx(&self) -> &'static str {
         let index = UNITS.iter().position(|unit| unit.name == self.name);
@@ -61,7 +62,7 @@ impl Unit {
 
 macro_rules! units {
     ($($name:literal from $source:literal with $defines:tt: $entries:expr;)*) => {
-        /// Every unit. `cargo xtask codegen kernels` writes the PTX of a new one.
+        /// Every unit. After a change of this list, `cargo xtask codegen kernels` compiles the PTX again.
         pub const UNITS: &[Unit] = &[$(Unit {
             name: $name,
             source: $source,

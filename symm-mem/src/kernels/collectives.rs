@@ -16,7 +16,7 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// Over the input; the place depends on the collective.
+    /// Over the input, at the place that the type of the call states ([`AllReduce`], [`ReduceScatter`], [`AllGather`]).
     InPlace,
     /// An address that this rank's device can write; it may differ between ranks. No rank's input may lie there.
     Address(DevicePtr),
@@ -72,7 +72,7 @@ pub struct ReduceScatter {
 /// bytes are already at their position in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// First byte of the data in every rank's buffer: an offset, of any alignment.
+    /// First byte of the data in every rank's buffer, or of the output in place: an offset in bytes, of any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -83,7 +83,7 @@ pub struct AllGather {
 /// `output[rank * bytes ..]` = `bytes` bytes of that rank's `input[this rank * bytes ..]`. Cannot be in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllToAll {
-    /// First byte of the `world * bytes` bytes in every rank's buffer: an offset, of any alignment.
+    /// First byte of the `world * bytes` bytes in every rank's buffer: an offset in bytes, of any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -102,8 +102,9 @@ impl Kernels {
     /// Combines the inputs of all ranks; every rank gets the whole result.
     ///
     /// # Safety
-    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). The offsets must lie in every
-    /// rank's buffer, and an address must be memory of this rank that holds the whole result.
+    /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). The input, and a result at an
+    /// offset or in place, must lie entirely in every rank's buffer. Memory at an address must have room for the whole
+    /// result.
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
@@ -261,7 +262,7 @@ impl Kernels {
     }
 
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce); `arguments` are the kernel's.
+    /// As [`all_reduce`](Self::all_reduce). `P` must be the type of the kernel's second parameter.
     unsafe fn collective<P: Parameter>(
         &self,
         stream: &Stream,
@@ -278,9 +279,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Loads the kernels that combine elements of this type, and the kernel that moves bytes; else the first launch
-    /// loads them. Loading may wait for running work of the device: if several ranks share a device, all must load
-    /// before any of them launches.
+    /// Loads the kernels that combine elements of this type, and the kernel that moves bytes. Without this call, the
+    /// first launch loads them. Loading may wait for running work of the device. So if several ranks share a device,
+    /// all must load before any of them launches.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel
@@ -344,7 +345,8 @@ impl Shape<'_> {
         if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
     }
 
-    /// Pins this rank's memory that the launch uses, if a graph captures the launch.
+    /// Pins this rank's memory that the launch uses, if a graph captures the launch. Offsets are pinned only if the
+    /// array of buffers is registered ([`own_buffer`]).
     fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
         let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
         let own = |offset: u64, bytes: u64| {

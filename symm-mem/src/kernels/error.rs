@@ -19,7 +19,7 @@ pub struct Late {
     /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
     /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
     pub channel: u32,
-    /// Time waited, by the device's clock.
+    /// Time since the start of this wait in the kernel, by the device's clock.
     pub waited: Duration,
 }
 
@@ -42,8 +42,8 @@ impl std::fmt::Display for Late {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A kernel gave up waiting. The context is intact. From now on, this rank's kernels on the same signal pad do
-    /// nothing.
+    /// A kernel gave up waiting. The context is intact. This rank's kernels on the same signal pad do nothing until
+    /// the pad is zeroed.
     #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.
@@ -72,7 +72,7 @@ pub enum KernelError {
         /// Number of ranks.
         world: u32,
     },
-    /// Programs have no such channel.
+    /// The channel is not one of the [`USER_CHANNELS`](super::PadLayout::USER_CHANNELS).
     #[error("{kernel} on channel {channel}: programs have channels 0 to {}", channels - 1)]
     NoSuchChannel {
         /// The kernel.
@@ -107,11 +107,11 @@ pub enum KernelError {
     Overlap {
         /// The kernel.
         kernel: Kernel,
-        /// Offset of the input.
+        /// Offset of the input in bytes.
         input: u64,
         /// Length of the input in bytes.
         read: u64,
-        /// Offset of the result.
+        /// Offset of the result in bytes.
         output: u64,
         /// Length of the result in bytes.
         written: u64,

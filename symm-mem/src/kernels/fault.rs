@@ -72,7 +72,7 @@ impl FaultRecord {
         self.ptr
     }
 
-    /// Returns the failure, if one was written. Makes no driver call.
+    /// Returns the failure, or `None` if none was written. Makes no driver call.
     #[must_use]
     pub fn read(&self) -> Option<Late> {
         let layout = self.layout();
@@ -93,7 +93,7 @@ impl FaultRecord {
         })
     }
 
-    /// Fails if a kernel has given up. Call it after the work was waited for.
+    /// Fails if a kernel has given up. Call it after waiting for the stream.
     ///
     /// # Errors
     /// [`KernelError::Late`], if a kernel has given up.

@@ -2,9 +2,10 @@
 //!
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
-//! pads. Every wait has a deadline. A wait that is late ends the kernel, not the context: the kernel writes a
-//! description of the wait into the rank's [`FaultRecord`]. From then on kernels of this rank do nothing. To recover
-//! after the kernels of all ranks have ended, zero all pads and [clear](FaultRecord::clear) the record.
+//! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
+//! intact. The first kernel of a rank that gives up describes the wait in the rank's [`FaultRecord`]. From then on
+//! kernels of this rank do nothing. To recover after the kernels of all ranks have ended, zero all pads and
+//! [clear](FaultRecord::clear) the records.
 //!
 //! | module | holds |
 //! |---|---|

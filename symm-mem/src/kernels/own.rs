@@ -1,6 +1,6 @@
 //! Looks up this rank's buffer in an array of peers' buffers in device memory.
 //!
-//! A captured kernel names its buffer by such an array and an offset. Code that makes an array enters it here, so that
+//! A captured kernel has such an array and an offset as arguments. Code that makes an array registers it here, so that
 //! the graph can pin this rank's buffer.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use cuda_driver::DevicePtr;
 
-/// The own buffers, by the addresses of the arrays.
+/// For each registered array, by its address: the buffer in it that belongs to the array's rank.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
 /// The registration of an array. Dropping this value removes the array from the table, so the owner drops this value

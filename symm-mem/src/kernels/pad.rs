@@ -14,8 +14,9 @@ pub(super) const LINE: usize = 128;
 /// | from the next multiple of 128 bytes | 1 once a kernel of the rank has given up; the rest is unused |
 ///
 /// The word of (channel, source rank) has the index `world * channel + source` in the pad, as in PyTorch's pads. The
-/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. The word is 1 from the source's put
-/// to the owner's wait, else 0. So on one channel, a rank has at most one signal to each other rank under way.
+/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A put of the source sets the word to
+/// 1, and a wait of the pad's rank resets it to 0. So on one channel, at most one signal at a time is in flight from
+/// each rank to each other.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;

@@ -18,8 +18,8 @@ impl Kernels {
     /// Synchronizes all ranks on a channel: writes of a rank before the barrier, on this stream, are visible to all
     /// ranks after it.
     ///
-    /// A barrier sends a signal from every rank to every other. Between two barriers on a channel, nothing else may
-    /// use the channel.
+    /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for puts
+    /// and waits, each pair of ranks must launch its barriers, puts and waits in matching order.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

@@ -12,13 +12,13 @@ use crate::{
 };
 
 impl SymmetricPool {
-    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes`. Use this
-    /// method if the needed sizes differ between ranks, such as the number of tokens that each rank got: the block has the same placement on
-    /// every rank, and is large enough for each.
+    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes` bytes. Use this
+    /// method if the needed sizes differ between ranks, for example with the number of tokens that each rank got. The
+    /// block has the same placement on every rank, and is large enough for each.
     ///
-    /// Collective over the whole domain, within `deadline`: every rank calls it at the same point of the program,
-    /// also a rank that needs nothing (0 bytes). The agreed length is [`bytes`](SymmetricBlock::bytes) of the block.
-    /// If no rank needs anything, all ranks get [`ErrorKind::AgreedAllocation`].
+    /// Collective over the whole domain, within `deadline` from the call: every rank calls it at the same point of the
+    /// program, also a rank that needs nothing (0 bytes). [`SymmetricBlock::bytes`] returns the agreed length. If no
+    /// rank needs anything, all ranks get [`ErrorKind::AgreedAllocation`].
     ///
     /// # Errors
     /// [`ErrorKind::Refused`] with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not come.
@@ -45,7 +45,7 @@ impl SymmetricPool {
 
     /// Records the end of a retirement or an agreement on a length, in which this rank was `member`. If `has_met` is
     /// true, all members have taken part. Returns the earlier meetings of the same kind whose keys the caller must
-    /// remove from the store. Returns none for a commit.
+    /// remove from the store. Returns an empty list for a commit.
     pub(crate) fn end_round(&self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let mut meetings = self.meetings();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{SymmetricBlock, memory::Memory};
 
-/// A declared capture in progress. While it lives, the pool is frozen: an allocation without room is an error, and a
-/// commit is refused on all members.
+/// A declared capture in progress. While it lives, the pool is frozen: an allocation that needs a new segment fails,
+/// and a commit or retirement is refused on all members.
 ///
 /// A graph keeps most blocks that it uses without a declaration: those of collectives and messages of a group, of
 /// kernels of [`kernels`](crate::kernels) and of transfers of an [`exchange`](crate::exchange). A stream that

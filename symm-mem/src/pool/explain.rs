@@ -18,7 +18,7 @@ pub enum Path {
     Window {
         /// Number of windows that the group's communicator registered before it; equal on all members.
         serial: u64,
-        /// First byte of the buffer in the window.
+        /// Offset of the buffer in the window, in bytes.
         offset: u64,
     },
     /// The buffer is registered with this rank's communicator, so that transports need no copies.
@@ -47,7 +47,8 @@ pub enum Why {
     Elsewhere,
     /// It extends beyond its segment.
     SpansSegments(LookupError),
-    /// Its segment has not been committed for the group; with the refusal of the last commit, if there was one.
+    /// Its segment has not been committed for the group. Contains the refusal of the last commit, or the difference
+    /// between the ranks that the last commit left pending, if there was one.
     NotCommitted(Option<Refusal>),
     /// The group is poisoned.
     Poisoned(Poison),
@@ -113,8 +114,8 @@ impl SymmetricPool {
     /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
     /// buffer without a window, the path tells whether this rank's communicator has registered the buffer.
     ///
-    /// For a buffer of the pool without a window, unless the group is poisoned, this blocks while a commit of the group
-    /// is under way: at worst until the deadline of that commit.
+    /// For a buffer of the pool without a window, this blocks until a commit of the group that is in progress has
+    /// ended, unless the group is poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

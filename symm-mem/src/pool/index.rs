@@ -140,7 +140,7 @@ impl Published {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         self.index.store(Arc::new(Index::of(&table, version)));
         self.table.store(Arc::new(table));
-        // Last, so that whoever reads this version reads this index, or a later one.
+        // Last, so that a thread that reads this version then loads this index, or a later one.
         self.version.store(version, Ordering::Release);
     }
 

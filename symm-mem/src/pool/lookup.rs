@@ -222,7 +222,8 @@ impl Table {
         registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
-    /// Finds one of these segments that shares a window with other segments; returns it, its group, and the others.
+    /// Finds one of the segments `ordinals` that shares a window with segments that are not in `ordinals`. Returns it,
+    /// the group of the window, and the other segments. `None` if there is none.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {

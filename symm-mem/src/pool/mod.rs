@@ -75,7 +75,8 @@ use crate::{
 /// for which it is committed.
 ///
 /// The ranks of the domain must make the same requests in the same order; [`commit`](Self::commit) reports it if they
-/// did not. Use it from one thread at a time: it is `Sync`, but the order of two threads is not deterministic.
+/// did not. Use it from one thread at a time: it is `Sync`, but the order of the requests of two threads is not
+/// deterministic.
 pub struct SymmetricPool {
     id: PoolId,
     domain: Domain,
@@ -99,9 +100,9 @@ struct Meetings {
 
 impl SymmetricPool {
     /// Makes a pool of `domain` on the device of `context`. Its segments are virtual memory. Other processes can map
-    /// it by file descriptor, and by fabric handle if the driver [grants](Sharing::granted) that. The segments are
-    /// contiguous in the address space and grow by `geometry`, which must be equal on all ranks. Not collective, but
-    /// all ranks must make a domain's pools in the same order. For other kinds of memory use
+    /// this memory by file descriptor, and by fabric handle if the driver [grants](Sharing::granted) that. The segments
+    /// are contiguous in the address space. Their sizes follow from `geometry`, which must be equal on all ranks. Not
+    /// collective, but all ranks must make a domain's pools in the same order. For other kinds of memory use
     /// [`with_source`](Self::with_source).
     ///
     /// # Errors
@@ -166,10 +167,11 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Makes room for a block of `bytes` bytes: a new segment, unless a segment has that room already. Later blocks that
-    /// fit there need no new segment, for example in a graph capture. The next commit makes the segment a window.
+    /// Makes room for a block of `bytes` bytes: a new segment, unless a segment has that room already. Later blocks
+    /// that fit there need no new segment, for example in a graph capture. The next commit makes the segment a window.
     ///
-    /// Does not wait for other ranks. It is part of the sequence of requests, so every rank calls it alike.
+    /// Does not wait for other ranks. A reservation is part of the sequence of requests that must be equal on all
+    /// ranks.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -255,9 +257,9 @@ impl SymmetricPool {
         Ok(found)
     }
 
-    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their first byte in it: for device
-    /// code and one-sided operations, which name windows and offsets. `None` if [`lookup`](Self::lookup) does not
-    /// find [`Standing::Window`].
+    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in it in bytes: for
+    /// device code and one-sided operations, which name windows and offsets. `None` if [`lookup`](Self::lookup) does
+    /// not find [`Standing::Window`].
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -273,7 +275,7 @@ impl SymmetricPool {
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
-    /// Freezes the pool for a graph capture.
+    /// Freezes the pool for a graph capture, until the returned value is finished or dropped.
     pub fn begin_capture(&self) -> PoolCapture {
         PoolCapture::begin(self.memory.clone())
     }

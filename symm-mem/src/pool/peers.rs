@@ -10,8 +10,8 @@ use crate::{
 
 impl SymmetricPool {
     /// Returns the addresses of `block` on every member of `group`, as this rank's device accesses them. They are
-    /// NCCL's own mappings of the block's window, so nothing is exchanged or mapped again. Local; call it after a
-    /// [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
+    /// NCCL's own mappings of the block's window, so nothing is exchanged or mapped again. Not collective; call it
+    /// after a [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
     /// retired.
     ///
     /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
@@ -23,7 +23,8 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, or of another pool;
-    /// [`WindowPeersError::Comm`] if NCCL fails, and before 2.29; [`WindowPeersError::OutOfReach`];
+    /// [`WindowPeersError::Comm`] if NCCL fails, does not return before `deadline`, or is older than 2.29;
+    /// [`WindowPeersError::OutOfReach`] if this device cannot access a member's memory directly;
     /// [`WindowPeersError::Driver`] if the array of the addresses cannot be made.
     ///
     /// ```no_run

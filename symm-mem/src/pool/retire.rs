@@ -57,10 +57,10 @@ struct Party<'a> {
 impl SymmetricPool {
     /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
     ///
-    /// Collective over the whole domain, within `deadline`. Every rank names the same segments at the same point of
-    /// the program. Before that point, the members of each group have enqueued the same collectives, and both ends of
-    /// each message. Every rank passes all of its groups that have any of the segments. No block and no
-    /// [graph](super::GraphPin) of any rank may hold the segments.
+    /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
+    /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
+    /// and both ends of each message. Every rank must pass all of its groups that have committed any of the segments.
+    /// No block and no [graph](super::GraphPin) of any rank may hold the segments.
     ///
     /// The protocol waits until all devices are idle. Then every rank unmaps its peers' segments and deregisters its
     /// windows, group by group in one order. When all ranks have reported that, the memory is freed. Addresses of
@@ -339,7 +339,7 @@ impl SymmetricPool {
         bytes.saturating_sub(failed.iter().map(|(memory, _)| memory.bytes).sum())
     }
 
-    /// Poisons the groups of `group_states` that match, and returns them.
+    /// Poisons the groups of `group_states` for which `is_dead` returns true, and returns them.
     fn poison_groups(
         &self,
         group_states: &[Arc<Mutex<GroupState>>],

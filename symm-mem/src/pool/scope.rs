@@ -68,8 +68,8 @@ impl<'a> PoolScope<'a> {
     /// commit is counted, so the next commit of that member meets the next commit of the others. That commit compares
     /// all requests and reports the first difference. If that member begins its next commit while the others still wait
     /// in the earlier one, both commits fail with a `SyncTimeout` that names a circle, and the commit after them
-    /// reports the difference. Until then, collectives on different memory do not go unnoticed. The members compare a
-    /// hash of each collective, which contains the places of the collective's buffers in committed segments.
+    /// reports the difference. Until then, collectives on different memory are detected: the members compare a hash of
+    /// each collective, which contains the places of the collective's buffers in committed segments.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. [`ErrorKind::GroupOver`] for a group that has ended or was

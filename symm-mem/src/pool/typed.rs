@@ -40,9 +40,9 @@ struct SliceMemory {
 }
 
 // SAFETY: the stream is that of the slice. A dropped block is placed again for a slice of the same stream, or of one
-// that waits for this stream first. Users of untyped blocks promise to order their uses after those of the former owner.
-// The pool keeps the memory until no block, window or graph uses it, and the streams of dropped slices are done. A leaked
-// clone of a block is never freed.
+// that waits for this stream first. Users of untyped blocks promise to order their uses after those of the former
+// owner. The pool keeps the memory until no block, window or graph uses it, and the streams of dropped slices are done.
+// A leaked clone of a block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -61,12 +61,13 @@ impl Drop for SliceMemory {
 
 impl SymmetricPool {
     /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
-    /// [`ProcessGroup`](process_group::ProcessGroup). It is an [`allocate`](Self::allocate) of as many bytes: every rank
-    /// allocates and drops its slices in the same order, and a commit makes their segments windows.
+    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of as many bytes: every
+    /// rank must allocate and drop its slices in the same order, and a commit makes their segments windows.
     ///
-    /// The block is freed in the order of `stream`. If slices of other streams were dropped before, `stream` first waits
-    /// for the work on these streams. The slice may be used on any stream of the context. An untyped block
-    /// at the place of a dropped slice must be ordered after the slice's stream by its user.
+    /// Dropping the slice frees its block without a wait for the device. A later slice of another stream may get the
+    /// memory, so this call makes `stream` wait for the work on all other streams on which slices were dropped. The
+    /// slice may be used on any stream of the context. The user of an untyped block at the place of a dropped slice
+    /// must order its uses after the work on the slice's stream.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;

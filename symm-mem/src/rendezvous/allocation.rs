@@ -209,8 +209,8 @@ pub trait PeerAllocator: Send + Sync {
     /// [`AllocationError`].
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
-    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, with the
-    /// mappings that peers have of it, and fail while a handle from an earlier call is alive
+    /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, so that
+    /// a rendezvous need not map it again. They fail while a handle from an earlier call is alive
     /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors
@@ -232,7 +232,7 @@ impl CudaAllocator {
     /// [grants](HandleTypes::granted) them.
     ///
     /// # Errors
-    /// [`AllocationError::Driver`] if the device has no memory left for a test of the handle types.
+    /// [`AllocationError::Driver`] if the device or the host has no memory left for a test of the handle types.
     pub fn new(context: &Context) -> Result<Self, AllocationError> {
         Ok(Self::with_handles(context, HandleTypes::granted(context)?))
     }

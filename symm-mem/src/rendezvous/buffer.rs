@@ -28,7 +28,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// Returns the pool's memory and the place in it, or `Err` with the allocation if it belongs to no pool.
+    /// Returns the pool's memory, and the segment and offset in it. `Err` has the allocation if it belongs to no pool.
     fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
         match self {
             Self::Pool(block) => Ok((block.memory(), block.placement())),
@@ -41,7 +41,7 @@ impl Memory {
 /// The whole allocation of a buffer, which peers map.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
-    /// The number in the process of an allocation that belongs to no pool.
+    /// The [number](super::fresh_number) of an allocation that belongs to no pool, or `None` for a segment.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,

@@ -31,9 +31,9 @@ pub enum WindowPeersError {
         /// The group.
         group: GroupId,
     },
-    /// The error of the communication library. Before NCCL 2.29 it does not report the addresses, and
-    /// [`CommError::Missing`] names that release. A [`rendezvous`](super::Rendezvous::rendezvous) for the same buffer
-    /// gives the same type with every release.
+    /// The error of NCCL. NCCL reports the addresses since release 2.29; an older release causes
+    /// [`CommError::Missing`]. [`rendezvous`](super::Rendezvous::rendezvous) also provides a buffer's [`PeerBuffers`],
+    /// and needs no particular release.
     #[error(transparent)]
     Comm(#[from] CommError),
     /// The error of the driver.
@@ -85,7 +85,7 @@ impl PeerBuffers {
     }
 
     /// Returns every rank's memory of a window of `communicator`, as NCCL has mapped it (2.29 and later). Contacts no
-    /// other rank.
+    /// other rank. `deadline` limits the calls of NCCL.
     ///
     /// # Safety
     /// The addresses are valid only while the window is registered. They must not be used after that.
@@ -166,11 +166,11 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
     Ok(array)
 }
 
-/// The identity of a group's rendezvous in the allocations' caches.
+/// Identifies a [`Rendezvous`](super::Rendezvous) in the caches of the allocations. Compared by address.
 pub(super) type RendezvousKey = Arc<()>;
 
-/// The cache of an allocation's peer mappings, by the group's rendezvous and the number of the segment. It is stored
-/// in the allocation, and freed with it.
+/// The [`PeerBuffers`] of an allocation or of a pool's segments, by the [`Rendezvous`](super::Rendezvous) and the
+/// number of the segment. The cache is stored in the allocation or the pool, and freed with it.
 #[derive(Debug, Default)]
 pub(crate) struct PeerMappingCache {
     entries: Mutex<Vec<PeerMapping>>,
@@ -195,19 +195,20 @@ impl PeerMappingCache {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the peers of a segment, and the number of the rendezvous that mapped them.
+    /// Returns the buffers of a segment, and the number of the rendezvous that mapped them. `None` if there are none.
     pub(super) fn get(&self, group: &RendezvousKey, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
         let mappings = self.lock();
         let mapping = mappings.iter().find(|mapping| mapping.is(group, ordinal))?;
         Some((mapping.since, mapping.buffers.clone()))
     }
 
-    /// Removes the peers of these segments, for all groups. Their mappings are unmapped, unless a handle keeps them.
+    /// Removes the buffers of these segments, for all groups. The peers' memory is unmapped, unless a handle keeps it.
     pub(crate) fn forget(&self, ordinals: &[u32]) {
         self.lock().retain(|mapping| !ordinals.contains(&mapping.ordinal));
     }
 
-    /// Adds a segment's peers, and removes the peers of groups that are gone.
+    /// Sets the buffers of a segment for `group`, and removes the entries of every [`Rendezvous`](super::Rendezvous)
+    /// that has been dropped.
     pub(super) fn put(&self, group: &RendezvousKey, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
         let mut mappings = self.lock();
         mappings.retain(|mapping| mapping.group.strong_count() > 0 && !mapping.is(group, ordinal));

@@ -131,7 +131,8 @@ impl GroupInfo {
         CallContext::of_group(operation, self.id, Some(self.name.clone()))
     }
 
-    /// Makes the error of an agreement of the group's members that has failed.
+    /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
+    /// replaces `kind`, unless `kind` is a refusal that all members got and that is not about missing members.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
@@ -183,8 +184,8 @@ impl Groups {
     /// Sets a group's information.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`], even for the same information: a repeated name denotes a new group with an old
-    /// name.
+    /// [`GroupInfoError::AlreadySet`] if the name is set, even with the same information: a second group of this name
+    /// is not the same group.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +210,8 @@ impl Groups {
         })
     }
 
-    /// Removes a group that has ended, so that its name can be set again.
+    /// Removes a group, so that its name can be set again. Call it after the group has ended. Returns the group's
+    /// information, or `None` if no group of this name was set.
     pub fn forget(&self, name: &str) -> Option<GroupInfo> {
         self.by_name.lock().unwrap_or_else(PoisonError::into_inner).remove(name)
     }

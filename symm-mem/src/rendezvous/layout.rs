@@ -2,7 +2,7 @@
 
 use process_group::comm::DataType;
 
-/// A shape with strides, in elements.
+/// A shape with strides, in elements, and the data type of the elements.
 ///
 /// ```
 /// use process_group::comm::DataType;
@@ -68,7 +68,7 @@ impl Layout {
         self.shape.iter().try_fold(1usize, |all, length| all.checked_mul(*length))
     }
 
-    /// The number of bytes from the first element to the end of the last; `None` on overflow.
+    /// The number of bytes from the first element to the end of the last, 0 without elements; `None` on overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         if self.shape.contains(&0) {

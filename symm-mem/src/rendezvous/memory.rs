@@ -19,7 +19,8 @@ pub struct PeerView {
 /// cheap.
 ///
 /// It keeps this rank's memory and the mappings of the other ranks' memory, until all handles on this rank are
-/// dropped. Do not drop it while work on the devices uses the memory: unmapping does not wait for that work.
+/// dropped. Do not drop the last handle while work on the devices uses the memory: unmapping does not wait for that
+/// work.
 #[derive(Clone)]
 pub struct SymmetricMemory {
     pub(super) group: Arc<Inner>,
@@ -59,7 +60,7 @@ impl SymmetricMemory {
         &self.buffer
     }
 
-    /// The allocations that contain the ranks' buffers, each at [`offset`](Self::offset) bytes.
+    /// The ranks' allocations. Each contains the buffer of its rank, at [`offset`](Self::offset) bytes.
     #[must_use]
     pub fn buffers(&self) -> &PeerBuffers {
         &self.peers
@@ -83,7 +84,7 @@ impl SymmetricMemory {
         self.buffer.bytes()
     }
 
-    /// The address of a rank's buffer.
+    /// The address of a rank's buffer, as seen by this rank's device.
     ///
     /// # Errors
     /// [`ViewError::NoSuchRank`].

@@ -26,13 +26,13 @@
 //! | [`protocol`] | the agreement without I/O |
 //! | `share` | transfers memory between processes |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: such memory, or a block of a pool |
-//! | `buffers`, `memory`, `layout` | [`PeerBuffers`], [`SymmetricMemory`], its views |
+//! | `buffers`, `memory`, `layout`, `error` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | the ranks' signals to each other, and their order |
 //! | `group` | [`GroupInfo`]: the required information on a group |
 //!
-//! An allocation is mapped once for a group. Blocks of one pool segment share the mapping of the first of them. The
-//! allocation and the handles keep the mappings; the last one to be dropped unmaps them. A peer's mapping keeps the
-//! pages allocated, so no rank can free memory that another rank has mapped.
+//! An allocation is mapped once for a group. In a pool, the whole segment is mapped, so all its blocks share one
+//! mapping. The allocation and the handles keep the mappings; the last one to be dropped unmaps them. A peer's mapping
+//! keeps the pages allocated, so no rank can free memory that another rank has mapped.
 
 mod allocation;
 mod buffer;
@@ -167,7 +167,7 @@ impl fmt::Debug for Inner {
 
 impl Inner {
     fn pads(&self) -> &Pads {
-        // No other code gets this value before the pads are set.
+        // Only `Rendezvous::new` has an `Inner` whose pads are not set, and does not call this.
         self.pads.get().expect("a group's rendezvous begins with its pads")
     }
 
@@ -198,8 +198,8 @@ impl Rendezvous {
     ///
     /// # Errors
     /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member gets another kind if its
-    /// store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), or if it cannot read the
-    /// decision ([`ErrorKind::Unreadable`]).
+    /// store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), if it cannot read the
+    /// decision ([`ErrorKind::Unreadable`]), or for a bug of this crate ([`ErrorKind::OutOfStep`]).
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
@@ -236,16 +236,15 @@ impl Rendezvous {
     /// is already mapped on all members, it is not mapped again.
     ///
     /// # Errors
-    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused), before their deadlines, or one of
-    /// the other errors of [`new`](Self::new).
+    /// Those of [`new`](Self::new). [`RendezvousOptions::deadline`] states the time limits.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         let (_, peers) = self.map(&buffer)?;
         Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
     }
 
-    /// A [rendezvous](Self::rendezvous). Returns the peers, and the number of the rendezvous that mapped them, which is
-    /// equal on all members.
+    /// Like [`rendezvous`](Self::rendezvous), but returns all ranks' allocations, and the number of the rendezvous that
+    /// mapped them. The number is equal on all members.
     pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let mapped = self.mapping(buffer).map(|(since, _)| since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
@@ -283,7 +282,7 @@ impl Rendezvous {
     /// Local.
     ///
     /// # Errors
-    /// [`ErrorKind::RendezvousMissing`].
+    /// [`ErrorKind::RendezvousMissing`] if there was no such rendezvous.
     pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         match buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()) {
@@ -292,8 +291,8 @@ impl Rendezvous {
         }
     }
 
-    /// The peers of `buffer` from an earlier rendezvous, and the number of that rendezvous, which is equal on all
-    /// members. Local.
+    /// Returns all ranks' allocations from an earlier rendezvous for `buffer` or for another block of its segment, and
+    /// the number of that rendezvous, which is equal on all members. `None` if there was no such rendezvous. Local.
     pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<(u64, Arc<PeerBuffers>)> {
         buffer.peer_mappings().get(&self.inner.key, buffer.ordinal())
     }
@@ -304,16 +303,16 @@ impl Rendezvous {
         let _ = self.meet(Err(cause));
     }
 
-    /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. Nothing else uses this
-    /// prefix.
+    /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. The rendezvous itself
+    /// has used the same prefix. `None` if the mapping is no longer in the cache.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let Inner { info, identity, .. } = &*self.inner;
         let (since, _) = self.mapping(&memory.buffer)?;
         Some(prefix(info.id(), identity.life, since))
     }
 
-    /// Runs one rendezvous, with or without memory of this rank. Returns the peers, and the number of the rendezvous
-    /// that mapped them.
+    /// Runs one rendezvous, with memory of this rank, or with the reason why it has none. Returns all ranks'
+    /// allocations, and the number of the rendezvous that mapped them.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let Inner { info, context, options, .. } = &*self.inner;
         // Mapping must not become part of an open capture, or invalidate it.

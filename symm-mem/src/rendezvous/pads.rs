@@ -3,10 +3,13 @@
 //! Order of operations: a *slot* is this rank's signals to one peer on one channel, or its waits for one peer on one
 //! channel. Operations on one slot run in the order in which the host enqueued them, on any streams. A barrier uses
 //! every slot of its channel. The pads order nothing else: different channels are independent, and so are waits and
-//! puts of one channel. But operations on one stream are ordered by the stream. So an operation must not lie behind a
-//! wait on its stream, if the signal that ends the wait depends on the operation. If the streams do not add such an
-//! order, the ranks cannot deadlock under this condition: on every channel, each pair of ranks enqueues its puts, its
-//! barriers and the waits for these puts in matching order.
+//! puts of one channel.
+//!
+//! The ranks cannot deadlock under two conditions:
+//! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
+//!   order.
+//! - A stream also orders its operations. If the signal for a wait depends on an operation of the same rank, the
+//!   operation is not enqueued after the wait on the same stream.
 //!
 //! Captured operations are ordered by their graph only.
 
@@ -93,7 +96,8 @@ impl Pads {
         }
     }
 
-    /// Enqueues an operation after earlier operations on the same slots.
+    /// Enqueues an operation after earlier operations on the same slots. If `stream` is being captured, only calls
+    /// `launch`.
     pub(super) fn enqueue(
         &self,
         stream: &Stream,
@@ -112,8 +116,8 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // An event that is referenced by exactly these slots can be recorded again for this operation, which runs
-        // after it. The clone here accounts for one more reference.
+        // If exactly these slots refer to one event, that event is recorded again, because this operation runs after
+        // the previous one. The clone in `first` is one more reference.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));
@@ -133,7 +137,7 @@ impl Pads {
 }
 
 impl Drop for Pads {
-    /// Waits for the enqueued operations. Every kernel ends by its deadline.
+    /// Waits for the enqueued operations, except for those of graphs. The deadlines of the kernels bound the wait.
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {

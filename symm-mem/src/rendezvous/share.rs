@@ -1,5 +1,5 @@
-//! Transfer of physical memory between ranks: by value in one process, by file descriptor on one host, by fabric
-//! handle between hosts.
+//! Transfer of physical memory between ranks: by a clone of its handle in one process, by file descriptor on one host,
+//! by fabric handle between hosts.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ pub(crate) fn process() -> u64 {
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
-/// The memory that this rank offers to the others, until it is dropped.
+/// Offers memory of this rank to the other ranks. Dropping this value ends the offer.
 pub(super) struct Offer {
     listener: Listener,
     descriptor: Option<OwnedFd>,
@@ -70,7 +70,7 @@ impl Offer {
 }
 
 /// Maps the memory offered by the other ranks. `place` is the index of this rank in `records`, and `own` the address
-/// of its memory.
+/// of its memory. On failure, returns the outcome that this rank posts.
 pub(super) fn share(
     context: &Context,
     offer: &Offer,
@@ -96,7 +96,8 @@ pub(super) fn share(
     PeerBuffers::mapped(context, (place, addresses), bytes, mappings).map_err(failed)
 }
 
-/// Fetches every rank's memory, in the group's order; `None` for this rank's own.
+/// Fetches every rank's memory, in the group's order; the entry of this rank is `None`. On failure, returns the outcome
+/// that this rank posts.
 fn fetch(
     context: &Context,
     offer: &Offer,

@@ -15,12 +15,13 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 ///
 /// Operations on one slot (a direction, a peer, a channel) run in the order in which this rank enqueued them, on any
 /// streams. All other operations are independent: those with another channel or another peer, and a wait and a put of
-/// one channel. So an operation that waits for its peer delays no operation on other slots and streams. A barrier uses
-/// all slots of its channel. Captured operations are ordered by their graph.
+/// one channel. So an operation that waits for its peer delays only later operations on its slot or its stream. A
+/// barrier uses all slots of its channel. Captured operations are ordered by their graph.
 ///
-/// Each operation ends by its deadline, with or without its peer. A late operation does not damage the context.
-/// [`check`](Self::check) reports it, and from then on the signals of this rank do nothing. A new
-/// [`Rendezvous`](super::Rendezvous) has new pads.
+/// `deadline` limits each wait of an operation, from the start of the wait on the device. A put or a wait waits once. A
+/// barrier waits twice for each peer, for all peers at the same time. An operation that exceeds the deadline ends, and
+/// does not damage the context. [`check`](Self::check) reports it, and from then on the signals of this rank do
+/// nothing. A new [`Rendezvous`](super::Rendezvous) has new pads.
 impl SymmetricMemory {
     /// The description of the ranks for kernels. Its buffers are the allocations, which contain this buffer at
     /// [`offset`](Self::offset) bytes. It is valid while this handle lives.
@@ -45,8 +46,8 @@ impl SymmetricMemory {
     /// all ranks after it.
     ///
     /// # Safety
-    /// If a graph captures this call, no launch of the graph may run or follow after the last handle to the group's
-    /// memory and its [`Rendezvous`](super::Rendezvous) are dropped. Without a capture, there is no requirement.
+    /// If a graph captures this call, a clone of the [`Rendezvous`](super::Rendezvous), or a [`SymmetricMemory`] from
+    /// it, must be alive until every launch of the graph has ended. Without a capture, there is no requirement.
     ///
     /// # Errors
     /// [`KernelError`] for a channel out of range, a deadline of 0, more ranks than kernels support, a device that is
@@ -68,7 +69,8 @@ impl SymmetricMemory {
     }
 
     /// Signals `rank` on a channel. This rank's earlier writes on this stream are visible to `rank` after its
-    /// [`wait_signal`](Self::wait_signal). Waits, on the stream, until the previous signal was consumed.
+    /// [`wait_signal`](Self::wait_signal). Waits, on the stream, until `rank` has consumed the previous signal of this
+    /// rank on the channel.
     ///
     /// # Safety
     /// As for [`barrier`](Self::barrier).
@@ -118,7 +120,7 @@ impl SymmetricMemory {
         self.group.pads().fault.check()
     }
 
-    /// The first late signal, if there is one. Makes no driver call.
+    /// The first late signal, or `None`. Makes no driver call.
     #[must_use]
     pub fn late(&self) -> Option<Late> {
         self.group.pads().fault.read()

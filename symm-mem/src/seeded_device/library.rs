@@ -50,7 +50,7 @@ impl Group {
         Self::new(api, 0, (0..size).collect(), handle)
     }
 
-    /// Splits off the group of the members with the same colour.
+    /// Splits off the group of the members with the same color as `rank`. Its uid is `uid` plus that color.
     pub(super) fn split(&self, uid: u64, color: impl Fn(u32) -> u32, rank: u32) -> Self {
         let mut child = ptr::null_mut();
         let own = color(rank);
@@ -83,7 +83,7 @@ impl Group {
         }
     }
 
-    /// Returns whether it was neither aborted nor destroyed.
+    /// Returns whether the communicator was neither aborted nor destroyed.
     pub(super) fn is_alive(&self) -> bool {
         self.handle().is_some()
     }
@@ -98,7 +98,8 @@ impl Group {
         assert!(code == ncclResult_t::ncclSuccess || !self.is_alive(), "ncclAllReduce: {code:?}");
     }
 
-    /// Registers windows in one NCCL group, and blocks until all members have done so.
+    /// Registers windows in one NCCL group. Blocks until all members have done so, a call fails, or the communicator is
+    /// aborted.
     fn register(&self, windows: &[(DevicePtr, usize)]) -> Registration {
         let mut handles: Vec<ncclWindow_t> = vec![ptr::null_mut(); windows.len()];
         must!(self.api, ncclGroupStart());
@@ -133,8 +134,8 @@ impl Group {
 /// Result of a registration.
 pub(super) struct Registration {
     pub(super) outcome: Outcome,
-    /// A registration call failed on this rank before it waited for the other members. Not set if the communicator was
-    /// aborted.
+    /// True if a registration call failed on this rank before it waited for the other members, and the communicator was
+    /// not aborted.
     pub(super) refused: bool,
 }
 
@@ -146,7 +147,7 @@ pub(super) struct Job {
     pub(super) answer: Arc<Queue<Registration>>,
 }
 
-/// The rank's service actor. It makes the library's blocking calls, so that the rank can keep its deadline.
+/// Runs the rank's service actor. It makes the library's blocking calls, so that the rank can keep its deadline.
 pub(super) fn serve(jobs: &Queue<Job>) {
     while let Some(Job { group, context, windows, answer }) = jobs.take("windows to register", None) {
         let register = || answer.put(group.register(&windows));
@@ -154,7 +155,7 @@ pub(super) fn serve(jobs: &Queue<Job>) {
     }
 }
 
-/// A fresh name for a communicator.
+/// Returns a new NCCL unique id for a communicator.
 pub(super) fn unique_id(api: &Api) -> ncclUniqueId {
     let mut id = ncclUniqueId { internal: [0; 128] };
     must!(api, ncclGetUniqueId(&mut id));

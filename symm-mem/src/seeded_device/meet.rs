@@ -100,7 +100,7 @@ impl Rank {
         })
     }
 
-    /// This rank's record for the others.
+    /// Returns this rank's record for the others.
     fn record(&self, uid: u64, number: u64, members: &[u32]) -> Record {
         let block =
             self.first_block().map(|(place, _)| (place, &self.arena.segments()[place.ordinal as usize]));
@@ -135,7 +135,8 @@ impl Rank {
         }
     }
 
-    /// Maps the memory that the others share.
+    /// Maps the memory that the other members share, and adds the mappings to `peers`. Returns the outcome, which names
+    /// the members whose memory is gone.
     fn map(&self, uid: u64, round: u64, records: &[Record], peers: &mut Peers) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.rank == self.scenario.culprit {
             return Outcome::Failed { cause: "no addresses".to_owned() };

@@ -45,7 +45,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// A store for `clients` clients; a message takes up to `slowest` µs.
+    /// Creates a store for `clients` clients. A piece of a message takes up to `slowest` µs.
     pub(super) fn new(random: Random, slowest: u64, clients: u64) -> Self {
         let server =
             Server::new(ServerLimits { greeting: Duration::from_secs(60), ..ServerLimits::default() });
@@ -58,12 +58,12 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks a rank as lost; all learn that at once.
+    /// Marks a rank as lost. All ranks learn this at once.
     pub(super) fn lose(&self, rank: u32) {
         self.state().lost = Some(rank);
     }
 
-    /// Returns the one of `members` that is lost.
+    /// Returns the one of `members` that is lost, or `None`.
     pub(super) fn lost(&self, members: &[u32]) -> Option<u32> {
         self.state().lost.filter(|rank| members.contains(rank))
     }
@@ -73,7 +73,7 @@ impl Network {
         self.lost(members).is_some()
     }
 
-    /// The store's actor: serves until all clients have connected and closed.
+    /// Runs the store's actor: serves requests until all clients have connected and closed.
     pub(super) fn serve(&self) {
         loop {
             let (due, over) = {
@@ -150,7 +150,7 @@ impl State {
     }
 }
 
-/// Waits for `condition`, or until `due`.
+/// Waits for `condition`, or until the time `due` of the scheduler's clock.
 fn wait(signal: &Signal, what: &str, due: Option<Duration>, condition: impl FnMut() -> bool) {
     match sched::wait(signal, || what.to_owned(), due, condition) {
         Ok(()) | Err(WaitError::TimedOut { .. }) => {}
@@ -183,14 +183,15 @@ impl Connection {
         connection
     }
 
-    /// Makes a request that does not wait.
+    /// Makes a request that does not wait for a key, and returns the reply.
     pub(super) fn ask(&mut self, request: Request) -> Option<Reply> {
         let name = request.name();
         self.drive(client::Input::Call(Call::Now(request)))
             .unwrap_or_else(|failure| panic!("the store does not serve {name}: {failure:?}"))
     }
 
-    /// Returns the value under `key` once it exists; `None` if it does not until `deadline`.
+    /// Returns the value under `key` once it exists. Returns `None` if it does not exist until the time `deadline` of
+    /// the scheduler's clock.
     pub(super) fn get(&mut self, key: String, deadline: Duration) -> Option<Vec<u8>> {
         let key = key.into_bytes();
         let then = Some(Request::Get { key: key.clone() });
@@ -242,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Time of arrival of the next bytes.
+    /// Time of arrival of the next bytes, or `None` if none are in flight.
     fn due(&self) -> Option<Duration> {
         self.network.state().links.get(&self.id)?.down.front().map(|(due, _)| *due)
     }

@@ -21,9 +21,9 @@ struct Told<'a> {
     ended: &'a [&'a Ended],
     scenario: &'a Scenario,
     members: &'a [u32],
-    /// True for the last meeting of its group, which has a longer deadline than the others.
+    /// True for the second commit or rendezvous of the group, which has a longer deadline than the first.
     last: bool,
-    /// The first request for which the culprit's device had no memory.
+    /// The index of the first request for which the culprit's device had no memory.
     lacking: Option<u64>,
     /// Prefix of failure messages.
     at: String,
@@ -210,16 +210,16 @@ impl Told<'_> {
         }
     }
 
-    /// The culprit must be missing. Others may be too, since a rank that knows of the death does not wait for their
-    /// outcomes.
+    /// Checks that the culprit is missing. Others may be too, because a rank that knows of the death does not wait for
+    /// their outcomes.
     fn check_lost(&self, missing: &[u32], text: &str) {
         let Self { scenario: Scenario { culprit, .. }, members, at, .. } = self;
         assert!(missing.contains(culprit), "{at}: {text}");
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
     }
 
-    /// Checks that there is a reason for the missing ranks. The last meeting must miss no rank, except if one was
-    /// killed.
+    /// Checks that there is a reason for the missing ranks. In the last meeting only a killed culprit, or a rank that
+    /// knew of the death, may be missing.
     fn check_missing(&self, missing: Vec<u32>, text: &str) {
         let Self { scenario: Scenario { trouble, culprit, .. }, members, last, at, .. } = self;
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");

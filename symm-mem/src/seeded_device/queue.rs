@@ -37,7 +37,8 @@ impl<T> Queue<T> {
         self.signal.notify();
     }
 
-    /// Returns the next item; `None` once the queue is closed and empty, or if nothing came until `deadline`.
+    /// Returns the next item. Returns `None` once the queue is closed and empty, or if nothing came until the time
+    /// `deadline` of the scheduler's clock. `what` names the wait in error messages.
     pub(super) fn take(&self, what: &str, deadline: Option<Duration>) -> Option<T> {
         let waited = sched::wait(
             &self.signal,

@@ -53,7 +53,7 @@ pub(super) enum Said {
     Meet(Result<u64, protocol::Ending>),
 }
 
-/// A meeting on one rank.
+/// A meeting on one rank. `begun` and `ended` are times of the scheduler's clock. `deadline` is relative to `begun`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ended {
     pub(super) rank: u32,
@@ -64,11 +64,11 @@ pub(super) struct Ended {
     pub(super) begun: Duration,
     pub(super) ended: Duration,
     pub(super) deadline: Duration,
-    /// A registration call was refused on this rank.
+    /// True if a registration call failed on this rank before it waited for the other members.
     pub(super) refused: bool,
-    /// The sum over the group was correct, or the contents of peers' memory were; `None` if that was not checked.
+    /// Whether the sum over the group, or the contents of peers' memory, were correct. `None` if this was not checked.
     pub(super) right: Option<bool>,
-    /// The first request of the rank for which its device had no memory.
+    /// The index of the rank's first request for which its device had no memory.
     pub(super) lacking: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Rank {
     taken: Option<DeviceMemory>,
     pub(super) source: Arc<VirtualMemorySource>,
     pub(super) arena: SymmetricArena,
-    /// The block of each request.
+    /// The block of each request, or `None` if the device had no memory for it.
     blocks: Vec<Option<Placement>>,
     pub(super) lacking: Option<u64>,
     pub(super) members: BTreeMap<u64, Member>,
@@ -122,7 +122,7 @@ pub(super) struct Rank {
     queues: Vec<Arc<Queues>>,
 }
 
-/// The rank's actor, from joining its communicators to their end.
+/// Runs the rank's actor, from joining its communicators to their end. Returns its meetings.
 pub(super) fn live(start: Start) -> Vec<Ended> {
     let _leave = Leave(start.queues[start.rank as usize].clone());
     let mut rank = Rank::join(start);
@@ -206,7 +206,7 @@ impl Rank {
         }
     }
 
-    /// The block of the first request, if there was memory for it.
+    /// Returns the block of the first request and its address, if there was memory for it.
     pub(super) fn first_block(&self) -> Option<(Placement, DevicePtr)> {
         let placement = (*self.blocks.first()?)?;
         Some((placement, DevicePtr(self.arena.address(placement)?)))
@@ -225,7 +225,7 @@ impl Rank {
         for group in order {
             self.visit(group, Policy::Strict, DEADLINE, ended)?;
         }
-        // Once more with ample time: the ranks must agree as far as they can.
+        // A second round with a long deadline: the ranks must agree as far as they can.
         let absent = |members: &[u32]| trouble == Trouble::Absent && members.contains(&culprit);
         let order: Vec<u64> =
             self.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
@@ -338,7 +338,8 @@ impl Rank {
         }
     }
 
-    /// Runs the commit's state machine to its end.
+    /// Runs the commit's state machine to its end, and returns its result. Sets `refused` if a registration call failed
+    /// on this rank before it waited for the other members. Returns an error if the rank dies.
     fn agree(
         &mut self,
         beginning: Beginning<CommitProtocol>,
@@ -378,7 +379,7 @@ impl Rank {
         }
     }
 
-    /// Makes a request to the store. A wait ends once one of `members` is lost.
+    /// Makes a request to the store. If the scenario kills a rank, a wait ends once one of `members` is lost.
     pub(super) fn ask(&mut self, request: agreement::Request, members: &[u32]) -> Answer {
         match request {
             agreement::Request::Enter { ref key, .. } | agreement::Request::Leave { ref key, .. } => {
@@ -487,7 +488,7 @@ impl Rank {
         let reduce = || group.all_reduce(at, COUNT, &self.stream);
         self.context.with_current(reduce).expect("the device is well");
         let made = self.stream.synchronize();
-        // The group was aborted, because a member was lost before it joined the all-reduce.
+        // If the group is not alive, it was aborted because a member was lost before it joined the all-reduce.
         if !group.is_alive() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Random choices of a seed: the number of ranks, their allocations, and the fault.
+//! Random choices of a seed: the number of ranks, their allocations, the fault, and the time of messages.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::simulation::Random;
 
 const MIB: u64 = 1 << 20;
 
-/// Deadline of the first meetings.
+/// Deadline of the first commit and rendezvous of each group.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 /// Deadline of later meetings: enough for a rank that has waited for absent ranks in all of its other groups.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
@@ -23,15 +23,15 @@ pub(super) enum Trouble {
     Extra(u64),
     /// The culprit's device has only this many bytes left for the culprit's pool.
     Exhausted(u64),
-    /// The culprit arrives this much later.
+    /// The culprit arrives this much later at its first meeting.
     Late(Duration),
-    /// The culprit does not commit.
+    /// The culprit takes part in no meeting.
     Absent,
     /// The registration call with this number, counted over all ranks from 1, fails.
     RegistrationFails(u64),
     /// The registration call with this number, counted over all ranks from 1, is delayed by this time.
     RegistrationSlow(u64, Duration),
-    /// The culprit visits its groups in the opposite order.
+    /// The culprit runs the first commit and rendezvous of its groups in the opposite order of groups.
     Swapped,
     /// The culprit has another release of the library.
     OtherRelease,
@@ -39,7 +39,7 @@ pub(super) enum Trouble {
     OtherEnvironment,
     /// The culprit cannot map its peers' memory.
     CannotMap,
-    /// The culprit dies at this step of its meetings.
+    /// The culprit dies at the step with this number, counted from 1 over all of its meetings.
     Killed(u64),
 }
 
@@ -98,7 +98,7 @@ impl Scenario {
         }
     }
 
-    /// The fault to inject into the library.
+    /// Returns the fault to inject into the library, if there is one.
     pub(super) fn injection(&self) -> Option<Injection> {
         const CALL: &str = "ncclCommWindowRegister";
         match self.trouble {
@@ -113,7 +113,7 @@ impl Scenario {
         }
     }
 
-    /// The allocations of `rank`, in bytes.
+    /// Returns the allocations of `rank`, in bytes.
     pub(super) fn requests(&self, rank: u32) -> Vec<u64> {
         let mut requests = self.blocks.clone();
         if let Trouble::Extra(bytes) = self.trouble
@@ -124,7 +124,7 @@ impl Scenario {
         requests
     }
 
-    /// The library's capabilities on `rank`.
+    /// Returns the library's capabilities on `rank`.
     pub(super) fn capabilities(&self, rank: u32) -> Capabilities {
         let (library, windows) = (22809, WindowSupport::Available);
         match self.trouble {
@@ -137,7 +137,7 @@ impl Scenario {
         }
     }
 
-    /// Bytes of `rank`'s device that are left for its pool; `None` if all are.
+    /// Returns the bytes of `rank`'s device that are left for its pool, or `None` if nothing is taken from the device.
     pub(super) fn left(&self, rank: u32) -> Option<u64> {
         match self.trouble {
             Trouble::Exhausted(left) if rank == self.culprit => Some(left),

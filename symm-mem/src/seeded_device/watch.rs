@@ -33,13 +33,14 @@ impl Queues {
 
 /// A request to the rank's watch actor.
 pub(super) enum Watch {
-    /// Abort the group if the verdict says that it is dead, and comes before the registration is over.
+    /// Abort the group if the verdict under `key` says that it is dead, and exists before `over` is set and before the
+    /// time `until` of the scheduler's clock. `over` is set once the rank stops waiting for the registration.
     Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
-    /// Abort the groups of a rank that is lost.
+    /// Abort this rank's groups that contain the lost rank with this number.
     Lost(u32),
 }
 
-/// The rank's watch actor.
+/// Runs the rank's watch actor.
 pub(super) fn watch(network: Arc<Network>, queues: &Queues) {
     let mut store = Connection::open(network);
     while let Some(watch) = queues.watches.take("something to watch", None) {

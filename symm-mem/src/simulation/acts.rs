@@ -1,5 +1,5 @@
-//! Executes the programs of ranks. Actions of a rank alone are done here. Actions that need other ranks begin a meeting
-//! of `meetings` or `plans`.
+//! Executes the programs of ranks. Actions of a rank alone are done here. Actions that need other ranks begin a
+//! meeting, in `meetings` or `plans`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,8 @@ use super::{
 use crate::{Standing, agreement::PoolId, commit::several};
 
 impl World {
-    /// The rank continues its program.
+    /// Executes the next action of the rank's program, if there is one. Schedules the action after it, except if the
+    /// action begins a meeting, which schedules it at its end.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -97,7 +98,8 @@ impl World {
 
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let state = self.rank(rank);
-        // A failed allocation needs no check here. The pool's log records it, so the next commit finds the difference.
+        // A failed allocation needs no check here. The pool's log records it, so the next commit finds it if it did not
+        // fail on all members.
         let block = state.pool.allocate(bytes);
         state.observe();
         if let Ok(block) = block {
@@ -114,8 +116,8 @@ impl World {
         Ok(())
     }
 
-    /// Adds new operations of a rank's pool to the rank's identity hash. Checks that memory returned to the device is
-    /// not in use, and that the device got no invalid request.
+    /// Adds new operations of a rank's pool to the rank's identity hash. Checks that no graph uses the memory returned
+    /// to the device, that no communicator can access it, and that the device got no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe();
@@ -169,7 +171,7 @@ impl World {
         self.rank(rank).groups.insert(group, membership);
     }
 
-    /// Sends or receives a message, if this rank is one of its ends. The operation completes at once.
+    /// Counts a message as sent or received, if this rank is one of its ends and the group is not poisoned.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get(&group) else { return };
@@ -184,7 +186,9 @@ impl World {
         }
     }
 
-    /// Performs a collective of a group on a block, through the block's window if it has one, and checks the window.
+    /// Counts a collective of a group on a block, unless the group is poisoned, and records how the collective accesses
+    /// the block. Checks that the pool and the library have the same registration of the block. If this is a window,
+    /// checks that it is the same window on all members.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! A model of a rank's device memory for the segments of a pool: reused addresses, a capacity, and a record of freed
-//! memory.
+//! A model of a rank's device memory, for the segments of its pools and the memory that it lends: reused addresses, a
+//! capacity, and a record of freed memory.
 
 use std::{
     collections::BTreeMap,
@@ -8,12 +8,13 @@ use std::{
 
 use caching_alloc::core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError};
 
-/// Memory without contents. Freed addresses are handed out next, so that an address never identifies an allocation.
+/// Device memory without contents. An allocation gets the first gap that is large enough. So addresses are reused, and
+/// an address does not identify an allocation.
 #[derive(Debug)]
 pub(super) struct Device {
     rank: u32,
     base: u64,
-    /// True if new memory gets a lower address than earlier memory.
+    /// True if addresses are allocated downwards from `base`, not upwards.
     falls: bool,
     capacity: u64,
     state: Mutex<State>,
@@ -31,8 +32,8 @@ impl Device {
         Self { rank, base, falls: false, capacity, state: Mutex::default() }
     }
 
-    /// Sets whether new memory gets lower addresses than earlier memory. The segments then have another order by
-    /// address than on other ranks.
+    /// Sets whether addresses are allocated downwards. The segments then have another order by address than on other
+    /// ranks.
     pub(super) fn falling(self, falls: bool) -> Self {
         Self { falls, ..self }
     }
@@ -47,7 +48,7 @@ impl Device {
         self.state().live.values().sum()
     }
 
-    /// A description of an invalid request, if there was one.
+    /// A description of the first invalid request, if there was one.
     pub(super) fn wrong(&self) -> Option<String> {
         self.state().wrong.clone()
     }

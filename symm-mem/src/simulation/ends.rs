@@ -1,4 +1,4 @@
-//! The ends of meetings, and the checks at the end of a run.
+//! The ends of meetings, and the check for leaks at the end of a run.
 
 use std::{
     mem,
@@ -27,7 +27,8 @@ use crate::{
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
-    /// A meeting has ended on a rank.
+    /// Ends the rank's meeting: passes the result to the pool, checks and records it, and schedules the next action. A
+    /// commit that leaves segments for plain registration begins the meeting about them instead.
     pub(super) fn end(&mut self, rank: u32, end: End) -> Result<(), Violation> {
         let said = end.said();
         let now = self.now;
@@ -146,7 +147,8 @@ impl World {
         Ok(())
     }
 
-    /// Ends a commit on a rank. Returns the number of segments left for plain registration.
+    /// Ends a commit on a rank. Checks that the new segments have the agreed state. Returns the number of new segments
+    /// that are left for plain registration: all of them if the commit found that windows are unsupported, else 0.
     fn end_commit(
         &mut self,
         rank: u32,
@@ -194,7 +196,8 @@ impl World {
         Ok(if left { report.new_segments } else { 0 })
     }
 
-    /// The rank's watchdogs report that another rank is dead. A wait of the rank in a group with the dead rank ends.
+    /// The rank's watchdogs report that rank `lost` is dead. If the rank waits at the store and
+    /// [`Rank::is_over`](super::rank::Rank::is_over) is true, its wait ends.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
@@ -208,7 +211,8 @@ impl World {
         Ok(())
     }
 
-    /// Drops everything, and checks that no resource is left.
+    /// Drops the state of all live ranks. Checks that no keys of meetings, no plans and no device memory are left, and
+    /// that no rank frees memory under its own windows.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

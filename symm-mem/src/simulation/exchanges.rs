@@ -18,14 +18,14 @@ use crate::exchange::{
     slots::Slots,
 };
 
-/// The number of slots that a rank has for its peers.
+/// The number of signal slots that a rank has for its peers in a group.
 pub(super) const CHANNELS: usize = 256;
-/// The number of allocations from which a rank draws those that it lends. A new allocation replaces one of them.
-/// Earlier plans keep the replaced one.
+/// The number of allocations that a rank lends in a group at a time. A new allocation replaces one of them. Earlier
+/// plans keep the replaced one.
 pub(super) const BUFFERS: u64 = 3;
 pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 
-/// Memory that a rank lends. The device gets it back when its last holder is dropped.
+/// Memory that a rank lends. It is freed when the last reference to it is dropped.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) id: AllocationId,
@@ -35,7 +35,7 @@ pub(super) struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // The device reports an error at the end of the run.
+        // The device records an error. It is checked at the end of the run.
         let _ = self.device.release(&self.memory);
     }
 }
@@ -92,7 +92,8 @@ impl Exchanges {
         }
     }
 
-    /// Returns true if the slot belongs to the plan with this key.
+    /// Returns true if `slot` belongs to the plan with this key. The rank may also hold that plan in a lease or in
+    /// quarantine.
     pub(super) fn has_slot(&self, key: &str, slot: usize) -> bool {
         let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
         let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));
@@ -103,7 +104,7 @@ impl Exchanges {
 /// A rank's current exchange.
 pub(super) struct Exchanging {
     pub(super) machine: Agreement<ExchangeProtocol>,
-    /// The plan whose memory the rank was asked to open.
+    /// The agreement whose memory the rank was asked to open.
     pub(super) acted: Option<protocol::Agreement>,
     pub(super) group: u64,
     pub(super) name: u64,
@@ -117,14 +118,14 @@ pub(super) struct Exchanging {
     pub(super) transfers: Vec<Transfer>,
 }
 
-/// A transfer, as known to all members.
+/// A one-sided transfer. All members draw the same transfers from the seed.
 #[derive(Debug, Clone)]
 pub(super) struct Transfer {
     pub(super) copier: u32,
     pub(super) lender: u32,
     pub(super) puts: bool,
     pub(super) buffer: u64,
-    /// True if the lender allocates new memory for it.
+    /// True if the lender allocates new memory for this transfer.
     pub(super) fresh: bool,
     pub(super) bytes: u64,
     pub(super) offset: u64,

@@ -34,7 +34,8 @@ impl Keys {
             Request::Post { key, .. } | Request::Add { key } | Request::Propose { key, .. } => {
                 self.repeated.insert(key.clone());
             }
-            // A rank's list of the agreements in which it takes part (`places/RANK`) is not removed.
+            // These write a rank's list of the agreements in which it takes part (`places/RANK`), which is never
+            // removed.
             Request::Enter { .. } | Request::Leave { .. } => {}
             Request::Fetch { .. } | Request::Check { .. } | Request::Await { .. } => {}
         }
@@ -50,7 +51,8 @@ impl Keys {
         }
     }
 
-    /// Returns true if the key belongs to a meeting before one in which all members took part.
+    /// Returns true if the key belongs to a meeting before one of the same pool and purpose in which all members took
+    /// part.
     fn is_of_earlier(&self, key: &str) -> bool {
         let parts: Vec<&str> = key.split('/').collect();
         let Some((round, subject)) = parts.get(..5).and_then(<[_]>::split_last) else { return false };
@@ -58,9 +60,9 @@ impl Keys {
         last.is_some_and(|last| round.parse::<u64>().is_ok_and(|round| round < *last))
     }
 
-    /// Returns a key of an agreement that was left under this trouble and should not be.
+    /// Returns a key that should have been removed by the end of a run with this trouble, or `None` if there is none.
     pub(super) fn left(&self, trouble: Trouble) -> Option<&String> {
-        // Keys of a rank that dies or loses the store may stay.
+        // Keys of a rank that dies, stops or loses the store may stay.
         if trouble.silences() {
             return None;
         }
@@ -78,7 +80,7 @@ impl Keys {
                 ["symm", _, _, _, _, "plain", ..] => !any_stay,
                 // A rank does not remove the keys of ranks that are not in its domain.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
-                // The next meeting removes what the last one has left.
+                // The keys of the last meeting may stay. Only the next meeting would remove them.
                 ["symm", _, "0", "retire" | "length", _, "members" | "records", ..] => {
                     self.is_of_earlier(key)
                 }

@@ -1,5 +1,6 @@
-//! A model of the communication library's windows. The registration calls of a communicator are paired by their order
-//! alone. None returns before all members have called, except one that fails.
+//! A model of the communication library's windows and plain registrations. The window registration calls of a
+//! communicator are paired by their order alone. Such a call returns when all members have called, or at once if it
+//! fails. Plain registration is local.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -21,12 +22,14 @@ impl fmt::Display for Life {
     }
 }
 
-/// A segment's memory on one rank. Two segments are the same if their identities are equal.
+/// The memory of a segment or a window on one rank. Two of them are the same segments if their sizes and identities are
+/// equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// A hash of all requests to the rank's pool until the segment was created.
+    /// A hash of all requests to the rank's pool until the segment was created. A window of several segments chains
+    /// their identities.
     pub(super) identity: u64,
 }
 
@@ -45,7 +48,7 @@ impl Extent {
 struct Call {
     extents: Vec<Extent>,
     token: u64,
-    /// True if the call waits for the other members' calls. False if it has failed.
+    /// False if the call has failed at once, so that it does not wait for the other members' calls.
     open: bool,
 }
 
@@ -54,10 +57,10 @@ struct Call {
 struct Side {
     gone: bool,
     calls: Vec<Call>,
-    /// The windows by serial; true if still registered.
+    /// The windows by serial, each with true if it is still registered.
     windows: Vec<(Extent, bool)>,
     deregistered: Vec<u64>,
-    /// Memory that is registered and not a window.
+    /// Memory registered by [`Library::register_plainly`].
     plain: Vec<Extent>,
 }
 
@@ -93,7 +96,7 @@ impl Library {
         self.communicators.entry(group).or_insert_with(all).sides.insert(rank, Side::default());
     }
 
-    /// Ends a rank's side of a communicator, with its windows.
+    /// Ends a rank's side of a communicator, with its windows and plain registrations.
     pub(super) fn leave(&mut self, group: Life, rank: u32) {
         if let Some(side) = self.side_mut(group, rank) {
             side.gone = true;
@@ -112,9 +115,10 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Registers windows of a member. When the last member calls, the calls of all members succeed, and this returns
-    /// all members. Before that, it returns none. A call with `fails` fails at once. If one member's call has failed,
-    /// or a member has left, the other members' calls never return.
+    /// Begins a member's call that registers windows. If this is the last member's call, the calls of all members
+    /// succeed, and this returns all members. Before that, it returns an empty list. A call with `fails` fails at once.
+    /// If one member's call has failed, or a member has left, the other members' calls never return. Then this returns
+    /// an empty list too.
     ///
     /// # Errors
     /// The member has left, it registers memory twice, or the members' calls are for different segments.
@@ -181,7 +185,10 @@ impl Library {
         }
     }
 
-    /// Deregisters a window of a rank. All members must do so in the same order.
+    /// Deregisters a window of a rank. Does nothing if the rank has left the communicator.
+    ///
+    /// # Errors
+    /// The window is not registered, or the members deregister their windows in different orders.
     pub(super) fn deregister(&mut self, group: Life, rank: u32, serial: u64) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
         let window = side.windows.get_mut(serial as usize).filter(|(_, live)| *live);
@@ -203,7 +210,11 @@ impl Library {
         Ok(())
     }
 
-    /// Registers memory of a rank, as `ncclCommRegister` does. This is local and does not wait.
+    /// Registers memory of a rank, as `ncclCommRegister` does. This is local and does not wait. Does nothing if the
+    /// rank has left the communicator.
+    ///
+    /// # Errors
+    /// The memory overlaps memory that is registered already.
     pub(super) fn register_plainly(
         &mut self,
         group: Life,
@@ -218,7 +229,11 @@ impl Library {
         Ok(())
     }
 
-    /// Deregisters memory that [`register_plainly`](Self::register_plainly) has registered.
+    /// Deregisters memory that [`register_plainly`](Self::register_plainly) has registered. Does nothing if the rank
+    /// has left the communicator.
+    ///
+    /// # Errors
+    /// The memory is not registered.
     pub(super) fn deregister_plainly(
         &mut self,
         group: Life,
@@ -252,9 +267,9 @@ impl Library {
         side.windows.get(serial as usize).filter(|(_, live)| *live).map(|(extent, _)| *extent)
     }
 
-    /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, and the member that has
-    /// them registered. That is `rank` for a plain registration. For a window, it can be any member, because each
-    /// member's window maps the memory of all members.
+    /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, if there is one, and the
+    /// member that has them registered. That is `rank` for a plain registration. For a window, it can be any member,
+    /// because each member's window maps the memory of all members.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
             // If the rank's own side is gone, so are its registrations.

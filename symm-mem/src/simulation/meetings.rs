@@ -38,14 +38,16 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
-        // The culprit is in another generation of the domain, where it meets no other rank. So its meetings get an
-        // epoch of their own.
+        // The oracle groups meetings by epoch. The culprit is in another generation of the domain, where it meets no
+        // other rank. So its meetings about pools get another epoch.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
-    /// The deadline of a rank in a meeting for which the program gives `deadline`.
+    /// Returns the time limit of a rank in a meeting, counted from its begin. This is `deadline`, which the program
+    /// gives. Under [`Trouble::ShortDeadline`], a `deadline` of [`DEADLINE`] becomes the short one on the culprit and
+    /// [`LONG_DEADLINE`] on the other ranks.
     pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
         match self.scenario.trouble {
             Trouble::ShortDeadline(_) if deadline != DEADLINE => deadline,
@@ -118,7 +120,7 @@ impl World {
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
-    /// The rank skips a commit.
+    /// Skips a commit on the rank, and counts it.
     pub(super) fn skip(&mut self, rank: u32, group: u64) {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
@@ -127,7 +129,7 @@ impl World {
         }
     }
 
-    /// The rank posts a refusal because it cannot take part.
+    /// Proposes a refusal as the result of a commit in which the rank cannot take part. Then continues the program.
     fn decline(
         &mut self,
         rank: u32,
@@ -136,7 +138,7 @@ impl World {
     ) -> Result<(), Violation> {
         let (place, declined) = lock(group_state).log.decline(error.to_string());
         let (key, value) = (place.decision_key(), refusal::<CommitProtocol>(declined.into()));
-        // The rank waits for the answer.
+        // The rank ignores the answer, but continues only when it would arrive.
         let arrival = self.now + self.delay();
         let answer = arrival + self.delay();
         let request = StoreRequest::Agreement(Request::Propose { key, value });
@@ -145,7 +147,7 @@ impl World {
         Ok(())
     }
 
-    /// The rank commits its second pool.
+    /// Begins a commit of the rank's second pool, which is empty.
     pub(super) fn commit_second(&mut self, rank: u32, group: u64) -> Result<(), Violation> {
         let (library, windows) = self.scenario.library(rank);
         let state = self.rank(rank);
@@ -309,7 +311,7 @@ impl World {
         self.begin(rank, work, round, epoch, deadline)
     }
 
-    /// The rank maps its peers' memory.
+    /// Maps the memory that the members offer in `records`, and answers the rank's state machine with the outcome.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
@@ -329,7 +331,8 @@ impl World {
         self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
     }
 
-    /// Passes an answer to the rank's state machine, and executes its next request.
+    /// Passes an answer to the rank's state machine, and executes its next request. Ignores the answer if `token` is
+    /// not that of the rank's last request.
     pub(super) fn answer(&mut self, rank: u32, token: u64, answer: Answer) -> Result<(), Violation> {
         let now = self.now;
         let mut answer = match answer {

@@ -1,28 +1,33 @@
 //! Simulates whole programs of several ranks under seeded schedules, and checks invariants that hold under every
 //! failure.
 //!
-//! A seed determines the ranks, overlapping groups, a program, one trouble (a fault or a difference between ranks),
-//! and the order of all events. The program consists of allocations, commits of one or several groups, plain
-//! registration, agreed lengths, graphs, retirements, rendezvous, exchanges and their transfers, and groups that come
-//! late or are created anew. The pools, group states and state machines are those of production. The device, the
-//! store and the library are models in one thread with a simulated clock, so a seed always gives the same run.
+//! A seed and its [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
+//! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
+//! plain registration, agreed lengths, graphs, messages, retirements, rendezvous, exchanges and their transfers, and
+//! groups that are created late or anew. The pools, group states and state machines are those of production. The
+//! device, the store and the library are models in one thread with a simulated clock, so a seed with the same limits
+//! always gives the same run.
+//!
+//! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
+//! that the trouble concerns. The *library* is a model of NCCL.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler and the store |
-//! | `acts`, `meetings`, `ends` | the local actions of ranks, their meetings, and the ends of these |
+//! | `acts`, `meetings`, `ends` | the actions of a rank alone, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
 //! | `registration` | windows and plain registration |
-//! | `rank`, `work` | a rank, and its current meeting |
+//! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device`, `library` | models of memory and of windows |
 //! | `oracle`, `waits`, `results` | the invariants, and the results that they judge |
-//! | `versions` | a rank of another release |
+//! | `versions` | a rank that uses another version of the protocol |
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Out of scope: the behaviour of the driver and of NCCL, which the embedded device simulates.
+//! Out of scope: the behaviour of the driver and of NCCL. The tests in `seeded_device` run on the embedded device,
+//! which simulates both.
 
 mod acts;
 mod device;
@@ -70,17 +75,17 @@ pub struct Run {
     pub steps: u64,
     /// The visited states, each as a hash.
     pub states: HashSet<u64>,
-    /// A hash of the order of events.
+    /// A hash of the times and the order of all events.
     pub record: u64,
-    /// The number of results with each name, by trouble. Each member's result of a meeting counts.
+    /// The number of results, by the names of the trouble and of the result. Each member's result of a meeting counts.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
-    /// The seed's choices, and then the events if a trace was requested.
+    /// A summary of the seed's choices, and then the events if a trace was requested. Empty if the run cannot start.
     pub trace: Vec<String>,
 }
 
-/// Runs one seed.
+/// Runs one seed. Records the events in [`Run::trace`] if `trace` is true.
 #[must_use]
 pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     let mut run = Run {
@@ -131,8 +136,9 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run
 }
 
-/// Returns limits under which this seed still violates an invariant, for a shorter trace: smaller ones than `limits`
-/// where such were found.
+/// Tries to reduce the phases, groups and requests of `limits`, in this order. Keeps a reduction if this seed then
+/// still violates an invariant. Returns the reduced limits, which give a shorter trace, or `limits` if no reduction is
+/// kept.
 #[must_use]
 pub fn shrink(seed: u64, limits: &Limits) -> Limits {
     let mut least = *limits;
@@ -160,17 +166,18 @@ pub fn shrink(seed: u64, limits: &Limits) -> Limits {
 pub struct Summary {
     /// The number of seeds run.
     pub seeds: u64,
-    /// The number of events.
+    /// The number of events of all runs.
     pub steps: u64,
     /// The visited states, each as a hash.
     pub states: HashSet<u64>,
-    /// The number of results with each name, by trouble. Each member's result of a meeting counts.
+    /// The number of results, by the names of the trouble and of the result. Each member's result of a meeting counts.
     pub tally: BTreeMap<(String, &'static str), u64>,
-    /// The seeds with a violation.
+    /// The violations, by seed.
     pub violations: BTreeMap<u64, Violation>,
 }
 
-/// Runs all seeds on this number of threads. Calls `done` from time to time with about the number of seeds run so far.
+/// Runs all seeds on this number of threads, at least one. Calls `done` after every seed that is a multiple of 64, with
+/// about the number of seeds run so far.
 pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: impl Fn(u64) + Sync) -> Summary {
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);

@@ -1,14 +1,14 @@
 //! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting get the same result by the deadline plus the least times of the phases after a decision.
-//!   Every live rank gets a result.
+//! - Members of a meeting get the same result, by the deadline plus the lower bounds of the time limits after a
+//!   decision (`FLOORS`). Every live rank gets a result.
 //! - A rank that has lost the store treats its group as dead if the others have changed the group.
-//! - Ranks that wait for each other in two meetings get an error about that. Ranks may list different members of the
-//!   domain: if one of them gets a result that is no refusal, every rank in its list gets the same result.
-//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble there are
-//!   only refusals for ranks that a slow store makes late, for allocations that differ on small devices after a group
-//!   has died, and for the retirement of a part of a shared window. Groups without the culprit succeed, with the same
-//!   exceptions, unless a member was late because it waited for the culprit.
+//! - Ranks that wait for each other in two meetings get an error that says so. If ranks list different members of the
+//!   domain and one of them gets a result other than a refusal, every rank in its list gets the same result.
+//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble, only
+//!   these are refused: meetings to which a slow store makes ranks late, commits after allocations that differ on small
+//!   devices because a group has died, and the retirement of a part of a shared window. The same holds for groups
+//!   without the culprit, except if a member was late because it waited for the culprit.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
@@ -58,8 +58,7 @@ impl World {
         self.judge_uses()
     }
 
-    /// Checks that the last commits, which have a long deadline, succeed, except for dead groups and persistent
-    /// troubles.
+    /// Checks that the last commits, which have a long deadline, succeed. Exempts dead groups and troubles that last.
     fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
@@ -73,15 +72,16 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Some ranks wait very long for a rank that has lost the store, or counts its meetings differently. They are
-        // late in all their groups.
+        // Some ranks wait very long for a rank that has lost the store, or that counts its meetings differently. They
+        // are late in all their groups.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
         ) {
             return Ok(());
         }
-        // A rank that has skipped a commit may wait in the last one while the others still wait for it in the skipped one.
+        // A rank that has skipped a commit may wait in the last one while the others still wait for it in the skipped
+        // one.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -119,7 +119,7 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         for it in ended {
             let exempt = matches!(trouble, Trouble::Stopped(..)) && it.rank == culprit;
-            // A rank without the store reads the result only when the store answers again.
+            // A rank that is cut off from the store reads the result only when the store answers again.
             let cut_off = match trouble {
                 Trouble::CutOff(_, ms) if it.rank == culprit => ms * 1000,
                 _ => 0,
@@ -252,7 +252,7 @@ impl World {
             return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // A rank that has skipped a commit meets the others at another point of its program.
+        // A rank that has skipped a commit meets the others at another point of its program. So every refusal fits.
         if trouble == Trouble::Absent && affected {
             return Ok(());
         }
@@ -320,9 +320,9 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
-    /// one patience after the first rank, or later. A rank can be late without a trouble too: with a slow store, a rank
-    /// with few groups comes long before the others.
+    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began after
+    /// the first rank had waited as long as members wait for each other (`patience`), or shortly before that. A rank
+    /// can be late without a trouble too: with a slow store, a rank with few groups comes long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.
@@ -353,7 +353,7 @@ impl World {
         let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
         let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
         let first = (0..longest).find(parts);
-        // The history of a dead rank is not available.
+        // A dead rank has no result in `told`, so its history is missing, and there is nothing to compare.
         let all = told.len() == refusal_ranks(operations);
         if all && (first != Some(*sequence as usize) || operations.is_unanimous()) {
             return Err(Violation(format!("histories part at {first:?}: {refusal}")));

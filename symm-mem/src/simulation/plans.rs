@@ -28,7 +28,7 @@ use crate::{
     rendezvous::protocol::{Outcome, Readiness, Uuid},
 };
 
-/// The transfers that the members exchange for `seed`.
+/// Draws the transfers of an exchange from `seed`. They are the same on all members. A group of one member has none.
 fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     let mut random = Random(seed);
     let count = if members.len() > 1 { random.below(6) } else { 0 };
@@ -63,7 +63,8 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// Changes a record so that it differs from those of the peers.
+/// Changes a record so that it differs from those of the peers. Some changes have no effect if the record has no
+/// transfers.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.plan.push('x'),
@@ -78,7 +79,7 @@ fn differ(how: usize, record: &mut Record) {
 }
 
 impl World {
-    /// The rank begins the exchange of a plan.
+    /// Begins the exchange of a plan on the rank.
     pub(super) fn exchange(
         &mut self,
         rank: u32,
@@ -178,7 +179,7 @@ impl World {
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
     }
 
-    /// The rank opens the peers' memory that it lacks.
+    /// Opens the peers' memory that the rank has not open yet, and returns the outcome.
     pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
             return Outcome::Failed { cause: "no addresses".to_owned() };
@@ -207,7 +208,8 @@ impl World {
         Outcome::Mapped
     }
 
-    /// Ends an exchange on a rank. Returns the keys that the rank removes.
+    /// Ends an exchange on a rank. Checks the agreed routes and the opened memory. Returns the keys that the rank
+    /// removes.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -271,9 +273,9 @@ impl World {
         Ok(end.read)
     }
 
-    /// Executes the transfers of a plan of this name: of the first one that the rank keeps if `former` is true, else of
-    /// the last one. Checks that only the last agreed generation is admitted, and that the transfers reach slots of
-    /// this plan and memory that is still lent.
+    /// Executes the transfers of a plan of this name, without data: of the first one that the rank keeps if `former` is
+    /// true, else of the last one. Checks that only the last agreed generation is admitted, and that the transfers
+    /// reach slots of this plan and memory that is still lent. Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -308,7 +310,7 @@ impl World {
         Ok(())
     }
 
-    /// The rank drops plans of a name: all, or all except the last.
+    /// Drops the rank's plans of a name: all, or all except the last. Reports to each peer that the plan is closed.
     pub(super) fn drop_plans(&mut self, rank: u32, group: u64, name: u64, all: bool) {
         let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return };
         let Some(named) = own.plans.get_mut(&name) else { return };
@@ -325,7 +327,8 @@ impl World {
         }
     }
 
-    /// The rank drops all plans and memory of its exchanges.
+    /// Drops all plans and all lent memory of the rank's exchanges. Leases keep the memory of a plan until its peers
+    /// have closed it.
     pub(super) fn close_exchanges(&mut self, rank: u32) {
         let all: Vec<(u64, u64)> = self.ranks[rank as usize]
             .exchanges
@@ -348,7 +351,7 @@ impl World {
         self.at(until, Event::Collect(rank));
     }
 
-    /// Ends expired and completed leases.
+    /// Reads which peers have closed the plans that the rank has leased to them. Ends expired and completed leases.
     pub(super) fn collect(&mut self, rank: u32) {
         let now = Duration::from_micros(self.now);
         let reaches_store = self.reaches_store(rank);
@@ -368,7 +371,8 @@ impl World {
         }
     }
 
-    /// Checks that exchanges leave nothing behind after all ranks have closed them.
+    /// Checks that exchanges leave nothing behind after all ranks have closed them. Plans may be in quarantine only if
+    /// the trouble delays ranks or the leases are short.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {
@@ -392,7 +396,7 @@ impl World {
     }
 }
 
-/// The routes of the transfers of `rank`, computed from the members' drawn transfers.
+/// Returns the expected routes of the transfers of `rank`, computed from the transfers that the members have drawn.
 fn expected(rank: u32, agreement: &protocol::Agreement, transfers: &[Transfer]) -> Vec<Route> {
     let route = |(at, transfer): (usize, &Transfer)| {
         let copies = transfer.copier == rank;

@@ -1,4 +1,4 @@
-//! A rank: its pool with its device, its groups, and its current meeting.
+//! A rank: its pools with their device, its groups, and its current meeting.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -29,7 +29,8 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Stores in which ranks count their domains. The numbers that are random in production are drawn from the seed here.
+/// Returns two stores in which ranks create their domains. The instance numbers of domains, which are random in
+/// production, are drawn from the seed.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -41,7 +42,7 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
     Ok(stores)
 }
 
-/// An operation of a pool's history: its kind, size in bytes, and place.
+/// An operation of a pool's history: its kind, size in bytes, and place (segment and offset).
 type Entry = (u64, u64, Option<(u32, u64)>);
 
 /// The state of a group on a rank.
@@ -50,7 +51,7 @@ pub(super) struct Membership {
     pub(super) members: Vec<u32>,
     /// The number of commits begun or skipped, over all lives of the group in its epoch.
     pub(super) commits: u64,
-    /// The same for the second pool.
+    /// The number of commits of the second pool begun, over the same lives.
     pub(super) seconds: u64,
     pub(super) meetings: u64,
     /// The number of times that the rank has created the group with this id.
@@ -58,9 +59,9 @@ pub(super) struct Membership {
     pub(super) collectives: u64,
     /// The numbers of messages sent to each peer and received from it.
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
-    /// The memory that the communicator keeps.
+    /// The pool's memory, kept until the communicator has ended if memory was registered with it.
     pub(super) kept: Option<Arc<Memory>>,
-    /// The mappings of peers' memory: the rendezvous that mapped it, and the identities of the memory.
+    /// The mappings of peers' memory: the number of the rendezvous that mapped it, and the identities of the memory.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -79,8 +80,8 @@ impl Membership {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Returns true if ranks `own` and `other` have enqueued the same collectives and both ends of their messages.
-    /// `theirs` is the state of the group on `other`.
+    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives and both ends of all their
+    /// messages. `theirs` is the state of the group on `other`.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
         let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
         self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
@@ -132,7 +133,8 @@ impl Capture {
     }
 }
 
-/// The identity of a meeting and its time limit, in µs.
+/// The number and epoch of a meeting, its begin on the simulation's clock in µs, and its deadline in µs after the
+/// begin.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) round: u64,
@@ -148,11 +150,11 @@ pub(super) struct Task {
     /// The number of operations in the pool's log at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// True if it waits for others at the store.
+    /// True if its last request waits for a key of the store.
     pub(super) waits: bool,
     /// The code of its last request.
     pub(super) at: u64,
-    /// The time of the first failure of the current store request, in µs.
+    /// The time of the first failure of the current store request, on the simulation's clock in µs.
     pub(super) failing_since: Option<u64>,
 }
 
@@ -185,7 +187,7 @@ pub(super) struct Rank {
     pub(super) clock: Duration,
     pub(super) steps: u64,
     pub(super) dead: bool,
-    /// The time until which it cannot reach the store.
+    /// The time until which the rank cannot reach the store, on the simulation's clock in µs.
     pub(super) cut_off: u64,
     /// True if a meeting of this rank has ended because the store failed.
     pub(super) lost: bool,
@@ -259,7 +261,7 @@ impl Rank {
         })
     }
 
-    /// Adds the new operations of the pool's log to the identity.
+    /// Adds the new operations of the pool's log to the identity, and records the identities of new segments.
     pub(super) fn observe(&mut self) {
         let arena = self.pool.memory().arena();
         for operation in arena.log().recent().skip(self.operations as usize) {
@@ -278,7 +280,7 @@ impl Rank {
         self.identity
     }
 
-    /// The current life of a group on this rank.
+    /// Returns the current life of a group on this rank, with number 0 if the rank has not created the group.
     pub(super) fn life(&self, id: GroupId) -> Life {
         Life { group: id, number: self.groups.get(&id.uid).map_or(0, |it| it.life) }
     }
@@ -320,14 +322,14 @@ impl Rank {
         Answer::Store(agreement::Answer::Over(Gone { rank, cause: "it is dead".to_owned() }))
     }
 
-    /// A description of the current meeting, for the trace.
+    /// Returns a description of the current meeting for the trace, or an empty text if there is none.
     pub(super) fn doing(&self) -> String {
         self.task
             .as_ref()
             .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
-    /// A code of the rank's state, for counting states. It leaves out numbers that only grow, such as those of
+    /// Returns a code of the rank's state, for counting states. It leaves out numbers that only grow, such as those of
     /// meetings.
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
@@ -336,27 +338,28 @@ impl Rank {
         flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
     }
 
-    /// The identity and the address range of a segment.
+    /// Returns the identity and the address range of a segment, or `None` if it does not exist on this rank.
     pub(super) fn extent(&self, ordinal: u32) -> Option<Extent> {
         let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
         let identity = *self.segments.get(ordinal as usize)?;
         Some(Extent { address: segment.memory.address, bytes: segment.bytes, identity })
     }
 
-    /// The segments that are not retired.
+    /// Returns the ordinals of the segments that are not retired.
     pub(super) fn live_segments(&self) -> Vec<u32> {
         let arena = self.pool.memory().arena();
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.ordinal).collect()
     }
 
-    /// The log at the creation of a segment, and the segment's size in bytes.
+    /// Returns the state of the log at the creation of a segment, and the segment's size in bytes. Returns `None` if
+    /// the segment does not exist on this rank.
     pub(super) fn made(&self, ordinal: u32) -> Option<(LogPoint, u64)> {
         let arena = self.pool.memory().arena();
         let segment = arena.segments().get(ordinal as usize)?;
         Some((segment.log.into(), segment.bytes))
     }
 
-    /// The pool's history, with one entry for each operation.
+    /// Returns the pool's history, with one entry for each operation.
     pub(super) fn history(&self) -> Vec<Entry> {
         let arena = self.pool.memory().arena();
         let entry = |it: caching_alloc::core::symmetric::Operation| {
@@ -382,17 +385,17 @@ impl Rank {
         enqueued
     }
 
-    /// Converts a time to the rank's own clock.
+    /// Converts a time on the simulation's clock, in µs, to the rank's own clock.
     pub(super) fn time(&self, now: u64) -> Duration {
         Duration::from_micros(now) + self.clock
     }
 
-    /// Converts a time on the rank's own clock to the clock of the simulation.
+    /// Converts a time on the rank's own clock to the simulation's clock, in µs.
     pub(super) fn world_time(&self, until: Duration) -> u64 {
         until.saturating_sub(self.clock).as_micros() as u64
     }
 
-    /// Returns the block with index `nth` modulo the number of blocks.
+    /// Returns the block with index `nth` modulo the number of blocks, or `None` if there are no blocks.
     pub(super) fn block(&self, nth: u64) -> Option<&(SymmetricBlock, u64)> {
         let count = self.blocks.len() as u64;
         (count > 0).then(|| &self.blocks[(nth % count) as usize])

@@ -26,7 +26,7 @@ use crate::{
     commit::{GroupState, lock},
 };
 
-/// Segments without windows after a commit.
+/// New segments that a commit has left without windows, for plain registration.
 pub(super) struct Left {
     pub(super) group_state: Arc<Mutex<GroupState>>,
     pub(super) group: u64,
@@ -34,7 +34,8 @@ pub(super) struct Left {
 }
 
 impl World {
-    /// Registers the first `count` segments of a rank's commit as windows, now or later, depending on the trouble.
+    /// Registers the first `count` segments of a rank's commit as windows, now or later, depending on the trouble. A
+    /// segment whose ordinal is in `joined` shares the window of the segment before it.
     pub(super) fn register(
         &mut self,
         rank: u32,
@@ -119,8 +120,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that these ranks may register `bytes` bytes together. The library does not check this, and would hang
-    /// or fail.
+    /// Checks that these ranks may register windows of `bytes` bytes together. The library model does not check this.
+    /// NCCL would hang or fail.
     fn may_register(&self, group: u64, met: &[Met], bytes: u64) -> Result<(), Violation> {
         // The largest device determines the address space of all members.
         let members = self.scenario.groups[&group].iter();
@@ -150,7 +151,8 @@ impl World {
         Ok(())
     }
 
-    /// Deregisters the segments that a rank retires.
+    /// Deregisters the segments that a rank retires. Returns `Failed`, and deregisters nothing, if the trouble makes
+    /// this fail and a segment is registered. Else returns `Done`.
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
@@ -175,7 +177,7 @@ impl World {
         for (id, extent) in plain {
             self.library.deregister_plainly(id, rank, extent)?;
         }
-        // Segments that share a window are adjacent.
+        // Segments that share a window are adjacent, so this removes repeated windows.
         windows.dedup();
         for (id, serial) in windows {
             self.library.deregister(id, rank, serial)?;
@@ -216,7 +218,8 @@ impl World {
         self.start(rank, Work::Plain { machine, group_state, group, segments, registered }, commit)
     }
 
-    /// Ends the agreement on plain registration for a rank. Checks that its segments have the agreed state.
+    /// Ends the agreement on plain registration for a rank. Undoes the rank's registration if a member has not
+    /// registered. Checks that the segments have the agreed state.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
@@ -255,8 +258,9 @@ impl World {
     }
 }
 
-/// Merges the segments `ordinals` into windows: those in `joined` share the window of the segment before them. Also
-/// returns the index of the window of each segment.
+/// Merges the segments `ordinals` into windows: those in `joined` share the window of the segment before them. Returns
+/// the windows, and for each segment the index of its window. Fails if a segment in `joined` does not follow the
+/// previous one in memory.
 fn join(
     rank: u32,
     ordinals: &[u32],

@@ -6,7 +6,7 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// The purpose of a meeting.
+/// The purpose of a meeting, with the group's uid if it is of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
@@ -38,7 +38,8 @@ pub(super) enum Said {
     Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
-/// A meeting as seen by one rank.
+/// A meeting as seen by one rank. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is in µs
+/// after `begun`.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
     pub(super) rank: u32,
@@ -49,10 +50,11 @@ pub(super) struct Ended {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) deadline: u64,
-    /// The number of operations in the rank's pool at the start.
+    /// The number of operations in the log of the rank's pool at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// True if the rank considered all groups of the meeting dead after the meeting.
+    /// True if the rank considered all groups of the meeting dead after the meeting, or if the meeting uses no group's
+    /// log.
     pub(super) poisoned: bool,
 }
 
@@ -104,7 +106,7 @@ impl Said {
         }
     }
 
-    /// Returns true if the result changes the state of members: windows, registrations, segments, or a dead group.
+    /// Returns true if the result changes windows, registrations or segments of members, or ends a group.
     pub(super) fn changes_groups(&self) -> bool {
         let poisons = |ending: &agreement::Ending| matches!(ending, agreement::Ending::Poisoned(_));
         match self {

@@ -7,18 +7,19 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// The deadline of ranks with a lot of time. With it, the time limit of a registration is longer than `ACTION_FLOOR`.
+/// The deadline of the other ranks if the culprit has a short one. With it, the time limit of a registration is longer
+/// than `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the last meetings. It is long enough for a rank that has waited in all its other meetings for
 /// absent ranks and for missing answers.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease in µs. A rank that reaches the end of its program has closed lent memory before such a lease expires.
+/// A lease in µs that is longer than any program without delays. So peers close lent memory before it expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
 
-/// The next action of a rank.
+/// An action of a rank's program.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Action {
     Allocate {
@@ -28,7 +29,7 @@ pub(super) enum Action {
     Free {
         nth: u64,
     },
-    /// Allocates the length that all ranks agree on.
+    /// Allocates the length that all ranks agree on: the greatest `bytes` of any rank.
     AllocateAgreed {
         bytes: u64,
     },
@@ -55,11 +56,11 @@ pub(super) enum Action {
     BeginCapture {
         declared: bool,
     },
-    /// Captures work that uses a block.
+    /// Captures work that uses the block with this index modulo the number of blocks.
     Capture {
         nth: u64,
     },
-    /// Looks a block up as captured work and the group's collectives do.
+    /// Uses a block in a collective of the group, which `site` identifies.
     Use {
         group: u64,
         nth: u64,
@@ -71,12 +72,12 @@ pub(super) enum Action {
         from: u32,
         to: u32,
     },
-    /// Ends the capture with a graph.
+    /// Ends the capture, and keeps its graph.
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in some segments and retires these segments. They are chosen by index modulo the
-    /// number of segments.
+    /// Frees the rank's blocks in up to `count` segments and retires these segments. The first one has index `nth`
+    /// modulo the number of segments that are not retired.
     Retire {
         nth: u64,
         count: u64,
@@ -95,7 +96,7 @@ pub(super) enum Action {
         seed: u64,
         deadline: Duration,
     },
-    /// Executes the transfers of a plan, or of an earlier one of that name.
+    /// Executes the transfers of the last plan of a name, or of the first one that the rank keeps if `former` is true.
     Copy {
         group: u64,
         name: u64,
@@ -109,8 +110,8 @@ pub(super) enum Action {
     },
     /// Drops all plans, and the memory that the rank lends for them.
     CloseExchanges,
-    /// Creates the group's communicator. If it already exists, the group is created anew, in the same or in the next
-    /// epoch.
+    /// Creates the group's communicator. If it already exists, the group is created anew, in the next epoch if `epoch`
+    /// is true, else in the same one.
     Make {
         group: u64,
         epoch: bool,
@@ -140,11 +141,11 @@ pub(super) struct Scenario {
     pub(super) capacity: u64,
     /// True if the capacity is small.
     pub(super) scarce: bool,
-    /// The longest time of a message, in µs.
+    /// The longest time of a message in one direction, in µs.
     pub(super) slowest: u64,
     /// True if some store requests are repeated, as by a client that lost the answer.
     pub(super) repeats: bool,
-    /// The delay in µs after which watchdogs report a dead rank, or `None` if they never do.
+    /// The delay in µs after a rank's death after which watchdogs report it, or `None` if they never do.
     pub(super) noticed: Option<u64>,
     /// The time that peers may keep lent memory open, in µs.
     pub(super) lease: u64,
@@ -209,7 +210,7 @@ impl Scenario {
         }
     }
 
-    /// The release of `rank`, and its support of windows.
+    /// Returns the release of the library on `rank`, and its support of windows.
     pub(super) fn library(&self, rank: u32) -> (u32, WindowSupport) {
         let odd = self.is_culprit(rank);
         let release = match self.trouble {
@@ -227,7 +228,7 @@ impl Scenario {
         (release, WindowSupport::Unavailable { reason })
     }
 
-    /// The ranks of the domain, as created by `rank` in a job of `world` ranks.
+    /// Returns the ranks that `rank` lists when it creates the domain, in a job of `world` ranks.
     pub(super) fn domain(&self, rank: u32, world: u32) -> Vec<u32> {
         let lacks = match self.trouble {
             Trouble::OtherDomain { lacks: true } if self.is_culprit(rank) => Some((rank + 1) % world),
@@ -237,7 +238,8 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// The bytes of address space that windows of `group` may still use if no member has a larger device than `rank`.
+    /// Returns the bytes of address space that windows of `group` may still use if no member has a larger device than
+    /// `rank`.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
             Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,
@@ -272,7 +274,7 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
 /// Writes the programs of all ranks, with the deviations of the culprit.
 struct Writer<'a> {
     random: Random,
-    /// A separate generator, so that its numbers do not change a seed's other choices.
+    /// A separate generator. Numbers drawn from it do not change the seed's other choices.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
@@ -304,7 +306,7 @@ impl Writer<'_> {
         others.for_each(|(_, program)| program.push(action.clone()));
     }
 
-    /// Writes a phase of the program. In the bad phase, the trouble occurs.
+    /// Writes a phase of the program. A trouble that belongs to one phase occurs in the bad one.
     fn phase(&mut self, phase: u64, bad: bool) {
         let late: Vec<u64> = self
             .groups
@@ -435,7 +437,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes commits of two pools for one group.
+    /// Writes commits of both pools for one group, in some phases.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -505,7 +507,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Begins a capture on all ranks, and captures up to three uses of blocks.
+    /// Writes the begin of a capture on all ranks, and up to three uses of blocks in it.
     fn capture(&mut self) {
         let declared = self.aside.one_in(2);
         self.all(&Action::BeginCapture { declared });

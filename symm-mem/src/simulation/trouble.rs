@@ -5,82 +5,83 @@ use std::time::Duration;
 use super::random::Random;
 use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 
-/// The trouble of a run. It concerns the culprit rank, unless stated otherwise. In the descriptions of the variants,
-/// "it" is that rank.
+/// The trouble of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
     ExtraSegment,
     ExtraBlock,
     OtherSize,
-    /// Its device has less memory than the others.
+    /// The culprit's device has less memory than the others.
     Exhausted,
-    /// It captures while others commit. The capture is declared to the pool, or, in the second variant, not.
+    /// The culprit captures while others commit. The capture is declared to the pool.
     Capturing,
+    /// The same, with a capture that is not declared.
     CapturingUndeclared,
     PrepareFails,
-    /// It commits its groups in the opposite order, one by one.
+    /// The culprit commits its groups in the opposite order, one by one.
     Swapped,
-    /// It comes this many ms later.
+    /// The culprit comes this many ms later to the commits of one phase.
     Late(u64),
-    /// It skips a commit.
+    /// The culprit skips a commit and does not count it.
     Absent,
-    /// It skips a commit, and counts it.
+    /// The culprit skips a commit and counts it.
     Skips,
-    /// Its registration with this number fails.
+    /// The culprit's registration with this number fails.
     RegistrationFails(u32),
-    /// Its registration with this number takes that many ms.
+    /// The culprit's registration with this number takes that many ms.
     RegistrationSlow(u32, u64),
-    /// No rank's library has windows, which all ranks learn from the registration.
+    /// No rank's library supports windows. All ranks learn this only from the registration.
     WithoutWindows,
     SomeWithoutWindows,
-    /// No library has windows, and its plain registration with this number fails.
+    /// No library has windows, and the culprit's plain registration with this number fails.
     PlainFails(u32),
-    /// No library has windows, and its environment forbids plain registration.
+    /// No library has windows, and the culprit's environment forbids plain registration.
     RegistersNothing,
-    /// It has another release of the library.
+    /// The culprit has another release of the library.
     OtherRelease,
-    /// Its environment forbids windows.
+    /// The culprit's environment forbids windows.
     OtherEnvironment,
-    /// The symmetric address space of its communicators is nearly full, and it has the largest device.
+    /// The symmetric address space of the culprit's communicators is nearly full. The culprit's device is the largest.
     AddressSpace,
-    /// It has enqueued one more collective than the others.
+    /// The culprit has enqueued one more collective than the others.
     HalfEnqueued,
-    /// It has sent a message for which its peer has not enqueued a receive.
+    /// The culprit has sent a message for which its peer has not enqueued a receive.
     HalfSent,
-    /// It does not drop its graphs.
+    /// The culprit does not drop its graphs before a retirement.
     KeepsGraphs,
-    /// It does not free a block.
+    /// The culprit does not free a block of a segment that it retires.
     KeepsBlocks,
-    /// It asks to retire other segments.
+    /// The culprit asks to retire other segments.
     RetiresOther,
-    /// The work of its device fails.
+    /// The work of the culprit's device fails.
     NeverAtRest,
-    /// The work of its device does not end in time.
+    /// The work of the culprit's device does not end in time.
     RestsLate,
     DeregistrationFails,
-    /// It differs from its peers in a rendezvous.
+    /// The culprit differs from its peers in a rendezvous.
     MeetsOtherwise(usize),
-    /// It differs from its peers in an exchange.
+    /// The culprit differs from its peers in an exchange.
     ExchangesOtherwise(usize),
     CannotMap,
-    /// It dies when its step with this number, counted from 1, is due.
+    /// The culprit dies when its step with this number, counted from 1, is due.
     Killed(u64),
-    /// It stops after this number of steps, for this many ms.
+    /// The culprit stops after this number of steps, for this many ms.
     Stopped(u64, u64),
-    /// Its meetings have this deadline in µs, while the others have a long one, and its registrations are slow.
+    /// The culprit's meetings, except the last ones, have this deadline in µs, and its registrations are slow. The
+    /// other ranks have a long deadline.
     ShortDeadline(u64),
-    /// Its domain lacks a rank, or the domains of the others lack the culprit.
+    /// The culprit's domain lacks a rank if `lacks` is true. Else the domains of the others lack the culprit.
     OtherDomain {
         lacks: bool,
     },
-    /// It has created its domain once more than the others.
+    /// The culprit has created its domain once more than the others.
     ExtraDomain,
-    /// It commits two pools for a group in the opposite order.
+    /// The culprit commits two pools for a group in the opposite order.
     CrossesPools,
-    /// It uses another version of the protocol.
+    /// The culprit uses another version of the protocol.
     OtherProtocol,
-    /// It cannot reach the store after this number of steps, for this many ms.
+    /// The culprit cannot reach the store from its step with this number on, for this many ms.
     CutOff(u64, u64),
     /// The store fails when the request with this number, counted from 1, arrives.
     StoreDies(u64),
@@ -143,13 +144,13 @@ impl Trouble {
         }
     }
 
-    /// Its name without its parameters.
+    /// Returns the trouble's name without its parameters.
     pub(super) fn name(self) -> String {
         let name = format!("{self:?}");
         name.split(['(', ' ']).next().unwrap_or_default().to_owned()
     }
 
-    /// Returns true if it can make ranks late for meetings, or absent.
+    /// Returns true if the trouble can make ranks late for meetings, or absent.
     pub(super) fn delays(self) -> bool {
         matches!(
             self,
@@ -167,13 +168,13 @@ impl Trouble {
         ) || self.silences()
     }
 
-    /// Returns true if it can make a rank stop answering.
+    /// Returns true if the trouble can make a rank stop answering.
     pub(super) fn silences(self) -> bool {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if it may silence a rank for longer than members wait for each other's answers after a decision.
-    /// Only for `Stopped`, this depends on the time.
+    /// Returns true if the trouble may silence a rank for longer than members wait for each other's answers after a
+    /// decision. Only `Stopped` is judged by its time.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
@@ -181,7 +182,7 @@ impl Trouble {
         }
     }
 
-    /// Returns true if it can make a registration take longer than its time limit.
+    /// Returns true if the trouble can make a registration take longer than its time limit.
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
@@ -193,12 +194,12 @@ impl Trouble {
         }
     }
 
-    /// Returns true if it prevents plain registration on the culprit in a run without windows.
+    /// Returns true if the trouble prevents plain registration on the culprit in a run without windows.
     pub(super) fn forbids_plain(self) -> bool {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }
 
-    /// Returns true if it can make the culprit's pool differ from the others.
+    /// Returns true if the trouble can make the culprit's pool differ from the others.
     pub(super) fn parts_pools(self) -> bool {
         matches!(
             self,

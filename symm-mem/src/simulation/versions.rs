@@ -38,7 +38,7 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
 }
 
 /// Converts an answer of the store for a rank whose release is one version newer. Subtracts 1 from the versions of the
-/// messages, so that this code, which runs for that rank, accepts messages of the newer version.
+/// messages. So this code, when it runs for that rank, accepts only messages of the newer version.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

@@ -11,7 +11,8 @@ pub struct Limits {
     pub phases: u64,
     /// The greatest number of groups.
     pub groups: usize,
-    /// The greatest number of requests to the pool in a phase.
+    /// The greatest number of requests to the pool in a phase, without those that only the culprit makes and those for
+    /// agreed lengths.
     pub requests: u64,
 }
 

@@ -70,8 +70,8 @@ impl World {
         matches!(self.scenario.trouble, Trouble::OtherDomain { .. }) && circle.iter().any(is_of_domain)
     }
 
-    /// Checks agreement if the ranks disagree about the domain's members. A rank that gets a result must share it
-    /// with every rank in its own list.
+    /// Checks agreement if the ranks disagree about the domain's members. If a rank gets a result other than a refusal,
+    /// every rank in its list must get the same result, and must list this rank.
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {

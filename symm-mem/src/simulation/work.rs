@@ -111,7 +111,7 @@ pub(super) enum Answer {
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
-    /// The outcome, and the identities of the memory that this rank has mapped.
+    /// The outcome, and the identities of the memory that this rank has mapped. `None` if it has mapped none.
     Shared(protocol::Outcome, Option<Vec<u64>>),
     Opened(protocol::Outcome),
 }
@@ -126,7 +126,7 @@ pub(super) enum StoreRequest {
 }
 
 impl StoreRequest {
-    /// Returns the end of the wait, if this request waits for a key.
+    /// Returns the end of the wait, on the rank's own clock, if this request waits for a key. Else returns `None`.
     pub(super) fn waits_until(&self) -> Option<Duration> {
         match self {
             Self::Agreement(Request::Await { until, .. }) => Some(*until),
@@ -223,7 +223,8 @@ impl Work {
         }
     }
 
-    /// Returns true if the others may act on the rank's posts.
+    /// Returns true while the other members may act on this rank's record and the rank has not read the result. Always
+    /// true for plain registration.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
             Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.agreement.is_in_doubt(),
@@ -235,7 +236,7 @@ impl Work {
         }
     }
 
-    /// The groups whose commit logs the meeting uses. A rendezvous, an exchange and an agreed length use none.
+    /// Returns the groups whose commit logs the meeting uses. A rendezvous, an exchange and an agreed length use none.
     pub(super) fn groups(&self) -> Vec<GroupId> {
         let id = |group_state: &Arc<Mutex<GroupState>>| lock(group_state).log.group();
         match self {
@@ -264,7 +265,7 @@ impl Work {
         }
     }
 
-    /// Passes an answer to the state machine and returns its next request.
+    /// Passes an answer to the state machine at the time `now` of the rank's own clock, and returns its next request.
     pub(super) fn step(&mut self, answer: Answer, now: Duration) -> Want {
         match self {
             Work::Commit { machine, places, serials, .. } => {
@@ -343,7 +344,7 @@ impl Work {
     }
 }
 
-/// Returns the outcome of opening the peers' memory.
+/// Returns the outcome of opening the peers' memory, or `None` if the answer is another one.
 fn opened(answer: Answer) -> Option<protocol::Outcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),
@@ -351,8 +352,8 @@ fn opened(answer: Answer) -> Option<protocol::Outcome> {
     }
 }
 
-/// Passes an answer to the state machine of an agreement, and returns its next output. `outcome` returns the outcome
-/// of an action.
+/// Passes an answer to the state machine of an agreement, and returns its next output. `outcome` converts an answer to
+/// the outcome of an action, or returns `None` if it is not one.
 fn agree<P: Protocol>(
     machine: &mut Agreement<P>,
     answer: Answer,

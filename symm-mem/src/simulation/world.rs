@@ -37,7 +37,8 @@ use crate::{
 pub(super) enum Event {
     /// The rank continues its program.
     Resume(u32),
-    /// The store receives a request of a rank.
+    /// The store receives a request of a rank, with the rank's token. The rank ignores the answer if it has another
+    /// token by then.
     Request(u32, u64, StoreRequest),
     /// An answer arrives at the rank.
     Answer(u32, u64, work::Answer),
@@ -152,7 +153,7 @@ impl World {
         &mut self.ranks[rank as usize]
     }
 
-    /// Runs all ranks to their end.
+    /// Processes events until none is left. Fails if an invariant is violated, or after [`ENDLESS`] steps.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             self.soon(Event::Resume(rank));
@@ -289,7 +290,7 @@ impl World {
             }
             match request {
                 StoreRequest::Set { key, value } => {
-                    // A rank that lends memory checks this key from time to time.
+                    // A rank that lends memory polls this key. The model checks it soon after each write instead.
                     let (said, lender) = key.rsplit_once('/').unwrap_or_default();
                     if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
                         self.soon(Event::Collect(lender));
@@ -337,7 +338,7 @@ impl World {
         !self.store.dead && self.ranks[rank as usize].cut_off <= self.now
     }
 
-    /// Interrupts waits at the store. The ranks repeat their requests.
+    /// Interrupts the waits at the store of the ranks for which `breaks` is true. These ranks repeat their requests.
     fn interrupt(&mut self, breaks: impl Fn(u32) -> bool) {
         let waiting = std::mem::take(&mut self.store.waiting);
         let (broken, waiting) = waiting.into_iter().partition(|(_, rank, _)| breaks(*rank));
@@ -350,8 +351,9 @@ impl World {
         }
     }
 
-    /// Returns true if a rank repeats a failed store request. Members in doubt do so until their deadline, and for at
-    /// least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`.
+    /// Returns true if a rank repeats a failed store request. Members in doubt repeat their current request until their
+    /// deadline, and for at least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`. They do not if they know
+    /// that a member is dead.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
@@ -363,8 +365,8 @@ impl World {
         })
     }
 
-    /// Unblocks the members that are still in the registration with this verdict key, which says that their group is dead.
-    /// Leaves out some members at random, because unblocking is not guaranteed.
+    /// Unblocks the members that are still in the registration with this verdict key, whose value says that their group
+    /// is dead. Leaves out some members at random, because unblocking is not guaranteed.
     fn free_the_blocked(&mut self, key: &str) {
         let watching = std::mem::take(&mut self.watched);
         let (freed, watching): (Vec<_>, Vec<_>) =

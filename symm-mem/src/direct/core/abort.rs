@@ -18,17 +18,19 @@ use super::{
     Core,
 };
 
-/// Time that launched work gets to end when the path ends. The thread of an abort polls less often after this time.
+/// The time that the end of the path waits for launched work to end. Also the time limit of [`settle`](Core::settle),
+/// and the time after which the thread of an abort polls less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Time after an abort in which a receiver's stream still waits for senders that copy zero-copy messages into its
-/// buffers.
+/// The longest time after an abort that a receiver's stream still waits for senders that copy zero-copy messages into
+/// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Time in which a sender's stream still waits until a receiver's buffer is ready. It begins with the abort, or when
-/// the abort first sees that the receiver has given up, if that is later. When the time is over, the sender's stream
-/// copies. It is longer than [`GRACE`], so the receiver's own waits for copies end first. The receiver's stream can
-/// then pass earlier uses of the buffer, and signal.
+/// The longest time that a sender's stream still waits until a receiver's buffer is ready. The time begins with the
+/// abort. If the receiver has given up, it begins when this rank first sees that after its abort. When the time is
+/// over, the sender's stream copies. The time is longer than [`GRACE`], so the receiver's waits for *done* end first.
+/// The receiver's stream can then complete its earlier work on the buffer, and signal *ready*, before the sender
+/// copies.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
@@ -37,23 +39,25 @@ impl Core {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
-    /// Ends the waits that this rank's streams may be in, except those that [`holds`](Self::holds) returns true for.
-    /// Returns whether nothing runs any more, apart from captured work.
+    /// If work runs or was captured: announces that this rank has given up, and then ends the waits of its streams,
+    /// except those for which [`holds`](Self::holds) returns true. Returns true if, before that, nothing was running
+    /// apart from captured work.
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
             let own = &self.flag_pages[self.rank];
-            // The flag comes first: chunks now go into slots that are not free, and no peer may take them for valid
-            // messages.
+            // The flag is set before the waits are ended: a stream whose wait was ended copies chunks into slots that
+            // may not be free. Peers must know by then that the data is invalid.
             own.give_up();
             own.release(|peer, signal| self.holds(peer, signal));
         }
         is_idle
     }
 
-    /// Returns whether the extra time after an abort is over for the messages with `peer` in direction `way`. That is
-    /// [`GRACE`] for messages that this rank receives, and [`SENDER_GRACE`] for those that it sends. Returns false
-    /// before an abort.
+    /// Returns whether the extra time after an abort is over for the messages with `peer` in direction `way`. The extra
+    /// time is [`GRACE`] for messages that this rank receives, and [`SENDER_GRACE`] for those that it sends. It begins
+    /// with the abort. For sends, it begins when this function first sees that `peer` has given up, if that is after
+    /// the abort. The function records that time. Returns false before an abort.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
@@ -68,19 +72,19 @@ impl Core {
         })
     }
 
-    /// Returns whether the wait for `signal` must not be ended yet. Withdraws offers to receive as
-    /// [`expects_push`](Self::expects_push) does, also when the time for copies is over.
+    /// Returns whether the wait for `signal` must not be ended yet. Withdraws offers as
+    /// [`expects_push`](Self::expects_push) does, also when the [extra time](Self::is_grace_over) is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
 
-    /// Returns whether a stream may wait for `signal` in a message that the sender copies into the receiver's buffer.
-    /// If `signal` ends eager messages that this rank receives, withdraws the offers that `peer` has not taken. Offers
-    /// of captured messages are not withdrawn.
+    /// Returns true if a stream of this rank may be waiting for `signal`, for a message that the sender copies into the
+    /// receiver's buffer. If `signal` is the *done* signal of eager receives, also withdraws the offers that `peer` has
+    /// not taken. Offers of captured messages are not withdrawn.
     ///
     /// The receiver may reuse its buffer once its wait has ended. So both ends first give each other time: the sender's
-    /// stream waits until the receiver's stream has passed earlier uses of the buffer, and the receiver's stream waits
-    /// until the sender's stream has copied.
+    /// stream waits until the receiver's stream has completed its earlier work on the buffer, and the receiver's stream
+    /// waits until the sender's stream has copied.
     fn expects_push(&self, peer: usize, Signal { way, phase, captured }: Signal) -> bool {
         if (way, phase) != (Way::Send, Phase::Ready) && (way, phase) != (Way::Receive, Phase::Done) {
             return false;
@@ -91,12 +95,13 @@ impl Core {
         lane.pushes().has_any(captured, own.passed(peer, way), is_taken)
     }
 
-    /// Another rank that has ended its waits, if there is one.
+    /// Returns the lowest other rank that has given up (has announced that it ends its waits), or `None` if there is
+    /// none.
     pub(in crate::direct) fn given_up(&self) -> Option<usize> {
         (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
     }
 
-    /// Returns whether this rank or another one has given up.
+    /// Returns whether this path was aborted, or another rank has given up.
     pub(in crate::direct) fn is_over(&self) -> bool {
         self.is_aborted.load(Ordering::SeqCst) || self.given_up().is_some()
     }
@@ -135,11 +140,11 @@ impl Core {
 
     /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
     /// work does not end within [`PATIENCE`], a thread continues to abort it, and drops the memory later. Captured work
-    /// does not count as running. After an abort, [`settle`](Self::settle) gives it time to end, but not in that
-    /// thread.
+    /// does not count as running. If the path was aborted and has captured work, this function calls
+    /// [`settle`](Self::settle) before it drops the memory. The thread does not call it.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
-            // The device still writes to the memory, so it is kept until that has ended.
+            // The device may still write to the memory, so the memory is kept until the work has ended.
             let kept = ManuallyDrop::new(self);
             let linger = move || {
                 while !kept.abort(Deadline::after(PATIENCE)) {}
@@ -159,9 +164,9 @@ impl Core {
         }
     }
 
-    /// Repeatedly ends the waits of this rank's streams, until for about 50 ms no stream has passed a wait and
-    /// [`holds`](Self::holds) has returned false for all of them. Takes at most [`PATIENCE`]. Graphs may still be
-    /// running, and this rank cannot query them.
+    /// Repeatedly ends the waits of this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and
+    /// [`holds`](Self::holds) has returned false for every signal. Stops after [`PATIENCE`] at the latest. Graphs may
+    /// still be running then, because this rank cannot query them.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

@@ -19,8 +19,9 @@ use super::{
 
 impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
-    /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. Lanes with
-    /// many chunks also use a second stream of their own. Updates [`Part::unlaunched`].
+    /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. A lane with
+    /// more than two chunks also uses a second stream of its own, unless its ring has one slot or another capture uses
+    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out chunks and returns [`PathError::Aborted`].
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -124,8 +125,8 @@ impl Core {
     }
 
     /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses its lane's
-    /// own stream, which continues after the current work of the caller's. While another capture uses the lane's own
-    /// stream, the part uses the caller's stream.
+    /// own stream, which continues after the current work of the caller's stream. While another capture uses the lane's
+    /// own stream, the part uses the caller's stream.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],
@@ -162,7 +163,7 @@ impl Core {
         kept.map_or_else(|| Event::new(&self.context, EventFlags::DISABLE_TIMING), Ok)
     }
 
-    /// Keeps an event for reuse: a wait that is already enqueued refers to the earlier record.
+    /// Keeps an event for reuse. A wait that is already enqueued refers to the earlier record, so reuse is safe.
     fn keep(&self, fork: Event, capture: Option<u64>) {
         self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
     }

@@ -38,7 +38,7 @@ use crate::rendezvous::{Rendezvous, SymmetricMemory};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
-    /// Messages that one copy takes from buffer to buffer.
+    /// Messages that are copied directly from buffer to buffer, with one copy.
     pub zero_copy: u64,
     /// Messages that go through a ring.
     pub staged: u64,
@@ -53,9 +53,9 @@ pub(super) struct Core {
     context: Context,
     /// Two lanes for each member: to it, and from it.
     lanes: Box<[Lane]>,
-    /// Spare events for points from which several streams continue: index 0 for use outside of captures, index 1
-    /// inside. An event that was recorded in a capture is not used outside of one, because a wait for it might make the
-    /// stream part of the capture.
+    /// Spare events that order one stream after another. Index 0: for use outside of captures. Index 1: for use in
+    /// captures. An event that was recorded in a capture is not used outside of one, because a wait for it might make
+    /// the stream part of the capture.
     forks: [Mutex<Vec<Event>>; 2],
     is_aborted: AtomicBool,
     /// Time of the first abort.
@@ -64,9 +64,9 @@ pub(super) struct Core {
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
-    /// A graph has captured a message. It is unknown when the graph runs.
+    /// A launch was called on a capturing stream, so a graph may contain messages. It is unknown when the graph runs.
     has_captured: AtomicBool,
-    /// Messages with bytes that were launched as zero-copy messages, and through rings.
+    /// Number of launched messages with bytes. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
     pub(super) shared: SharedPools,
     /// By rank.
@@ -165,7 +165,7 @@ impl Core {
         let capture = self.capture(stream)?;
         let mut wanted: Vec<_> =
             messages.iter().filter(|message| message.peer != self.rank).map(lane_of).collect();
-        // Locked in one order, since other threads lock them too; sending lanes come first.
+        // All threads lock lanes in the same order, to avoid a deadlock. Lanes that send come first.
         wanted.sort_unstable_by_key(|lane| order(*lane));
         wanted.dedup();
         let part = |at: &usize| {
@@ -197,7 +197,8 @@ impl Core {
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
-        // All messages are compared before a peer's offer is taken, and before anything is enqueued.
+        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. Messages
+        // for which the peer came first are compared then too. The peer compares the others.
         let others = messages.iter().filter(|message| message.peer != self.rank);
         let called = others.map(|message| self.call(message, capture.is_some(), deadline));
         for called in called.collect::<Result<Vec<_>, _>>()? {
@@ -235,7 +236,7 @@ impl Core {
     unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
         for Part { lane, pieces, unlaunched, .. } in &mut parts {
             let Lane { way, peer, .. } = **lane;
-            // If this rank is the sender, it does not copy any more.
+            // If this rank is the sender, nobody copies: the copies of these messages were not enqueued.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
@@ -246,7 +247,8 @@ impl Core {
         let _ = unsafe { self.enqueue(&mut parts, stream, None) };
     }
 
-    /// The capture that `stream` is in, if any.
+    /// Returns the capture that `stream` is in, if any, and records that the path has captured work. Refuses the launch
+    /// if the ring has no slots for graphs, or if the capture is invalid.
     fn capture(&self, stream: &Stream) -> Result<Option<u64>, PathError> {
         let refused = |problem: &str| Err(PathError::Refused(problem.to_owned()));
         match stream.capture_info()? {
@@ -262,7 +264,8 @@ impl Core {
         }
     }
 
-    /// Logs this rank's half of a message, and claims it. If the peer was first, compares the halves.
+    /// Logs this rank's half of a message (the description of its end), and claims the message. First waits while this
+    /// rank is too far ahead of the peer. A receiver also notes its offer. If the peer came first, compares the halves.
     fn call(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<Called, PathError> {
         let Message { way, peer, buffer } = *message;
         let opposite = match way {
@@ -277,8 +280,8 @@ impl Core {
         let number = own.put(half.0, place.0);
         let called = Called { message: *message, captured, number, place, is_first: true };
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
-        // An abort withdraws the offers that are noted. So a receiver notes its offer first, and then makes it only if
-        // there was no abort before.
+        // An abort withdraws the eager offers that are noted, and gives the peer time for the captured ones. So a
+        // receiver notes its offer first, and then makes it only if there was no abort before.
         if offers_to_receive {
             self.note_push(&called);
         }
@@ -342,7 +345,8 @@ impl Core {
         self.flag_pages[to].claim(from, *number)
     }
 
-    /// Withdraws this rank's offer to receive message `number` from `peer`. Returns false if the peer has taken it.
+    /// Withdraws this rank's offer to receive message `number` from `peer`. Returns true if the offer is withdrawn,
+    /// also by an earlier call. Returns false if the peer has taken it, or if the word holds no such offer.
     fn withdraw(&self, peer: usize, number: u64) -> bool {
         withdraw(self.flag_pages[self.rank].claim(peer, number), number)
     }
@@ -353,7 +357,8 @@ impl Core {
         self.lane(message).pushes().note(*number, *captured, passed);
     }
 
-    /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `ahead` returns the current number.
+    /// Waits while this rank is [`AHEAD`] messages or more ahead of the peer. `ahead` returns the current lead in
+    /// messages.
     fn await_peer(&self, peer: usize, ahead: impl Fn() -> u64, deadline: Deadline) -> Result<(), PathError> {
         let mut pause = Duration::from_micros(20);
         while ahead() >= AHEAD {
@@ -369,7 +374,8 @@ impl Core {
         Ok(())
     }
 
-    /// The place of the message's buffer, if the peer can reach it.
+    /// Returns the place of the message's buffer if the buffer lies in a segment that the peer has mapped, and
+    /// [`Place::NONE`] otherwise.
     fn place(&self, message: &Message) -> Place {
         let bytes = message.buffer.bytes() as u64;
         let place = (bytes > 0).then(|| self.shared.place(message.buffer.ptr.0, bytes)).flatten();
@@ -377,7 +383,9 @@ impl Core {
         mapped.map_or(Place::NONE, |(_, place)| place)
     }
 
-    /// The address of a peer's buffer for this rank's device. If a stream captures, the graph keeps the mapping.
+    /// Returns the address at which this rank's device reaches a peer's buffer, given the number of the buffer's
+    /// segment and the buffer's offset there in bytes. If `capturing` is a stream, pins the segment for the graph that
+    /// the stream captures.
     fn reach(
         &self,
         peer: usize,
@@ -406,7 +414,8 @@ impl Core {
         }
     }
 
-    /// Copies messages of this rank to itself. The halves come in pairs.
+    /// Copies the messages that this rank sends to itself. The n-th send matches the n-th receive. The caller passes
+    /// equally many of both, with equal lengths.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).

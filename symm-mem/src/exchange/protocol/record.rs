@@ -41,13 +41,13 @@ impl fmt::Display for AllocationId {
 /// done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// It copies its buffer to the peer.
+    /// The rank copies its buffer to the peer.
     PutInitiator,
-    /// The peer copies into its buffer.
+    /// The peer copies into the rank's buffer.
     PutTarget,
-    /// It copies the peer's buffer into its own.
+    /// The rank copies the peer's buffer into its own.
     GetFrom,
-    /// The peer copies its buffer.
+    /// The peer copies the rank's buffer into its own.
     GetBy,
 }
 wire_enum!(Part { 0 => PutInitiator {}, 1 => PutTarget {}, 2 => GetFrom {}, 3 => GetBy {} });
@@ -243,7 +243,7 @@ impl Record {
         self.ends.iter().filter(move |end| end.peer == peer)
     }
 
-    /// The allocation that the end's peer accesses, if it does.
+    /// The allocation that the end's peer accesses. `None` if the peer accesses none, or if the index is invalid.
     pub fn export_of(&self, end: &End) -> Option<&Export> {
         self.exports.get(end.export? as usize)
     }

@@ -5,8 +5,8 @@ use bootstrap::agreement::{Failure, Waiting};
 use super::record::Part;
 use crate::agreement::{Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum};
 
-/// Reason why no member has the plan. All members are given the same value. Nothing is left open, and an earlier plan
-/// of the same name is unchanged.
+/// Reason why no member has the plan. All members are given the same value. Memory that was opened for the plan is
+/// closed again, and an earlier plan of the same name is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {

@@ -63,7 +63,7 @@ impl Agreement {
     }
 
     /// Returns the routes from `rank` to each other member, in the order of the records. `None` if the rank is not a
-    /// member, or if the members agreed on transfers.
+    /// member, if the members agreed on transfers, or if a piece names no export of its rank.
     #[must_use]
     pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute>> {
         let place = self.records.iter().position(|record| record.rank == rank)?;

@@ -256,7 +256,7 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    // The refusal of a rank that has no slots left has that rank's reason. It does not report invalid slots.
+    // If a rank has no slots left, the refusal gives that rank's reason. It does not report invalid slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
         record.readiness = Readiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);

@@ -33,11 +33,9 @@ impl Exchange {
     /// adjacent.
     ///
     /// # Errors
-    /// All members get the same [`ErrorKind::ExchangeRefused`](crate::ErrorKind::ExchangeRefused), before their
-    /// deadlines. A rank that lacks channels gets [`NoChannels`](crate::ErrorKind::NoChannels) instead. Refusals are
-    /// for example [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member
-    /// can open, and [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one
-    /// name.
+    /// As [`exchange`](Self::exchange). Refusals are for example
+    /// [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member can open, and
+    /// [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one name.
     pub fn share_regions(&self, name: &str, regions: &[(&str, Memory)]) -> Result<Regions, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.share_regions_among(&all, name, regions)

@@ -152,7 +152,7 @@ pub(super) fn copies(
     Ok(joined.into_iter().map(|part| part.copy).collect())
 }
 
-/// The parts of a range of a region, as [`Extents::parts`].
+/// Returns the parts of a range of a region, as [`Extents::parts`], or the reason why the range is invalid.
 fn parts(
     side: Side,
     all: &[Extents],

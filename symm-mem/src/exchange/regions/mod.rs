@@ -35,7 +35,7 @@ use super::{
 
 /// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member [transfers](Self::transfer) lists of ranges
-/// between its own regions and those of any other member, at any time. The peer makes no call, and the ranks hold no
+/// between its own regions and those of any other member, at any time. A transfer needs no call of the peer and no
 /// agreement. Cheap to clone.
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
@@ -45,18 +45,19 @@ use super::{
 ///
 /// *Order.* A transfer is ordered by its stream. The copies of one list have no order among each other, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams: a
-/// notification is sent only after the previous one to that peer. The copies before it do not wait for that.
+/// notification is sent only after the previous one to that peer. Copies do not wait for previous notifications.
 ///
-/// *Failures.* The transfers with each peer fail by themselves: if a deadline passes, or the peer gives up or is lost,
-/// later calls for that peer return the [`Fault`], and those for other peers go on. Waits are released then, so
-/// [`check`](Self::check) a peer before you use what it has transferred. Regions do not recover from a fault; sharing
-/// them again under the same name makes new ones.
+/// *Failures.* The transfers with each peer fail by themselves: if a deadline passes or the peer gives up, later calls
+/// for that peer return the [`Fault`], and those for other peers go on. If the group ends, the transfers with all peers
+/// fail. Waits are released then, so [`check`](Self::check) a peer before you use the data that it has transferred.
+/// Regions do not recover from a fault; sharing them again under the same name makes new ones.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. Regions that a
 /// peer still has at the end of the [lease](super::ExchangeOptions::lease) are
-/// [quarantined](super::Exchange::quarantine) instead of freed. So a peer can transfer until it drops its own handles,
-/// also after this rank has dropped its handles. If the set has no other member, it does not keep the memory. A wait
-/// for a peer that has dropped its regions without a notification ends in [`Fault::Abandoned`].
+/// [quarantined](super::Exchange::quarantine) instead of freed. So a peer's transfers stay valid after this rank has
+/// dropped its handles. Once the peer knows of the drop, its further transfers return [`Fault::Abandoned`]. If the set
+/// has no other member, it does not keep the memory. A wait for a notification of a peer that has dropped its regions
+/// without this notification ends in [`Fault::Abandoned`].
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because a graph repeats
 /// the count of its capture at each launch: call them between launches.
@@ -105,9 +106,9 @@ impl Regions {
         Ok(self.of(rank)?.iter().position(|region| region.name() == name))
     }
 
-    /// Copies between this rank's regions and those of the rank at place `peer` of the group. Ranges of the same regions
-    /// that follow each other on both sides are one copy. An empty list is valid. `deadline` counts from the call, and
-    /// includes earlier work of the stream. A captured transfer has no deadline.
+    /// Copies between this rank's regions and those of the rank at place `peer` of the group. Ranges of the same
+    /// regions that follow each other on both sides are one copy. An empty list is valid. `deadline` counts
+    /// from the call, and includes earlier work of the stream. A captured transfer has no deadline.
     ///
     /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
     /// the call can be repeated. But if the driver cannot record their end either, the transfers with the peer fail
@@ -118,7 +119,7 @@ impl Regions {
     /// the copies write. The ranks order that among themselves, for example by notifications: neither end of a transfer
     /// waits for the other. If two ranks share the same memory, no range that the copies write overlaps one that they
     /// read. A graph that captures this call is launched only while the regions exist, and its launches have ended when
-    /// they are dropped.
+    /// the regions are dropped.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, and errors of the
@@ -232,7 +233,8 @@ impl Regions {
         self.fail(peer, Fault::Broken { transfer: WIRE, cause: cause.to_string() });
     }
 
-    /// Reads the slot of a peer, and notices if the peer has given up or left.
+    /// Copies this rank's slot for a peer to the host. Records whether the peer has given up or dropped its regions.
+    /// Returns the result of `read` on the copy; `None` if there is no slot.
     fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         core.fault()?;
@@ -338,8 +340,8 @@ impl Regions {
         Ok(PendingTransfer::new(Some(done), core.fault_cell()))
     }
 
-    /// Enqueues the copies, and the notification of the peer behind them. Returns the event of the previous
-    /// notification, which can be reused.
+    /// Enqueues the copies, and the notification of the peer behind them. Returns whether this succeeded. After a
+    /// success also returns the event of the previous notification, if there is one, for reuse.
     fn notify(
         &self,
         peer: &Peer,

@@ -8,7 +8,7 @@ use super::{Peers, parameter};
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// The kernel with this number, as passed in its launch.
+/// Returns the kernel with this number, as passed in its launch. Fails for an unknown number.
 fn named(kernel: u32) -> Result<Kernel, Fault> {
     let known = Kernel::ALL.into_iter().map(|(known, _)| known);
     known
@@ -18,7 +18,7 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
 }
 
 /// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the same block of all
-/// other ranks, before and after it runs.
+/// other ranks, before and after it runs. Stops if `block` returns false, because the kernel has then given up.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,

@@ -1,9 +1,10 @@
-//! Host functions in place of the kernels, for the embedded device. They run the same algorithm through checked
-//! views of device memory. They test the algorithm and its launches, not the PTX.
+//! Twins of the kernels: host functions that the embedded device ([`gpu_sim`]) calls in their place. A twin runs the
+//! same algorithm as its kernel, through checked views of device memory. Twins test the algorithm and its launches, not
+//! the PTX.
 //!
-//! Blocks run one after the other; on a device they run concurrently. That is equivalent, since a kernel's blocks
-//! never wait for each other. A twin that waits blocks the thread of its stream until the signal arrives, at
-//! most until the deadline.
+//! A twin runs its blocks one after the other; on a device they run concurrently. The results are equal, since the
+//! blocks of one launch never wait for each other. A twin that waits blocks the thread of its stream until the signal
+//! arrives, at most until the deadline.
 
 mod collectives;
 mod peers;
@@ -43,7 +44,7 @@ pub fn register(world: &World) {
     }
 }
 
-/// Element type and operation as the embedded device names them.
+/// Element type and operation as the embedded device names them; `None` if there is no kernel for them.
 fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     let element = match dtype {
         DataType::I8 => Element::I8,
@@ -69,7 +70,7 @@ fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     Some((element, op))
 }
 
-/// Returns a parameter that is a `repr(C)` structure without padding.
+/// Returns a parameter that is a `repr(C)` structure without padding. Fails if the parameter has another size than `T`.
 ///
 /// # Safety
 /// Any bytes are a valid `T`.

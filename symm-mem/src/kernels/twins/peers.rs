@@ -24,7 +24,7 @@ pub(super) struct Peers<'a> {
 }
 
 impl<'a> Peers<'a> {
-    /// Returns `None` if a kernel of this rank has given up.
+    /// Returns the memory that the launch describes, or `None` if a kernel of this rank has given up.
     pub(super) fn enter(launch: &'a Launch<'a>, kernel: Kernel) -> Result<Option<Self>, Fault> {
         // SAFETY: `Ranks` consists of numbers, so any bytes are a valid value.
         let ranks: Ranks = unsafe { parameter(launch, 0)? };

@@ -10,7 +10,7 @@ use crate::agreement::ValuesByRank;
 /// Decides from the records of all members, in the order of the group.
 ///
 /// The checks, in this order:
-/// 1. All ranks refer to the same rendezvous of the same group, with the same options.
+/// 1. All ranks refer to the same rendezvous of the same group, and agree whether ranks may share a device.
 /// 2. Every rank is ready.
 /// 3. The ranks have the same memory, of the same size, at the same offset.
 /// 4. The ranks have different devices, unless they may share a device.
@@ -18,7 +18,8 @@ use crate::agreement::ValuesByRank;
 /// 6. The devices can access each other.
 ///
 /// The first check that fails determines the refusal. All checks come before anything is opened. If all ranks have
-/// mapped this memory in the same earlier rendezvous, the agreed value is that rendezvous, and nothing is mapped again.
+/// mapped this memory in the same earlier rendezvous, the agreed value is the number of that rendezvous, and nothing is
+/// mapped again. Otherwise, all ranks map the memory in the records.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {

@@ -4,8 +4,8 @@
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
 //! - [`RendezvousRefusal`]: the reason for a failure, equal on every member.
 //!
-//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
-//! mapped the memory: its own number, or that of an earlier one if all members still have its mappings.
+//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. The result is the number of the rendezvous that
+//! mapped the memory: this one, or an earlier one if all members still have the mappings of that one.
 
 mod decide;
 mod record;

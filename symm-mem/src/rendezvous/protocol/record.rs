@@ -39,7 +39,7 @@ impl fmt::Display for Uuid {
 pub enum Subject {
     /// The group's signal pads.
     Pads,
-    /// A block of a pool. The whole segment of the block is mapped.
+    /// A block or a whole segment of a pool. In both cases peers map the whole segment.
     Pool {
         /// The pool.
         pool: PoolId,

@@ -7,21 +7,22 @@ use crate::agreement::{
     LogPoint, Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum,
 };
 
-/// The reason why no member has the others' memory. All members get the same value. No mapping of this rendezvous
-/// stays; those of earlier ones do. The group can have its next rendezvous.
+/// The reason why no member has the others' memory. All members get the same value. Mappings of this rendezvous are
+/// undone. Mappings of earlier ones stay. The group can have its next rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not come within the deadline.
+    /// Ranks did not come within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline), or they wait
+    /// in other agreements, in a circle with members of this one.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
         describe_circle(circle)
     )]
     RendezvousTimeout {
-        /// The ranks, ascending.
+        /// The ranks, ascending. If a circle was found from another agreement, in the group's order.
         missing: Vec<u32>,
-        /// The time that the others waited, in milliseconds.
+        /// The time from the start of the agreement until a member stopped waiting, in milliseconds of its clock.
         waited_ms: u64,
         /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
         circle: Vec<Waiting>,
@@ -52,8 +53,8 @@ pub enum RendezvousRefusal {
         /// Its value on each rank.
         values: ValuesByRank<u64>,
     },
-    /// A rank failed before the members mapped memory, or it differs from the others in data that every agreement
-    /// compares.
+    /// A rank failed before the members mapped memory, it has another member list than the others, or two processes
+    /// take part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.

@@ -1,4 +1,4 @@
-//! Every difference between the records of members, the judgement of outcomes, and the binary forms.
+//! Tests of every difference between the records of members, of the judgement of outcomes, and of the encodings.
 
 use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
@@ -151,7 +151,7 @@ fn what_all_have_since_one_rendezvous_is_not_mapped_again() {
     let mut records = records(3);
     records.iter_mut().for_each(|record| record.mapped = Some(1));
     assert_eq!(decide(&records), Decision::Agreed { agreed: 1 });
-    // If members have mappings of different rendezvous, or some have none, the old mappings are not kept.
+    // If members have mappings of different rendezvous, or some have none, the memory is mapped again.
     records[1].mapped = Some(2);
     assert!(matches!(decide(&records), Decision::Act { .. }));
     records[1].mapped = None;
