@@ -18,7 +18,7 @@ use super::{
     search::Range,
 };
 
-/// The record of a rank.
+/// A rank and its record.
 type Ranked<'a> = (u32, &'a Record);
 
 fn refuse(refusal: Refusal) -> Decision {
@@ -150,8 +150,8 @@ fn outstanding(records: &[Ranked<'_>]) -> Option<Refusal> {
     half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice())))
 }
 
-/// Returns a refusal if a collective, or an end of a message, was enqueued by some ranks of a shared group and not by
-/// others.
+/// Compares the work of each group among those of `ranks` that list this group. Returns a refusal if they have enqueued
+/// different numbers of collectives, or if two of them have enqueued different numbers of sends and matching receives.
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -205,7 +205,9 @@ fn common_segments(records: &[Ranked<'_>]) -> usize {
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
-/// The ordinals of those of the first `common` new segments that lie directly behind the previous segment on all ranks.
+/// The ordinals of the segments that share a window with the new segment before them: those that are marked
+/// [`Segment::FOLLOWS`] on all ranks. Looks only at the first `common` new segments. Never contains the first one,
+/// because the segment before it is not registered in this commit.
 fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
     let Some((_, first)) = records.first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|(_, it)| it.segments.get(at).is_some_and(Segment::follows));
@@ -268,8 +270,9 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // On every member, NCCL reserves address space for the memory of the largest device of all members. So the greatest
-    // of the members' values holds for all members.
+    // Each rank computes its value for a reservation of the size of its own device's memory. But NCCL reserves the size
+    // of the largest device's memory on every member. So the greatest value, that of the rank with the largest device,
+    // is correct for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })

@@ -36,9 +36,9 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches for a verdict under `verdict_key` until `deadline`.
     ///
-    /// If the verdict says that members are lost, the thread first waits until `health` has the reason for the end of
-    /// the group, for at most two heartbeat intervals. Then it aborts. After an earlier abort, the reason would not be
-    /// reported.
+    /// If the verdict says that members are lost, or a failure of the agreement is stored in its place, the thread
+    /// first waits until `health` has the reason for the end of the group: at most two heartbeat intervals, and not
+    /// past `deadline`. Then it aborts. If it aborted without this wait, the reason would not be reported.
     ///
     /// If the system cannot start a thread, nothing watches. A failing registration then only takes longer.
     pub(super) fn begin(

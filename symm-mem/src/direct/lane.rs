@@ -1,4 +1,5 @@
-//! Lanes: the messages of one direction between this rank and a peer, their order and their chunks.
+//! Lanes: the messages of one direction between this rank and a peer, their order and their chunks. A call, message or
+//! chunk is *eager* if it is not captured.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -36,8 +37,9 @@ pub(super) struct State {
     next: [usize; 2],
     /// First stream of the last eager call; kept alive, so that its handle is not reused for another stream.
     last: Option<Stream>,
-    /// Capture of the last captured call, and the event behind that call.
+    /// Id of the capture of the last captured call.
     captured: Option<u64>,
+    /// Event behind the last captured call.
     captured_end: Event,
 }
 

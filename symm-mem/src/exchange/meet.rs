@@ -1,4 +1,4 @@
-//! One exchange: the record of this rank, the agreement of all ranks, and the resulting plan, regions or error.
+//! One exchange: the record of this rank, the agreement of the members, and the resulting plan, regions or error.
 
 use std::{
     ops::Range,
@@ -60,9 +60,9 @@ impl Met<'_> {
 }
 
 impl Exchange {
-    /// Like [`exchange`](Self::exchange), but among the ranks at these places of the group only, and collective over
-    /// them. If ranks call this for several sets, every rank calls it for these sets in the same order, as for any
-    /// collective. A different order ends in an error by the deadline.
+    /// Like [`exchange`](Self::exchange), but only the ranks at these places of the group take part. Collective over
+    /// these ranks. A rank that is in several sets must call this for its sets in the same order as the other ranks of
+    /// these sets. A different order ends in an error by the deadline.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange); [`ErrorKind::NotAMember`].
@@ -151,7 +151,7 @@ impl Exchange {
         let goes_on = || info.standing().map_err(|ended| gone(shared.rank(), &ended));
         let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, goes_on);
         drop(number);
-        // After these failures, another member may have the plan.
+        // `Taken` and `Members` may be reported to this rank alone, so another member may have the plan.
         let is_refused_by_all = !matches!(
             &result,
             Err(failed) if matches!(
@@ -197,7 +197,8 @@ impl Exchange {
         slots.take(wanted).ok_or(ErrorKind::NoChannels { wanted, free, channels })
     }
 
-    /// Exports this rank's memory for the others. Gives the slots back if that fails.
+    /// Prepares this rank's part: waits until the transfers of the last plan of this name have ended, zeroes the slots,
+    /// exports the memory, and makes the record. If any of this fails, gives the slots back and returns the cause.
     fn prepare(
         &self,
         plan: &str,
@@ -243,7 +244,8 @@ impl Exchange {
         Ok((record, offer))
     }
 
-    /// This rank's record without transfers, regions, exports and endpoint.
+    /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller
+    /// fills them.
     fn record(&self, plan: &str) -> Record {
         let Owner { shared, options, rendezvous, .. } = &*self.owner;
         let identity = rendezvous.inner.identity.clone();

@@ -25,7 +25,8 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// Device resources of an exchange.
+/// What an exchange creates before its [`Shared`] state: a stream, host copies of the slots (`mirror` for callers,
+/// `glance` with the event `glanced` for the watch thread), and the registration of this rank in the process.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -65,7 +66,7 @@ pub(super) struct Shared {
     plans: Mutex<Vec<Weak<Core>>>,
     pub(super) watch: Watch,
     pub(super) closer: Closer,
-    /// Host copy of the slots for callers of [`check`](super::Plan::check).
+    /// Host copy of this rank's slots, for calls that read them. The watch thread has its own copy.
     mirror: Mutex<Mirror>,
     _present: Present,
 }

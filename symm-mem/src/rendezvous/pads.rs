@@ -8,8 +8,8 @@
 //! The ranks cannot deadlock under two conditions:
 //! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
 //!   order.
-//! - A stream also orders its operations. If the signal for a wait depends on an operation of the same rank, the
-//!   operation is not enqueued after the wait on the same stream.
+//! - If the peer sends the signal for a wait only after an operation of this rank, this rank does not enqueue that
+//!   operation behind the wait on the same stream, because a stream runs its operations in order.
 //!
 //! Captured operations are ordered by their graph only.
 
@@ -28,7 +28,7 @@ use cuda_driver::{
 use super::{PeerBuffers, PeerMemory, RendezvousOptions, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
-/// The direction of a signal, as this rank uses a slot.
+/// The direction of a signal: to the peer, or from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     To,
@@ -116,8 +116,9 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // If exactly these slots refer to one event, that event is recorded again, because this operation runs after
-        // the previous one. The clone in `first` is one more reference.
+        // Reuses the event if all these slots have the same event and no other slot has it. This operation runs after
+        // the one that recorded the event. The reference count is the number of slots, plus one for the clone in
+        // `first`.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));
@@ -137,7 +138,8 @@ impl Pads {
 }
 
 impl Drop for Pads {
-    /// Waits for the enqueued operations, except for those of graphs. The deadlines of the kernels bound the wait.
+    /// Waits for the enqueued operations, except for those of graphs. Their deadlines bound the time that they wait for
+    /// peers. Earlier work on their streams is waited for too, without a bound.
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {

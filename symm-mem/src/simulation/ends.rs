@@ -211,8 +211,9 @@ impl World {
         Ok(())
     }
 
-    /// Drops the state of all live ranks. Checks that no keys of meetings, no plans and no device memory are left, and
-    /// that no rank frees memory under its own windows.
+    /// Drops the state of all live ranks. Checks that no keys are left except those that this trouble may leave, no
+    /// plans except those that may be in quarantine, and no device memory. Also checks that no rank frees memory under
+    /// its own windows.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

@@ -174,7 +174,7 @@ pub(super) struct Ended<T, E> {
 }
 
 impl Want {
-    /// A code of the variant, for counting states.
+    /// A code of the kind of request, for counting states. Similar requests to the store share a code.
     pub(super) fn code(&self) -> u64 {
         match self {
             Want::Store(StoreRequest::Set { .. }) => 1,
@@ -363,7 +363,8 @@ fn agree<P: Protocol>(
     match answer {
         Answer::Start => machine.begin(now),
         Answer::Store(answer) => machine.step(agreement::Input::Store(answer), now),
-        // The machine reports an unexpected answer as out of step.
+        // If `outcome` returns `None`, the machine gets `Expired` in place of the outcome of its action, and ends as
+        // out of step.
         other => machine.step(
             outcome(other)
                 .map_or(agreement::Input::Store(agreement::Answer::Expired), agreement::Input::Acted),

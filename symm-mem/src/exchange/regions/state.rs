@@ -26,8 +26,9 @@ pub(super) struct Inner {
 }
 
 impl Drop for Inner {
-    /// Hands the regions to the exchange's closing thread. The thread waits for transfers under way, closes the peers'
-    /// memory, and then tells the peers that this rank has closed it.
+    /// Hands the regions to the exchange's closing thread. The thread waits for transfers under way and tells the peers
+    /// that no further notification comes. Then it closes the peers' memory, and tells the peers that this rank has
+    /// closed it.
     fn drop(&mut self) {
         for peer in self.peers.iter().flatten() {
             self.owner.shared.closer.close(peer.core.clone());
@@ -40,11 +41,11 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// The last notification to the peer that this rank has enqueued, or that the peer waits for. The peer's part is
-    /// known only if both ranks are in this process.
+    /// Number of the last notification from this rank to the peer that this rank has enqueued, or for which the peer
+    /// has enqueued a wait, whichever is greater. Includes the peer's waits only if the peer is in this process.
     pub(super) sent: Rounds,
-    /// The last notification to this rank that the peer has enqueued, or that this rank waits for. The peer's part is
-    /// known only if both ranks are in this process.
+    /// The same for notifications from the peer to this rank: the number of the last one for which this rank has
+    /// enqueued a wait, or, if the peer is in this process, that the peer has enqueued.
     pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,
