@@ -193,7 +193,7 @@ pub enum Outcome {
         /// The reason; the same text on every rank in the same situation.
         reason: String,
     },
-    /// A call failed.
+    /// A call failed, or only some of the requests became windows.
     Failed {
         /// The segment, if known.
         ordinal: Option<u32>,

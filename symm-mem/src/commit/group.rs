@@ -65,8 +65,9 @@ pub trait SymmetricGroup: Sync {
         None
     }
 
-    /// Ends the group on all members, if the group can inform them. Called when this rank has lost the store during a
-    /// commit or retirement, so that it does not know whether the members agreed. The caller aborts the communicator.
+    /// Ends the group on all members, if the group can inform them. Called when this rank does not know whether the
+    /// members agreed in a commit or retirement: it has lost the store, or could not decode a stored value, or its
+    /// state machine failed. The caller aborts the communicator.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
@@ -104,7 +105,7 @@ impl SymmetricGroup for ProcessGroup {
 
     fn standing(&self) -> Result<(), GroupError> {
         self.standing().or_else(|error| match error.kind() {
-            // After a failed commit the communicator is aborted. The commit reports its own reason, not `Closed`.
+            // A commit that poisons the group aborts the communicator. It reports its own reason, not `Closed`.
             GroupErrorKind::Comm(CommError::Closed { .. }) => Ok(()),
             _ => Err(error),
         })

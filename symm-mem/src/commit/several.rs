@@ -11,8 +11,8 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// Returns the order of `commits` (rank, group, pool) as indices: those of a rank are contiguous, in ascending order of
-/// their groups.
+/// Returns the order in which to run `commits` (rank, group, pool), as indices: sorted by rank, then by group, then by
+/// pool.
 pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..commits.len()).collect();
     order.sort_by_key(|index| commits[*index]);
@@ -21,9 +21,9 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
 
 /// Commits several pools for several groups, for a rank with several groups or a thread that drives several ranks.
 ///
-/// Each rank (the rank of a pool's domain) commits its groups in the order of their numbers. Different ranks run in
-/// parallel, on threads that end before this returns. A failed commit does not prevent the other commits. Returns one
-/// result for each commit, in the order given.
+/// Each rank (the rank of a pool's domain) commits its groups in ascending order of their ids, and the pools of one
+/// group in ascending order of their ids. Different ranks run in parallel, on threads that end before this returns. A
+/// failed commit does not prevent the other commits. Returns one result for each commit, in the order given.
 ///
 /// The deadline applies to the whole call: each commit gets the time that remains after the earlier commits of its
 /// rank.

@@ -24,9 +24,10 @@ pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// may still wait for this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that aborts a communicator if the members' verdict on the registration is stored and says that the group is
-/// dead. Without the abort, the registration of this member might never return. Dropping this value ends the thread,
-/// but does not wait for its end.
+/// A thread that aborts a communicator once the stored verdict on the registration says that the group is poisoned, or
+/// a failure of the agreement is stored in place of the verdict. Any other verdict ends the thread. Without the abort,
+/// the registration of this member might never return. Dropping this value ends the thread, but does not wait for its
+/// end.
 pub(super) struct Watch {
     /// Shared with the thread, which has no other reference to the communicator. The drop of the watch takes the handle
     /// out. So a thread that still waits for the store does not keep the resources of the communicator.
@@ -36,9 +37,10 @@ pub(super) struct Watch {
 impl Watch {
     /// Watches for a verdict under `verdict_key` until `deadline`.
     ///
-    /// If the verdict says that members are lost, or a failure of the agreement is stored in its place, the thread
-    /// first waits until `health` has the reason for the end of the group: at most two heartbeat intervals, and not
-    /// past `deadline`. Then it aborts. If it aborted without this wait, the reason would not be reported.
+    /// If the verdict says that members are lost, or a failure other than [`Failure::Unreadable`] is stored in its
+    /// place, the thread waits before the abort until `health` has the reason for the end of the group: at most two
+    /// heartbeat intervals, and not past `deadline`. Without this wait, the reason would not be reported. In the other
+    /// cases it aborts at once.
     ///
     /// If the system cannot start a thread, nothing watches. A failing registration then only takes longer.
     pub(super) fn begin(

@@ -80,8 +80,9 @@
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
-//! block that a captured message uses is pinned by the graph. The graph of the second end also pins the segment on its
-//! own rank, so no rank can retire it.
+//! graph pins the block that its message uses on the same rank. The graph of the second end also pins that rank's own
+//! segment with the number of the first end's segment. A segment can be retired only if no rank uses it, so the first
+//! end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -122,9 +123,9 @@
 //! | 32 MiB | 881, 823 | 2208, 2248 | 192 MiB |
 //! | a bare copy | 699 | 2047 | |
 //!
-//! A send is done when its last chunk is in the receiver's memory, so a sender can send up to one ring of data before
-//! the receiver takes it. Both ends log a message before they launch it. If the number of elements or the type differs,
-//! or only one end captures the message, the second end ends the group. All members then get
+//! A send through the ring is done when its last chunk is in the receiver's memory, so a sender can send up to one ring
+//! of data before the receiver takes it. Both ends log a message before they launch it. If the number of elements or
+//! the type differs, or only one end captures the message, the second end ends the group. All members then get
 //! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered. In each
 //! direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
 //! that would be further ahead waits on the host.
@@ -132,10 +133,10 @@
 //! If all ranks use batches, the messages of a batch complete in any order of calls within the batch, and streams may
 //! share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls in
 //! different orders need streams that do not block each other: for example, if two ranks first receive and then send.
-//! Such streams are also needed if one end makes a send and a receive in separate calls, the other end makes both in
-//! one batch, and the batch comes second: zero-copy messages may then wait for each other. In these cases every stream
-//! needs its own hardware queue, also the streams that the path creates. If a device has more than eight streams,
-//! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
+//! Such streams are also needed in one more case. One end makes a send and a receive in separate calls. The other end
+//! makes both in one batch, and comes second. Zero-copy messages may then wait for each other. In these cases every
+//! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
+//! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
 //!
 //! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
 //! [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use several batches.
@@ -164,9 +165,9 @@
 //! captured, both streams wait longer for each other:
 //!
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
-//! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. This time begins with the sender's
-//!   abort, or when the sender then sees that the receiver has ended its waits, if that is later. When the time is
-//!   over, the sender copies.
+//! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
+//!   abort. If the sender first sees after its abort that the receiver has ended its waits, the 4 s begin at that
+//!   moment. When they are over, the sender copies.
 //!
 //! If the peer has died, the stream may wait for the whole time.
 //!
@@ -179,9 +180,9 @@
 //! sender still copies into the buffer. So the receiver's stream still waits for this message, and the caller must
 //! enqueue later work on the buffer on that stream, after the failed call.
 //!
-//! It is unknown when a graph runs. So even if no graph is left, the end of an aborted group waits until these times
-//! are over: the 2 s on a rank that has captured a receive as the first end, and the 4 s on a rank that has captured a
-//! send as the second end.
+//! The path cannot query whether a captured message runs, or whether its graph still exists. So the end of an aborted
+//! group waits for the whole time: 2 s on a rank that has captured a receive as the first end, and 4 s on a rank that
+//! has captured a send as the second end.
 //!
 //! | file | subject |
 //! |---|---|
@@ -252,10 +253,11 @@ pub struct DirectOptions {
     /// Number of further slots of a ring, for captured messages (default 2). With none, all captured messages are
     /// refused.
     pub graph_slots: usize,
-    /// Time limit of [`install`] (default 30 s). A member may come half of this time later than the first. If a member
-    /// stops during the call, the error of the others may come after the limit: two phases of a
-    /// [rendezvous](RendezvousOptions::deadline) have lower bounds. In [`Direct::share`], the same limit applies to
-    /// each segment, and to the wait for the other members at the end of the call.
+    /// Time limit of [`install`] (default 30 s). A member may arrive later than the first by up to half of this time.
+    /// If a member stops during the call, the error of the others may come after the limit: in the
+    /// [rendezvous](RendezvousOptions::deadline) and in the agreement that follows it, two phases have lower bounds of
+    /// 10 s and 5 s. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other
+    /// members at the end of the call.
     pub deadline: Duration,
 }
 
@@ -343,12 +345,14 @@ impl fmt::Display for DirectOptions {
 /// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error is the same on all
-/// members, with one exception:
-/// - [`ErrorKind::RendezvousRefused`] if their memory cannot be shared, or differs, or if a member has invalid options
-///   or cannot allocate its memory. Exception: that member gets its own error, for example [`ErrorKind::Options`].
-/// - [`ErrorKind::OptionsDiffer`] if their options differ.
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The kind of the error is the same on
+/// all members, with one exception:
+/// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared or differs in size
+///   (also because the options differ), or if a member has invalid options or cannot allocate its memory. Exception:
+///   that last member gets its own error, for example [`ErrorKind::Options`].
+/// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.
 /// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards.
+/// - [`ErrorKind::NotAgreed`] if the agreement that follows failed, for example because a member did not arrive.
 ///
 /// If this rank loses the store before it has read the result, or the group ends on this rank, other members may have a
 /// path.

@@ -25,8 +25,9 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// What an exchange creates before its [`Shared`] state: a stream, host copies of the slots (`mirror` for callers,
-/// `glance` with the event `glanced` for the watch thread), and the registration of this rank in the process.
+/// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host copies of the
+/// slots. Callers read `mirror`. The watch thread reads `glance`; `glanced` is recorded after the last copy to it.
+/// `present` is the entry of this exchange in the list of ranks of this process.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -57,7 +58,8 @@ impl Tools {
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
-    /// Stream on which the words of slots are written and read, separate from the callers' streams.
+    /// Stream for the exchange's own accesses to slots: it zeroes them, copies them to the host, and writes signals
+    /// after a failure or a close. The signals of transfers use the callers' streams.
     pub(super) control: Stream,
     /// The ranks' slots.
     pub(super) slab: SymmetricMemory,
@@ -133,7 +135,8 @@ impl Shared {
         self.control.synchronize()
     }
 
-    /// Returns a peer that has given the plan up, if there is one.
+    /// Copies the plan's slots to the host, waits for the copy, and returns the first peer that has given up, if any:
+    /// see [`Mirror::abandoned`].
     pub(super) fn abandoned(&self, core: &Core) -> Result<Option<u32>, cuda_driver::Error> {
         Ok(self.read_slots(core, |mirror| mirror.abandoned(core))?.flatten())
     }

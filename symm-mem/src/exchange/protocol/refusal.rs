@@ -1,23 +1,23 @@
-//! Refusals: why there is no plan, the same value on every member.
+//! Refusals: why there is no plan, or why no regions are shared. Every member gets the same value.
 
 use bootstrap::agreement::{Failure, Waiting};
 
 use super::record::Part;
 use crate::agreement::{Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum};
 
-/// Reason why no member has the plan. All members are given the same value. Memory that was opened for the plan is
+/// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for them is
 /// closed again, and an earlier plan of the same name is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
-    /// Ranks did not arrive in time.
+    /// Ranks did not arrive in time, or they wait in other agreements, in a circle with members of this one.
     #[error(
         "ExchangeTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
         describe_circle(circle)
     )]
     ExchangeTimeout {
-        /// The ranks, ascending.
+        /// The ranks, ascending. If a circle was found from another agreement, in the order of the group.
         missing: Vec<u32>,
         /// Time waited, in milliseconds.
         waited_ms: u64,
@@ -41,14 +41,15 @@ pub enum ExchangeRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks exchange different plans or share different regions, or some exchange a plan and others share regions.
+    /// Ranks exchange plans with different names, or share regions with different names, or some exchange a plan and
+    /// others share regions.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
         /// The name of each rank's plan; the name of regions follows the word "regions".
         plans: ValuesByRank<String>,
     },
-    /// A rank failed before the members opened memory, or it differs from the others in data that every agreement
-    /// compares.
+    /// A rank was not ready to open memory: it failed, or a stream of its device captures. Or the rank has another
+    /// member list or generation than the others, or two processes take part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -56,7 +57,8 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// One end of a transfer is missing.
+    /// Two ranks list different numbers of transfers with each other. Also if a rank lists a transfer with itself or
+    /// with a rank outside of the group; then `found` is 0.
     #[error(
         "CounterpartMissing: rank {rank} has {transfers} transfers with rank {peer}, which has {found} with it; both \
          name each of them"

@@ -18,7 +18,8 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
 }
 
 /// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the same block of all
-/// other ranks, before and after it runs. Stops if `block` returns false, because the kernel has then given up.
+/// other ranks, before and after it runs. Stops once the kernel has given up: a synchronization failed, or `block`
+/// returned false. Runs nothing if a kernel of this rank gave up before.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
