@@ -9,7 +9,11 @@
 //! Exception: a later message has reused the word (see the comment in [`take`]). A sender does not withdraw its offers:
 //! the peer only reads the buffer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    hint,
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
 
 use process_group::group::path::Way;
 
@@ -44,6 +48,14 @@ pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
         (found >> 2 != number + 1).then_some(word(number, own))
     });
     if claimed.is_ok() { Claim::First } else { Claim::Second }
+}
+
+/// Waits until an end has claimed message `number`, or `ends` returns true, for at most `limit`.
+pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, ends: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while shared.load(Ordering::Acquire) >> 2 != number + 1 && !ends() && begun.elapsed() < limit {
+        hint::spin_loop();
+    }
 }
 
 /// Takes the other end's offer of message `number`. Returns false if it was withdrawn.
@@ -111,6 +123,33 @@ mod tests {
                 [taken.join().unwrap(), withdrawn]
             });
             assert_ne!(taken, withdrawn, "message {number}");
+        }
+    }
+
+    #[test]
+    fn a_sender_that_waits_comes_second() {
+        const LONG: Duration = Duration::from_secs(60);
+        for number in 0..200 {
+            let shared = AtomicU64::new(0);
+            let begin = Barrier::new(2);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    begin.wait();
+                    assert_eq!(claim(&shared, number, Way::Receive), Claim::First);
+                });
+                begin.wait();
+                await_claim(&shared, number, LONG, || false);
+                assert_eq!(claim(&shared, number, Way::Send), Claim::Second);
+            });
+        }
+    }
+
+    #[test]
+    fn a_sender_that_waits_in_vain_comes_first() {
+        for (limit, ends) in [(Duration::from_millis(1), false), (Duration::MAX, true)] {
+            let shared = AtomicU64::new(word(3, TAKEN));
+            await_claim(&shared, 1027, limit, || ends);
+            assert_eq!(claim(&shared, 1027, Way::Send), Claim::First);
         }
     }
 

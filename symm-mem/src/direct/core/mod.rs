@@ -23,7 +23,7 @@ use process_group::{
 };
 
 use super::{
-    claim::{Claim, claim, take, withdraw},
+    claim::{Claim, await_claim, claim, take, withdraw},
     flag_page::{AHEAD, FlagPage},
     half::Half,
     lane::{Lane, Ring, compare},
@@ -199,8 +199,10 @@ impl Core {
     ) -> Result<(), PathError> {
         // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. Messages
         // for which the peer came first are compared then too. The peer compares the others.
-        let others = messages.iter().filter(|message| message.peer != self.rank);
-        let called = others.map(|message| self.call(message, capture.is_some(), deadline));
+        // Receives are claimed first, because the peer's sends may wait for them.
+        let of = |way| messages.iter().filter(move |message| message.peer != self.rank && message.way == way);
+        let called = of(Way::Receive).chain(of(Way::Send));
+        let called = called.map(|message| self.call(message, capture.is_some(), deadline));
         for called in called.collect::<Result<Vec<_>, _>>()? {
             let (message, zero_copy) = (called.message, self.zero_copy(&called, stream)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
@@ -291,6 +293,7 @@ impl Core {
             }
             return Err(aborted);
         }
+        self.await_receiver(&called);
         if claim(self.claim_of(&called), number, way) == Claim::First {
             return Ok(called);
         }
@@ -374,6 +377,24 @@ impl Core {
         Ok(())
     }
 
+    /// If this rank sends, waits until the receiver has claimed the message, or sends to this rank. Waits for at most an
+    /// eighth of [`copy_time`]. Does not wait for a message that goes through the ring.
+    ///
+    /// If two ranks send each other a message, each of them is then the second end of its send, or each is that of its
+    /// receive, and makes one copy. If one rank comes after the end of the wait, it is the second end of both messages,
+    /// and its GPU makes the copies one after the other. The wait delays no copy, because a copy starts when both ends
+    /// have come. It also stops a rank from getting far ahead of its peer, so later messages meet in time.
+    fn await_receiver(&self, called: &Called) {
+        let Called { message: Message { way, peer, buffer }, number, place, .. } = *called;
+        if way == Way::Receive || place == Place::NONE {
+            return;
+        }
+        let sent = self.flag_pages[peer].log(self.rank, Way::Send);
+        let received = self.flag_pages[self.rank].log(peer, Way::Receive);
+        let sends = || sent.count() > received.count();
+        await_claim(self.claim_of(called), number, copy_time(buffer.bytes()) / 8, sends);
+    }
+
     /// Returns the place of the message's buffer if the buffer lies in a segment that the peer has mapped, and
     /// [`Place::NONE`] otherwise.
     fn place(&self, message: &Message) -> Place {
@@ -432,6 +453,11 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.
+fn copy_time(bytes: usize) -> Duration {
+    Duration::from_nanos(bytes as u64 / 400)
 }
 
 /// Index of a message's lane.
