@@ -413,6 +413,7 @@ rusty_fork_test! {
             reduce().unwrap().wait().unwrap();
             if rank.rank == 0 {
                 let work = reduce().unwrap();
+                turn.wait();
                 let (mut future, woken) = (work.clone().into_future(), Arc::new(Woken::default()));
                 let error = loop {
                     match poll(&mut future, &woken) {
@@ -435,6 +436,7 @@ rusty_fork_test! {
                 let error = group.abort(far()).unwrap_err();
                 assert!(matches!(error.kind(), GroupErrorKind::Comm(CommError::Adopted { .. })), "{error}");
             } else {
+                turn.wait();
                 group.fail("a test");
                 drop(group);
             }
