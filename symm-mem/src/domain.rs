@@ -137,8 +137,8 @@ impl Domain {
         &self.inner.ranks
     }
 
-    pub(crate) fn store(&self) -> &dyn Store {
-        &*self.inner.store
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.inner.store
     }
 
     /// Returns the id of the next pool. Pools are numbered in the order of their creation.

@@ -64,6 +64,7 @@ mod domain;
 mod error;
 mod error_kind;
 pub mod exchange;
+mod group_object;
 pub mod kernels;
 mod local_registry;
 mod pool;

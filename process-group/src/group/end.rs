@@ -3,7 +3,7 @@
 use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering};
 
 use bootstrap::{
-    agreement::{self, Gone},
+    agreement::Gone,
     runtime::{self, Instant},
     wire::Unsent,
 };
@@ -13,11 +13,11 @@ use super::{
     error::CallContext,
     health::{End, GroupHealth},
     meeting::id,
-    open_waits::OpenWait,
     settings::EndCallback,
 };
 use crate::{
     comm::{self, AbortHandle, Beside, CommError, Force, PATIENCE},
+    error_text,
     store::Deadline,
     watch::Trouble,
 };
@@ -91,28 +91,27 @@ impl GroupHealth {
         drop(callback);
     }
 
-    /// If the group is over, returns the member that ended it and the reason, as agreements name them. For `is_larger`
-    /// see [`Meeting::is_larger`](super::meeting::Meeting::is_larger).
+    /// If the group is over, returns the member that ended it and the reason, as agreements name them. If that member
+    /// is not known, it is this rank. For `is_larger` see [`Meeting::is_larger`](super::meeting::Meeting::is_larger).
     pub(super) fn gone(&self, is_larger: bool) -> Option<Gone> {
-        let (rank, cause) = self.ended_by()?;
+        let end = self.end.get()?;
+        let culprit = match end {
+            End::Trouble(trouble) => trouble.culprit(),
+            End::Force(_) => None,
+        };
+        let rank = culprit.unwrap_or_else(|| self.rank());
         let place = self.place_of(rank).filter(|_| is_larger);
-        Some(Gone { rank: id(place.unwrap_or(rank)), cause })
+        Some(Gone { rank: id(place.unwrap_or(rank)), cause: error_text(&self.error(end)) })
     }
 
-    /// Ends this rank's waits in agreements of the group, which is over. Does not block: another thread sends the
-    /// requests to the store. If a request fails, the wait ends when it next checks the group.
-    fn end_waits(&self) {
-        let with_reason = |wait: Arc<OpenWait>| Some((self.gone(wait.is_larger)?, wait));
-        let waits: Vec<(Gone, Arc<OpenWait>)> =
-            self.open_waits.all().into_iter().filter_map(with_reason).collect();
-        if waits.is_empty() {
+    /// Calls the listeners, which end this rank's waits in agreements. Does not block: another thread calls them.
+    fn end_waits(self: &Arc<Self>) {
+        let listeners = self.end_listeners.all();
+        if listeners.is_empty() {
             return;
         }
-        aside("end-waits", move || {
-            for (gone, wait) in &waits {
-                let _ = agreement::end_wait(&wait.store, &wait.key, gone.clone());
-            }
-        });
+        let health = self.clone();
+        aside("end-waits", move || listeners.iter().for_each(|listener| listener(&health)));
     }
 
     /// Ends those child groups that are still being made and to which
@@ -308,9 +307,9 @@ impl Drop for Membership {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::mpsc, time::Duration};
 
-    use super::*;
+    use super::{super::HealthHandle, *};
     use crate::record::Recorder;
 
     fn health(ranks: &[usize], place: usize) -> Arc<GroupHealth> {
@@ -339,13 +338,32 @@ mod tests {
         found.end(left(1));
         assert!(!child.is_over());
     }
+
+    #[test]
+    fn the_end_calls_each_listener_that_is_left_once() {
+        let health = health(&[0, 1], 0);
+        let handle = HealthHandle::new(&health);
+        let (sender, called) = mpsc::channel();
+        let listen = |name| {
+            let sender = sender.clone();
+            handle.on_end(move |error| sender.send((name, error.to_string())).unwrap())
+        };
+        let (removed, _kept) = (listen("removed"), listen("kept"));
+        drop(removed);
+        health.end(left(1));
+        health.end(End::Force(Force::Aborted));
+        assert_eq!(called.recv().unwrap(), ("kept", handle.check().unwrap_err().to_string()));
+        drop((handle, health, sender));
+        assert_eq!(called.try_iter().count(), 0);
+    }
+
     #[test]
     fn a_grown_child_numbers_the_members_by_their_places() {
         let parent = health(&[4, 2], 0);
         let (grown, split) = (health(&[0, 1, 2], 0), health(&[4], 0));
         let _pending = (parent.link_grown(&grown), parent.link_child(&split));
         parent.end(left(2));
-        assert_eq!(grown.ended_by().unwrap().0, 1);
+        assert_eq!(grown.gone(false).unwrap().rank, 1);
         assert!(!split.is_over());
     }
 }

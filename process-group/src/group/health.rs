@@ -12,12 +12,12 @@ use std::{
 use bootstrap::runtime::Instant;
 
 use super::{
-    GroupErrorKind, KindResult, Path, open_waits::OpenWaits, path::PathError, settings::EndCallback,
+    GroupErrorKind, KindResult, Path, end_listener::EndListeners, path::PathError, settings::EndCallback,
     work_monitor::WorkMonitor,
 };
 use crate::{
     comm::{self, AbortHandle, CommError, Force},
-    error_text, peers,
+    peers,
     record::Recorder,
     store::Deadline,
     watch::{Trouble, WatchSignal},
@@ -66,8 +66,8 @@ pub(crate) struct GroupHealth {
     revoked: AtomicBool,
     /// The number of this rank's waits for other members that are in progress.
     pub(super) waits: AtomicUsize,
-    /// The waits of this rank in the group's agreements.
-    pub(super) open_waits: OpenWaits,
+    /// Functions that the end of the group calls, to end this rank's waits in agreements.
+    pub(super) end_listeners: EndListeners,
     /// Child groups that are still being made from this group's members.
     pub(super) pending_children: Mutex<Vec<Weak<PendingChild>>>,
     /// The listeners for lost ranks and for aborted communicators. Others hold weak references, so the listeners end
@@ -168,7 +168,7 @@ impl GroupHealth {
             doubt: OnceLock::new(),
             revoked: AtomicBool::new(false),
             waits: AtomicUsize::new(0),
-            open_waits: OpenWaits::default(),
+            end_listeners: EndListeners::default(),
             pending_children: Mutex::default(),
             listeners: OnceLock::new(),
         });
@@ -233,17 +233,6 @@ impl GroupHealth {
     /// Returns true if the group is over.
     pub(super) fn is_over(&self) -> bool {
         self.end.get().is_some()
-    }
-
-    /// If the group is over, returns the job rank of the member that ended it, and the reason. If that member is not
-    /// known, returns this rank's own job rank.
-    pub(super) fn ended_by(&self) -> Option<(usize, String)> {
-        let end = self.end.get()?;
-        let culprit = match end {
-            End::Trouble(trouble) => trouble.culprit(),
-            End::Force(_) => None,
-        };
-        Some((culprit.unwrap_or_else(|| self.rank()), error_text(&self.error(end))))
     }
 
     /// Returns true if the group is over because a member was in trouble.

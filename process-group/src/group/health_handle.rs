@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::{Result, error::CallContext, health::GroupHealth};
+use super::{EndListener, GroupError, Result, error::CallContext, health::GroupHealth};
 use crate::{comm::CommError, store::Deadline};
 
 /// Reports whether a group is still usable; see
@@ -25,9 +25,33 @@ impl HealthHandle {
     /// # Errors
     /// Those of [`ProcessGroup::standing`](super::ProcessGroup::standing).
     pub fn check(&self) -> Result<()> {
-        self.0.upgrade().map_or(Ok(()), |health| {
-            health.check().map_err(|error| CallContext::of_group(&health.name).error(error))
-        })
+        self.0.upgrade().map_or(Ok(()), |health| check(&health))
+    }
+
+    /// Calls `listener` when the group ends, until the returned value is dropped. The argument is the error that
+    /// [`check`](Self::check) then returns. The listeners of a group are called one after the other, on a thread of
+    /// their own, so a listener may wait for a store.
+    ///
+    /// If the group has ended before, `listener` is not called. So a wait that has to end with the group begins to
+    /// listen, then calls [`check`](Self::check), and then waits. Returns `None` if the group was dropped before.
+    ///
+    /// ```no_run
+    /// # use process_group::ProcessGroup;
+    /// # fn wait(group: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (sender, events) = std::sync::mpsc::channel();
+    /// let health = group.health_handle();
+    /// let _listener = health.on_end(move |error| drop(sender.send(error.to_string())));
+    /// health.check()?;
+    /// println!("the group has ended: {}", events.recv()?);
+    /// # Ok(()) }
+    /// ```
+    pub fn on_end(&self, listener: impl Fn(GroupError) + Send + Sync + 'static) -> Option<EndListener> {
+        let call = move |health: &GroupHealth| {
+            if let Err(error) = check(health) {
+                listener(error);
+            }
+        };
+        Some(self.0.upgrade()?.end_listeners.add(call))
     }
 
     /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most
@@ -47,6 +71,10 @@ impl HealthHandle {
             health.await_cause(error);
         }
     }
+}
+
+fn check(health: &GroupHealth) -> Result<()> {
+    health.check().map_err(|error| CallContext::of_group(&health.name).error(error))
 }
 
 impl fmt::Debug for HealthHandle {

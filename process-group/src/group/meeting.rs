@@ -17,7 +17,7 @@ use bootstrap::{
     wire::Wire,
 };
 
-use super::{GroupErrorKind, KindResult, Result, health::GroupHealth, open_waits::OpenWait};
+use super::{GroupErrorKind, KindResult, Result, health::GroupHealth};
 use crate::{
     error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
@@ -201,8 +201,13 @@ impl Object for &Meeting<'_> {
     }
 
     fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
-        let wait = OpenWait { store: self.job.clone(), key: key.to_owned(), is_larger: self.is_larger };
-        Some(Box::new(self.health?.open_waits.add(wait)))
+        let (store, key, is_larger) = (self.job.clone(), key.to_owned(), self.is_larger);
+        // If the request fails, the wait ends when it next checks the group.
+        let end = move |health: &GroupHealth| {
+            let ended = health.gone(is_larger).map(|gone| agreement::end_wait(&store, &key, gone));
+            drop(ended);
+        };
+        Some(Box::new(self.health?.end_listeners.add(end)))
     }
 }
 

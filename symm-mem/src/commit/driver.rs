@@ -1,6 +1,6 @@
 //! Runs the agreement of a commit over a store, on the caller's thread.
 
-use bootstrap::agreement::{self, Gone, verdict_key};
+use bootstrap::agreement::{self, Object, verdict_key};
 use process_group::store::{Deadline, Store, StoreError};
 
 use crate::agreement::{
@@ -21,12 +21,11 @@ pub(super) trait Local {
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 }
 
-/// Runs this rank's part in a commit. Also returns the store's error if the store failed. `goes_on` returns an error
-/// once the group has ended.
+/// Runs this rank's part in a commit. Also returns the store's error if the store failed. `object` is the group.
 pub(super) fn run(
     start: Start<CommitProtocol>,
     store: &dyn Store,
-    goes_on: impl Fn() -> Result<(), Gone>,
+    object: impl Object,
     local: &mut impl Local,
 ) -> (Result<Agreed, Ending>, Option<StoreError>) {
     let Start { member, record } = start;
@@ -45,7 +44,7 @@ pub(super) fn run(
             }
         }
     };
-    match agreement::run::<CommitProtocol>(store, member.clone(), record, act, goes_on) {
+    match agreement::run::<CommitProtocol>(store, member.clone(), record, act, object) {
         Ok(agreed) => (Ok(agreed), None),
         Err(mut failed) => {
             let error = store_error(&mut failed, &member);

@@ -2,16 +2,18 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use bootstrap::agreement::Object;
 use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
-    comm::{CommError, Communicator, WindowsUnsupported},
-    group::{self, GroupError, GroupErrorKind, HealthHandle, SymmetricPlaces, enqueued_on},
+    comm::{Communicator, WindowsUnsupported},
+    group::{self, GroupError, HealthHandle, SymmetricPlaces, enqueued_on},
 };
 
 use crate::{
     agreement::{Enqueued, GroupId, MessageCounts},
-    domain::rank_of,
+    domain::{Domain, rank_of},
+    group_object::{GroupObject, is_closed},
 };
 
 /// A group of ranks that pools can be committed for.
@@ -49,8 +51,8 @@ pub trait SymmetricGroup: Sync {
         drop(places);
     }
 
-    /// Returns an error once the group has ended. A commit that waits for a member polls this, and ends with the
-    /// group.
+    /// Returns an error once the group has ended. A commit that waits for a member polls this, at least every 0.5 s,
+    /// and ends with the group.
     ///
     /// # Errors
     /// The error that ended the group.
@@ -58,9 +60,9 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
-    /// Returns a handle on the group's health monitor, if it has one. If a commit loses a member, it uses the handle to
-    /// wait until the group ends, for at most two heartbeat intervals. Then it can report the error that ended the
-    /// group.
+    /// Returns a handle on the group's health monitor, if it has one. With the handle, a commit or retirement that waits
+    /// for a member ends as soon as the group ends. If a commit loses a member, it uses the handle to wait until the
+    /// group ends, for at most two heartbeat intervals. Then it can report the error that ended the group.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
@@ -104,11 +106,8 @@ impl SymmetricGroup for ProcessGroup {
     }
 
     fn standing(&self) -> Result<(), GroupError> {
-        self.standing().or_else(|error| match error.kind() {
-            // A commit that poisons the group aborts the communicator. It reports its own reason, not `Closed`.
-            GroupErrorKind::Comm(CommError::Closed { .. }) => Ok(()),
-            _ => Err(error),
-        })
+        // A commit that poisons the group aborts the communicator. It reports its own reason, not `Closed`.
+        self.standing().or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })
     }
 
     fn health_handle(&self) -> Option<HealthHandle> {
@@ -132,6 +131,16 @@ impl SymmetricGroup for ProcessGroup {
             messages: of.messages.iter().map(messages).collect(),
         });
         enqueued.collect()
+    }
+}
+
+/// The object of an agreement of the members of `group`.
+pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
+    GroupObject {
+        rank: domain.rank(),
+        store: domain.store().clone(),
+        check: || group.standing(),
+        health: || group.health_handle(),
     }
 }
 

@@ -41,17 +41,17 @@ use process_group::{
     store::Deadline,
 };
 
-use self::{
-    group::misnamed,
-    member::Member,
-    offer::{Candidates, JOINED_SINCE, LocalState, offered},
-    watch::ABORT_PATIENCE,
-};
 pub use self::{
     group::{CommunicatorGroup, SymmetricGroup},
     options::CommitOptions,
     report::CommitReport,
     several::commit_all,
+};
+use self::{
+    group::{misnamed, object_of},
+    member::Member,
+    offer::{Candidates, JOINED_SINCE, LocalState, offered},
+    watch::ABORT_PATIENCE,
 };
 pub(crate) use self::{
     group_state::{GroupState, lock},
@@ -61,7 +61,7 @@ pub(crate) use self::{
 use crate::{
     agreement::{
         Agreed, CommitProtocol, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness, Rejection, Segment,
-        Situation, Start, WindowSupport, ending::gone,
+        Situation, Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
@@ -150,16 +150,16 @@ impl SymmetricPool {
             segments: &segments,
             windows: Vec::new(),
         };
-        let rank = self.domain().rank();
-        let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
-        let (result, failure) = driver::run(start, self.domain().store(), goes_on, &mut member);
+        let (rank, store) = (self.domain().rank(), &**self.domain().store());
+        let object = object_of(self.domain(), group);
+        let (result, failure) = driver::run(start, store, object, &mut member);
         let windows = member.windows;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);
         let result = self.end_commit(&mut group_state, result, cause, &segments, &serials, windows);
         for place in group_state.log.take_left() {
-            remove_left(self.domain().store(), &place);
+            remove_left(store, &place);
         }
         let (result, failure) = match result {
             Ok(report)

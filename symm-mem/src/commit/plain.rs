@@ -14,11 +14,10 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::{GroupState, SymmetricGroup, offer::cause};
+use super::{GroupState, SymmetricGroup, group::object_of, offer::cause};
 use crate::{
     agreement::{
-        ACTION_FLOOR, Attempt, Ending, GroupId, Plain, Poison, RegistrationProtocol, Segment, ending::gone,
-        plain_ending,
+        ACTION_FLOOR, Attempt, Ending, GroupId, Plain, Poison, RegistrationProtocol, Segment, plain_ending,
     },
     pool::SymmetricPool,
 };
@@ -54,14 +53,12 @@ impl SymmetricPool {
             Err(error) => (Attempt::Failed { cause: cause(group, error) }, Vec::new()),
         };
         let member = group_state.log.plain_member(deadline.remaining());
-        let (store, rank) = (self.domain().store(), self.domain().rank());
-        let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
         let agreed = agreement::run::<RegistrationProtocol>(
-            store,
+            &**self.domain().store(),
             member,
             attempt,
             |plan: &Infallible, _, _| match *plan {},
-            goes_on,
+            object_of(self.domain(), group),
         );
         let (result, failure) = match agreed {
             Ok(plain) => (Ok(plain), None),

@@ -19,12 +19,12 @@ use super::{
 use crate::{
     agreement::{
         PROTOCOL,
-        ending::gone,
         wire::{self, wire_enum, wire_struct},
     },
     domain::{rank_of, ranks_of},
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    group_object::GroupObject,
     local_registry::{LocalRegistry, LocalToken},
     rendezvous::process,
 };
@@ -232,8 +232,14 @@ pub(super) fn agreed<T>(
             Err(problem) => Opened::Failed { problem },
         }
     };
-    let goes_on = || group.standing().map_err(|ended| gone(rank, &ended));
-    let result = agreement::run::<FlagPageProtocol>(&group.job_store(), member, record.clone(), act, goes_on);
+    let store = Arc::new(group.job_store());
+    let object = GroupObject {
+        rank,
+        store: store.clone(),
+        check: || group.standing(),
+        health: || Some(group.health_handle()),
+    };
+    let result = agreement::run::<FlagPageProtocol>(&*store, member, record.clone(), act, object);
     // After a success, all ranks have opened this rank's flag page. After a failure, this rank has no path.
     drop(own);
     match result {

@@ -21,12 +21,7 @@ use super::{
     share::{self, Offer},
     slots::words,
 };
-use crate::{
-    agreement::{ending::gone, hash::chain},
-    error::Error,
-    error_kind::ErrorKind,
-    rendezvous::protocol::Readiness,
-};
+use crate::{agreement::hash::chain, error::Error, error_kind::ErrorKind, rendezvous::protocol::Readiness};
 
 /// The record, exports and slots that this rank has prepared for an exchange.
 struct Candidate {
@@ -148,8 +143,7 @@ impl Exchange {
             patience,
             deadline: Some(options.deadline),
         };
-        let goes_on = || info.standing().map_err(|ended| gone(shared.rank(), &ended));
-        let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, goes_on);
+        let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, info.object());
         drop(number);
         // `Taken` and `Members` may be reported to this rank alone, so another member may have the plan.
         let is_refused_by_all = !matches!(

@@ -34,7 +34,7 @@ impl SymmetricPool {
     fn agree_on_length(&self, bytes: u64, deadline: Duration) -> Result<u64, ErrorKind> {
         let Start { member, record } = self.begin_length(bytes, deadline);
         let (store, act) =
-            (self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
+            (&**self.domain().store(), |plan: &Infallible, _, _: &dyn Fn() -> bool| match *plan {});
         let agreed = agreement::run::<LengthProtocol>(store, member.clone(), record, act, || Ok(()));
         self.end_round(&member, agreed.is_ok()).iter().for_each(|place| remove_left(store, place));
         agreed.map_err(|mut failed: Box<Failed<_>>| {

@@ -19,13 +19,13 @@ use super::{SymmetricPool, lookup::Table};
 use crate::{
     agreement::{
         Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Poison, Readiness, Release,
-        RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord, Start,
-        ending::{gone, store_error},
+        RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord, Start, ending::store_error,
         retirement_ending,
     },
     commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    group_object::GroupObject,
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
@@ -210,14 +210,16 @@ impl SymmetricPool {
         };
         // Once windows are deregistered, every live rank posts its outcome before the time limit. If the wait ended
         // early because a group has ended, ranks that still deregister would be blamed.
-        let all_stand = || {
-            let mut standings = parties.iter().map(|party| party.group.standing());
-            standings.try_for_each(|standing| standing.map_err(|ended| gone(member.rank, &ended)))
-        };
-        let goes_on = || if releases.get() { Ok(()) } else { all_stand() };
+        let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
-        let ended = agreement::run::<RetireProtocol>(store, member.clone(), record, act, goes_on);
-        self.end_round(&member, ended.is_ok()).iter().for_each(|place| remove_left(store, place));
+        let object = GroupObject {
+            rank: member.rank,
+            store: store.clone(),
+            check: || watched().iter().try_for_each(|party| party.group.standing()),
+            health: || watched().iter().filter_map(|party| party.group.health_handle()),
+        };
+        let ended = agreement::run::<RetireProtocol>(&**store, member.clone(), record, act, object);
+        self.end_round(&member, ended.is_ok()).iter().for_each(|place| remove_left(&**store, place));
         match ended {
             Ok(retired) => (Ok(retired), windows, None),
             Err(mut failed) => {

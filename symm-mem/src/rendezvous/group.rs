@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use bootstrap::agreement::Object;
 use process_group::{
     ProcessGroup,
     group::{GroupError, GroupId, HealthHandle},
@@ -16,6 +17,7 @@ use process_group::{
 use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    group_object::GroupObject,
 };
 
 /// A group as a rendezvous needs it: its members, this rank's place among them, and the store that they use to agree.
@@ -26,7 +28,7 @@ pub struct GroupInfo {
     pub(super) rank: usize,
     pub(super) ranks: Arc<[u32]>,
     pub(crate) store: Arc<dyn Store>,
-    standing: Option<HealthHandle>,
+    health: Option<HealthHandle>,
 }
 
 /// The reason why a group's information was rejected.
@@ -87,7 +89,7 @@ impl GroupInfo {
         // of ranks or the numbers of their rendezvous differ.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
-        Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, standing: None })
+        Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
     /// The group's name.
@@ -123,7 +125,17 @@ impl GroupInfo {
     /// Returns an error once the group has ended, so that callers stop waiting for the other members. Always succeeds
     /// for information that was not made from a process group.
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
-        self.standing.as_ref().map_or(Ok(()), HealthHandle::check)
+        self.health.as_ref().map_or(Ok(()), HealthHandle::check)
+    }
+
+    /// The object of an agreement of the members.
+    pub(crate) fn object(&self) -> impl Object + use<'_> {
+        GroupObject {
+            rank: self.ranks[self.rank],
+            store: self.store.clone(),
+            check: || self.standing(),
+            health: || self.health.clone(),
+        }
     }
 
     /// The context for the errors of an operation: its name, and the group's id and name.
@@ -155,7 +167,7 @@ impl From<&ProcessGroup> for GroupInfo {
             rank: group.rank(),
             ranks: crate::domain::ranks_of(group).into(),
             store: Arc::new(group.job_store()),
-            standing: Some(group.health_handle()),
+            health: Some(group.health_handle()),
         }
     }
 }

@@ -78,7 +78,7 @@ use self::{
     share::Offer,
 };
 use crate::{
-    agreement::{ending::gone, hash::chain},
+    agreement::hash::chain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
     kernels::PadLayout,
@@ -347,9 +347,7 @@ impl Rendezvous {
                 Err(outcome) => outcome,
             }
         };
-        let rank = record.rank;
-        let goes_on = || info.standing().map_err(|ended| gone(rank, &ended));
-        let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, goes_on);
+        let result = agreement::run::<RendezvousProtocol>(&*info.store, member, record, share, info.object());
         drop(offer);
         drop(next);
         let (ending, failure) = match result {

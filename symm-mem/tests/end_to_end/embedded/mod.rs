@@ -9,6 +9,7 @@ mod doubt;
 mod ends;
 mod explain;
 mod graphs;
+mod group_end;
 pub(crate) mod job;
 mod joined;
 mod places;

@@ -1,0 +1,55 @@
+//! Groups as the object of an agreement: their end ends the agreement's waits.
+
+use std::{any::Any, sync::Arc};
+
+use bootstrap::agreement::{self, Gone, Object};
+use process_group::{
+    comm::CommError,
+    group::{GroupError, GroupErrorKind, HealthHandle},
+    store::Store,
+};
+
+use crate::agreement::ending::gone;
+
+/// The groups that an agreement is about.
+pub(crate) struct GroupObject<C, H> {
+    /// This rank of the domain.
+    pub(crate) rank: u32,
+    /// The store of the agreement.
+    pub(crate) store: Arc<dyn Store>,
+    /// Returns an error once one of the groups has ended.
+    pub(crate) check: C,
+    /// Returns the handles of the groups whose end ends the waits at once. The end of other groups ends a wait when it
+    /// calls `check`.
+    pub(crate) health: H,
+}
+
+impl<C, H, I> Object for GroupObject<C, H>
+where
+    C: Fn() -> Result<(), GroupError>,
+    H: Fn() -> I,
+    I: IntoIterator<Item = HealthHandle>,
+{
+    fn check(&self) -> Result<(), Gone> {
+        (self.check)().map_err(|ended| gone(self.rank, &ended))
+    }
+
+    fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
+        let listen = |health: HealthHandle| {
+            let (rank, store, key) = (self.rank, self.store.clone(), key.to_owned());
+            health.on_end(move |ended| {
+                // If this rank has aborted the group, the call that has done so reports the reason.
+                if !is_closed(&ended) {
+                    // If the request fails, the wait ends when it next calls `check`.
+                    let _ = agreement::end_wait(&*store, &key, gone(rank, &ended));
+                }
+            })
+        };
+        Some(Box::new((self.health)().into_iter().filter_map(listen).collect::<Vec<_>>()))
+    }
+}
+
+/// Returns true if a group has ended because this rank has aborted or dropped it.
+pub(crate) fn is_closed(ended: &GroupError) -> bool {
+    matches!(ended.kind(), GroupErrorKind::Comm(CommError::Closed { .. }))
+}
