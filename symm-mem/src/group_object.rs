@@ -19,9 +19,11 @@ pub(crate) struct GroupObject<C, H> {
     pub(crate) store: Arc<dyn Store>,
     /// Returns an error once one of the groups has ended.
     pub(crate) check: C,
-    /// Returns the handles of the groups whose end ends the waits at once. The end of other groups ends a wait when it
-    /// calls `check`.
+    /// Returns the handles of the groups whose end ends the waits at once. The end of any other group is noticed at the
+    /// next call of `check`.
     pub(crate) health: H,
+    /// Returns true for ends that do not end the waits, as in `check`.
+    pub(crate) ignores: fn(&GroupError) -> bool,
 }
 
 impl<C, H, I> Object for GroupObject<C, H>
@@ -36,12 +38,11 @@ where
 
     fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
         let listen = |health: HealthHandle| {
-            let (rank, store, key) = (self.rank, self.store.clone(), key.to_owned());
-            health.on_end(move |ended| {
-                // If this rank has aborted the group, the call that has done so reports the reason.
-                if !is_closed(&ended) {
+            let (rank, store, key, ignores) = (self.rank, self.store.clone(), key.to_owned(), self.ignores);
+            health.listen_for_end(move |ended| {
+                if !ignores(ended) {
                     // If the request fails, the wait ends when it next calls `check`.
-                    let _ = agreement::end_wait(&*store, &key, gone(rank, &ended));
+                    let _ = agreement::end_wait(&*store, &key, gone(rank, ended));
                 }
             })
         };

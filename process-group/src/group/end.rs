@@ -1,6 +1,9 @@
 //! Ends a group on this rank, and notifies the other members when this rank leaves the group.
 
-use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering},
+};
 
 use bootstrap::{
     agreement::Gone,
@@ -105,13 +108,17 @@ impl GroupHealth {
     }
 
     /// Calls the listeners, which end this rank's waits in agreements. Does not block: another thread calls them.
-    fn end_waits(self: &Arc<Self>) {
-        let listeners = self.end_listeners.all();
-        if listeners.is_empty() {
+    fn end_waits(&self) {
+        let calls = self.end_listeners.calls(self);
+        if calls.is_empty() {
             return;
         }
-        let health = self.clone();
-        aside("end-waits", move || listeners.iter().for_each(|listener| listener(&health)));
+        aside("end-waits", move || {
+            for call in &calls {
+                // A listener that panics must not keep the others from being called.
+                let _ = catch_unwind(AssertUnwindSafe(|| call()));
+            }
+        });
     }
 
     /// Ends those child groups that are still being made and to which
@@ -346,7 +353,7 @@ mod tests {
         let (sender, called) = mpsc::channel();
         let listen = |name| {
             let sender = sender.clone();
-            handle.on_end(move |error| sender.send((name, error.to_string())).unwrap())
+            handle.listen_for_end(move |error| sender.send((name, error.to_string())).unwrap())
         };
         let (removed, _kept) = (listen("removed"), listen("kept"));
         drop(removed);

@@ -5,7 +5,9 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::{EndListener, GroupError, Result, error::CallContext, health::GroupHealth};
+use super::{
+    EndListener, GroupError, Result, end_listener::EndCall, error::CallContext, health::GroupHealth,
+};
 use crate::{comm::CommError, store::Deadline};
 
 /// Reports whether a group is still usable; see
@@ -29,29 +31,36 @@ impl HealthHandle {
     }
 
     /// Calls `listener` when the group ends, until the returned value is dropped. The argument is the error that
-    /// [`check`](Self::check) then returns. The listeners of a group are called one after the other, on a thread of
-    /// their own, so a listener may wait for a store.
+    /// [`check`](Self::check) returns from then on. Returns `None` if the group was dropped before.
     ///
-    /// If the group has ended before, `listener` is not called. So a wait that has to end with the group begins to
-    /// listen, then calls [`check`](Self::check), and then waits. Returns `None` if the group was dropped before.
+    /// Unlike the callback of [`Builder::on_end`](super::Builder::on_end), `listener` is also called if this rank aborts
+    /// or drops the group. It is not called after [`ProcessGroup::destroy`](super::ProcessGroup::destroy). The listeners
+    /// of a group are called one after the other, on another thread if one can be started. A listener that blocks delays
+    /// the others, and the end of this rank's waits in agreements.
+    ///
+    /// If the group has ended already, `listener` may not be called. So a wait that has to end with the group begins to
+    /// listen, then calls [`check`](Self::check), and then waits.
     ///
     /// ```no_run
     /// # use process_group::ProcessGroup;
     /// # fn wait(group: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
     /// let (sender, events) = std::sync::mpsc::channel();
     /// let health = group.health_handle();
-    /// let _listener = health.on_end(move |error| drop(sender.send(error.to_string())));
+    /// let _listener = health.listen_for_end(move |error| drop(sender.send(error.to_string())));
     /// health.check()?;
     /// println!("the group has ended: {}", events.recv()?);
     /// # Ok(()) }
     /// ```
-    pub fn on_end(&self, listener: impl Fn(GroupError) + Send + Sync + 'static) -> Option<EndListener> {
-        let call = move |health: &GroupHealth| {
-            if let Err(error) = check(health) {
-                listener(error);
-            }
+    pub fn listen_for_end(
+        &self,
+        listener: impl Fn(&GroupError) + Send + Sync + 'static,
+    ) -> Option<EndListener> {
+        let listener = Arc::new(listener);
+        let reader = move |health: &GroupHealth| {
+            let (listener, error) = (listener.clone(), check(health).err()?);
+            Some(Arc::new(move || listener(&error)) as EndCall)
         };
-        Some(self.0.upgrade()?.end_listeners.add(call))
+        Some(self.0.upgrade()?.end_listeners.add(reader))
     }
 
     /// Waits until the group has ended, for at most two [heartbeat](super::Builder::heartbeat) intervals, and at most

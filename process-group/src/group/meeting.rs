@@ -17,7 +17,7 @@ use bootstrap::{
     wire::Wire,
 };
 
-use super::{GroupErrorKind, KindResult, Result, health::GroupHealth};
+use super::{GroupErrorKind, KindResult, Result, end_listener::EndCall, health::GroupHealth};
 use crate::{
     error_text, messages,
     store::{Deadline, PrefixStore, StoreError},
@@ -202,12 +202,13 @@ impl Object for &Meeting<'_> {
 
     fn begin_wait(&self, key: &str) -> Option<Box<dyn Any>> {
         let (store, key, is_larger) = (self.job.clone(), key.to_owned(), self.is_larger);
-        // If the request fails, the wait ends when it next checks the group.
-        let end = move |health: &GroupHealth| {
-            let ended = health.gone(is_larger).map(|gone| agreement::end_wait(&store, &key, gone));
-            drop(ended);
+        let reader = move |health: &GroupHealth| {
+            let (store, key, gone) = (store.clone(), key.clone(), health.gone(is_larger)?);
+            // If the request fails, the wait ends when it next checks the group.
+            let end = move || drop(agreement::end_wait(&store, &key, gone.clone()));
+            Some(Arc::new(end) as EndCall)
         };
-        Some(Box::new(self.health?.end_listeners.add(end)))
+        Some(Box::new(self.health?.end_listeners.add(reader)))
     }
 }
 

@@ -47,9 +47,10 @@ pub trait Path: Send + Sync + fmt::Debug {
     /// are on different streams.
     ///
     /// As soon as both ends of a message are known, and before the message is launched, one end compares the
-    /// two, because a wrong message must not arrive. The call does not block the host, unless this rank is
-    /// too far ahead of a peer; then it blocks, at most until `deadline`. A call that does not return within
-    /// the [work timeout](super::Builder::work_timeout) ends the group.
+    /// two, because a wrong message must not arrive. The call does not block the host, with two exceptions. It
+    /// blocks while this rank is too far ahead of a peer, at most until `deadline`. And it may wait for the other
+    /// end of a large message, for a small part of the time of the copy. A call that does not return within the
+    /// [work timeout](super::Builder::work_timeout) ends the group.
     ///
     /// # Errors
     /// [`PathError::Refused`] if nothing has changed. After any other error the group is over.
@@ -113,4 +114,15 @@ pub enum Way {
     Send,
     /// This rank receives.
     Receive,
+}
+
+impl Way {
+    /// Returns the direction as the other end sees it.
+    #[must_use]
+    pub const fn opposite(self) -> Self {
+        match self {
+            Self::Send => Self::Receive,
+            Self::Receive => Self::Send,
+        }
+    }
 }

@@ -141,6 +141,7 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
         store: domain.store().clone(),
         check: || group.standing(),
         health: || group.health_handle(),
+        ignores: is_closed,
     }
 }
 

@@ -50,10 +50,10 @@ pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
     if claimed.is_ok() { Claim::First } else { Claim::Second }
 }
 
-/// Waits until an end has claimed message `number`, or `ends` returns true, for at most `limit`.
-pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, ends: impl Fn() -> bool) {
+/// Waits until an end has claimed message `number`, or `is_over` returns true, for at most `limit`.
+pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, is_over: impl Fn() -> bool) {
     let begun = Instant::now();
-    while shared.load(Ordering::Acquire) >> 2 != number + 1 && !ends() && begun.elapsed() < limit {
+    while shared.load(Ordering::Acquire) >> 2 != number + 1 && !is_over() && begun.elapsed() < limit {
         hint::spin_loop();
     }
 }

@@ -238,6 +238,7 @@ pub(super) fn agreed<T>(
         store: store.clone(),
         check: || group.standing(),
         health: || Some(group.health_handle()),
+        ignores: |_| false,
     };
     let result = agreement::run::<FlagPageProtocol>(&*store, member, record.clone(), act, object);
     // After a success, all ranks have opened this rank's flag page. After a failure, this rank has no path.

@@ -47,10 +47,7 @@ impl ZeroCopy<'_> {
 
     /// The word that the peer's stream waits for.
     fn told(&self, phase: Phase) -> DevicePtr {
-        let way = match self.way {
-            Way::Send => Way::Receive,
-            Way::Receive => Way::Send,
-        };
+        let way = self.way.opposite();
         let signal = Signal { way, phase, captured: self.captured };
         self.other.signal_at(self.rank, signal)
     }

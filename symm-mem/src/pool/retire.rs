@@ -25,7 +25,7 @@ use crate::{
     commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    group_object::GroupObject,
+    group_object::{GroupObject, is_closed},
 };
 
 /// Result of a retirement; equal on all ranks except for `bytes`, `windows` and `elapsed`.
@@ -217,6 +217,7 @@ impl SymmetricPool {
             store: store.clone(),
             check: || watched().iter().try_for_each(|party| party.group.standing()),
             health: || watched().iter().filter_map(|party| party.group.health_handle()),
+            ignores: is_closed,
         };
         let ended = agreement::run::<RetireProtocol>(&**store, member.clone(), record, act, object);
         self.end_round(&member, ended.is_ok()).iter().for_each(|place| remove_left(&**store, place));

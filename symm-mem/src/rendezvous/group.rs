@@ -135,6 +135,7 @@ impl GroupInfo {
             store: self.store.clone(),
             check: || self.standing(),
             health: || self.health.clone(),
+            ignores: |_| false,
         }
     }
 

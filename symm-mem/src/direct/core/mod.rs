@@ -199,11 +199,12 @@ impl Core {
     ) -> Result<(), PathError> {
         // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. Messages
         // for which the peer came first are compared then too. The peer compares the others.
-        // Receives are claimed first, because the peer's sends may wait for them.
-        let of = |way| messages.iter().filter(move |message| message.peer != self.rank && message.way == way);
-        let called = of(Way::Receive).chain(of(Way::Send));
-        let called = called.map(|message| self.call(message, capture.is_some(), deadline));
-        for called in called.collect::<Result<Vec<_>, _>>()? {
+        let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
+        let mut called = Vec::new();
+        for together in others.chunks(TOGETHER) {
+            self.call(together, capture.is_some(), deadline, &mut called)?;
+        }
+        for called in called {
             let (message, zero_copy) = (called.message, self.zero_copy(&called, stream)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
             let wanted = order(lane_of(&message));
@@ -266,43 +267,69 @@ impl Core {
         }
     }
 
-    /// Logs this rank's half of a message (the description of its end), and claims the message. First waits while this
-    /// rank is too far ahead of the peer. A receiver also notes its offer. If the peer came first, compares the halves.
-    fn call(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<Called, PathError> {
+    /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers' sends
+    /// may wait for them. Log entries are written in the order of the calls, so that a rank that is far ahead of a peer
+    /// waits as it does with separate calls.
+    fn call(
+        &self,
+        messages: &[&Message],
+        captured: bool,
+        deadline: Deadline,
+        called: &mut Vec<Called>,
+    ) -> Result<(), PathError> {
+        let mut sends = Vec::new();
+        for message in messages {
+            let logged = self.log(message, captured, deadline)?;
+            match message.way {
+                Way::Send => sends.push(logged),
+                Way::Receive => called.push(self.claim(logged)?),
+            }
+        }
+        for logged in sends {
+            self.await_receiver(&logged);
+            called.push(self.claim(logged)?);
+        }
+        Ok(())
+    }
+
+    /// Logs this rank's half of a message (the description of its end). First waits while this rank is too far ahead of
+    /// the peer.
+    fn log(&self, message: &Message, captured: bool, deadline: Deadline) -> Result<Called, PathError> {
         let Message { way, peer, buffer } = *message;
-        let opposite = match way {
-            Way::Send => Way::Receive,
-            Way::Receive => Way::Send,
-        };
         let own = self.flag_pages[self.rank].log(peer, way);
-        let other = self.flag_pages[peer].log(self.rank, opposite);
+        let other = self.flag_pages[peer].log(self.rank, way.opposite());
         self.await_peer(peer, || own.count().saturating_sub(other.count()), deadline)?;
         let place = self.place(message);
-        let half = Half::of(&buffer, captured);
-        let number = own.put(half.0, place.0);
-        let called = Called { message: *message, captured, number, place, is_first: true };
+        let number = own.put(Half::of(&buffer, captured).0, place.0);
+        Ok(Called { message: *message, captured, number, place, is_first: true })
+    }
+
+    /// Claims a message that this rank has logged. A receiver also notes its offer. If the peer came first, compares the
+    /// halves.
+    fn claim(&self, logged: Called) -> Result<Called, PathError> {
+        let Called { message, captured, number, place, .. } = logged;
+        let Message { way, peer, buffer } = message;
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
         // An abort withdraws the eager offers that are noted, and gives the peer time for the captured ones. So a
         // receiver notes its offer first, and then makes it only if there was no abort before.
         if offers_to_receive {
-            self.note_push(&called);
+            self.note_push(&logged);
         }
         if let Err(aborted) = self.check() {
             if offers_to_receive {
-                self.lane(message).pushes().forget(number, captured);
+                self.lane(&message).pushes().forget(number, captured);
             }
             return Err(aborted);
         }
-        self.await_receiver(&called);
-        if claim(self.claim_of(&called), number, way) == Claim::First {
-            return Ok(called);
+        if claim(self.claim_of(&logged), number, way) == Claim::First {
+            return Ok(logged);
         }
         if offers_to_receive {
-            self.lane(message).pushes().forget(number, captured);
+            self.lane(&message).pushes().forget(number, captured);
         }
-        let (theirs, place) = other.get(number);
-        compare((self.rank, peer), way, number, (half, Half(theirs)))?;
-        Ok(Called { place: Place(place), is_first: false, ..called })
+        let (theirs, place) = self.flag_pages[peer].log(self.rank, way.opposite()).get(number);
+        compare((self.rank, peer), way, number, (Half::of(&buffer, captured), Half(theirs)))?;
+        Ok(Called { place: Place(place), is_first: false, ..logged })
     }
 
     /// Takes the peer's offer, if there is one. Returns the piece of a zero-copy message, and `None` for a message that
@@ -377,22 +404,28 @@ impl Core {
         Ok(())
     }
 
-    /// If this rank sends, waits until the receiver has claimed the message, or sends to this rank. Waits for at most an
-    /// eighth of [`copy_time`]. Does not wait for a message that goes through the ring.
+    /// Before this rank claims a message that it sends: waits until the receiver has claimed the message, or sends to
+    /// this rank. Waits for at most an eighth of [`copy_time`].
     ///
-    /// If two ranks send each other a message, each of them is then the second end of its send, or each is that of its
-    /// receive, and makes one copy. If one rank comes after the end of the wait, it is the second end of both messages,
-    /// and its GPU makes the copies one after the other. The wait delays no copy, because a copy starts when both ends
-    /// have come. It also stops a rank from getting far ahead of its peer, so later messages meet in time.
-    fn await_receiver(&self, called: &Called) {
-        let Called { message: Message { way, peer, buffer }, number, place, .. } = *called;
-        if way == Way::Receive || place == Place::NONE {
+    /// If two ranks send each other a message, each then makes one copy: both are the second end of their send, or both
+    /// are the second end of their receive. If one rank comes after the end of the wait, it is the second end of both
+    /// messages, and its GPU makes the copies one after the other. The wait does not delay this message's copy, which
+    /// starts when both ends have come. It may delay the other messages of the call, and later calls of the thread.
+    ///
+    /// Does not wait if the message can only become a zero-copy message if this rank is the first end, or if it goes
+    /// through the ring anyway. That the receiver's buffer lies in a shared segment is assumed if that of the receiver's
+    /// last message does.
+    fn await_receiver(&self, logged: &Called) {
+        let Called { message: Message { peer, buffer, .. }, number, place, .. } = *logged;
+        let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
+        let last = theirs.count().checked_sub(1).map(|last| theirs.get(last).1);
+        if place == Place::NONE || last.is_none_or(|place| place == Place::NONE.0) {
             return;
         }
         let sent = self.flag_pages[peer].log(self.rank, Way::Send);
         let received = self.flag_pages[self.rank].log(peer, Way::Receive);
-        let sends = || sent.count() > received.count();
-        await_claim(self.claim_of(called), number, copy_time(buffer.bytes()) / 8, sends);
+        let peer_sends = || sent.count() > received.count();
+        await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
     }
 
     /// Returns the place of the message's buffer if the buffer lies in a segment that the peer has mapped, and
@@ -454,6 +487,10 @@ impl Core {
         Ok(())
     }
 }
+
+/// Largest number of messages of a launch that are logged before the first of them is claimed. The peer may be
+/// [`AHEAD`] messages ahead of the log, and must not reuse the word of a message that this rank has yet to claim.
+const TOGETHER: usize = AHEAD as usize / 2;
 
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.
 fn copy_time(bytes: usize) -> Duration {

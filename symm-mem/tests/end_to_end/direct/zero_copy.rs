@@ -100,6 +100,36 @@ fn all_to_all_in_one_batch_uses_no_ring() {
     machine.finish();
 }
 
+/// More messages in one direction than a rank may be ahead of its peer, and the receives alternate with the sends.
+#[test]
+fn a_long_batch_in_both_directions_arrives() {
+    const MESSAGES: usize = 600;
+    let machine = Machine::start(2);
+    machine.ranks(2, |rank| {
+        let job = Job::new(&rank);
+        let blocks = [0, 1].map(|_| job.block(MESSAGES));
+        job.direct.share(&job.pool).unwrap();
+        rank.write(blocks[0].ptr(), &pattern(job.me(), MESSAGES));
+        let work = job.group.batch(&job.stream, |batch| {
+            for message in 0..MESSAGES {
+                let [from, to] =
+                    [0, 1].map(|end: usize| Buffer::new(blocks[end].ptr() + message, 1, DataType::U8));
+                // SAFETY: the memory lives until the work is done.
+                unsafe {
+                    batch.recv(to, 1 - job.me())?;
+                    batch.send(from, 1 - job.me())?;
+                }
+            }
+            Ok(())
+        });
+        work.unwrap().wait_until(far()).unwrap();
+        assert!(rank.read(blocks[1].ptr(), MESSAGES) == pattern(1 - job.me(), MESSAGES));
+        drop(blocks);
+        job.leave();
+    });
+    machine.finish();
+}
+
 /// The end that comes second is delayed before its copy, and the end that comes first reaches the message late. Each
 /// waits for the other.
 #[test]

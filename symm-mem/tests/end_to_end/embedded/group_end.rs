@@ -1,6 +1,6 @@
 //! Waits for a member whose group ends.
 
-use std::{cell::Cell, sync::Arc, time::Duration};
+use std::{cell::Cell, sync::Arc, thread, time::Duration};
 
 use process_group::{
     ProcessGroup,
@@ -15,7 +15,7 @@ use symm_mem::{
 };
 
 use super::{
-    job::{options, soon},
+    job::{Rank, options, soon},
     on_ranks,
 };
 use crate::common::intercept::{Intercept, Intercepted};
@@ -62,31 +62,67 @@ const OPERATIONS: [(&str, Operation); 5] = [
     ("direct", |made| direct::install(&made.group, DirectOptions::default()).map(drop)),
 ];
 
+/// Makes a group whose waits are patient, for an operation of this name. Also returns the group's store.
+fn make(rank: &Rank, name: &str) -> (Made, PrefixStore) {
+    let store = PrefixStore::new(name, Arc::new(rank.world.store()));
+    let patient = Arc::new(Intercepted { inner: store.clone(), intercept: Patience });
+    let group = rank.builder().store(patient).p2p(P2pPolicy::Direct).build().expect("all ranks join");
+    let domain = Domain::of(&group).expect("the store answers");
+    let pool = SymmetricPool::new(&domain, &rank.context, Geometry::default()).expect("memory");
+    let block = pool.allocate(4096).expect("there is room");
+    let rendezvous = Rendezvous::of(&group, RendezvousOptions::default()).expect("all ranks map their pads");
+    let exchange = Exchange::new(&rendezvous, ExchangeOptions::default()).expect("all ranks agree");
+    rank.world.barrier(soon()).expect("all ranks have come");
+    (Made { group, pool, block, rendezvous, exchange }, store)
+}
+
+/// Returns the error of an operation whose waits end only through the store.
+fn patiently(operation: Operation, made: &Made) -> Error {
+    IS_PATIENT.set(true);
+    let error = operation(made).expect_err("the group ends");
+    IS_PATIENT.set(false);
+    error
+}
+
 /// Without the request by which the end of a group ends a wait, the wait would go on until its next check of the group.
 /// Here there is no next check.
 #[test]
 fn the_end_of_a_group_ends_its_waits() {
     on_ranks(2, |rank| {
         for (name, operation) in OPERATIONS {
-            let store = PrefixStore::new(name, Arc::new(rank.world.store()));
-            let patient = Arc::new(Intercepted { inner: store.clone(), intercept: Patience });
-            let group = rank.builder().store(patient).p2p(P2pPolicy::Direct).build().expect("all ranks join");
-            let domain = Domain::of(&group).expect("the store answers");
-            let pool = SymmetricPool::new(&domain, &rank.context, Geometry::default()).expect("memory");
-            let block = pool.allocate(4096).expect("there is room");
-            let rendezvous =
-                Rendezvous::of(&group, RendezvousOptions::default()).expect("all ranks map their pads");
-            let exchange = Exchange::new(&rendezvous, ExchangeOptions::default()).expect("all ranks agree");
-            let made = Made { group, pool, block, rendezvous, exchange };
-            rank.world.barrier(soon()).expect("all ranks have come");
+            let (made, store) = make(&rank, name);
             if rank.rank == 0 {
-                IS_PATIENT.set(true);
-                let error = operation(&made).expect_err("rank 1 has left");
-                IS_PATIENT.set(false);
+                let error = patiently(operation, &made);
                 let wanted = if name == "retire" { "MemberLost" } else { "GroupOver" };
                 assert_eq!(error.name(), wanted, "{name}: {error}");
             } else {
                 store.wait(&["waits"], soon()).expect("rank 0 waits");
+            }
+            made.group.abort(soon()).expect("the group ends");
+        }
+        rank.leave();
+    });
+}
+
+/// Commits and retirements are left out: they report their own reason if this rank aborts the communicator.
+#[test]
+fn an_abort_by_another_thread_ends_the_waits() {
+    on_ranks(2, |rank| {
+        for (name, operation) in &OPERATIONS[2..] {
+            let (made, store) = make(&rank, name);
+            if rank.rank == 0 {
+                let handle = made.group.communicator().abort_handle();
+                thread::scope(|scope| {
+                    scope.spawn(|| {
+                        store.wait(&["waits"], soon()).expect("the other thread waits");
+                        handle.abort(soon()).expect("the group ends");
+                    });
+                    let error = patiently(*operation, &made);
+                    assert_eq!(error.name(), "GroupOver", "{name}: {error}");
+                });
+                store.set("ended", b"1").expect("the store answers");
+            } else {
+                store.wait(&["ended"], soon()).expect("rank 0 has its error");
             }
             made.group.abort(soon()).expect("the group ends");
         }
