@@ -34,11 +34,13 @@ pub enum ErrorKind {
     /// its members hold different windows ([`Poison::CommittedLogDiverged`]).
     ///
     /// The group of a commit is dead on all members, with one exception in plain registrations: see
-    /// [`Error`](crate::Error). Abort its communicator, create it anew in its next epoch, and have the pool
-    /// [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not freed.
+    /// [`Error`](crate::Error). Abort the group's communicator, create the group again in its next epoch, and have the
+    /// pool [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not
+    /// freed.
     ///
-    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. The groups of
-    /// the ranks that failed are poisoned. A rank with a poisoned group does not return the memory yet: see
+    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Of the groups
+    /// that were given to the retirement, those with a member that failed or did not report are poisoned, and those
+    /// that ended meanwhile. A rank with a poisoned group does not return the memory yet: see
     /// [`RetireReport::bytes`](crate::RetireReport::bytes).
     #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
@@ -59,8 +61,9 @@ pub enum ErrorKind {
         ""
     })]
     Store {
-        /// True if this rank had posted its record of a commit or a retirement, and the others may therefore have
-        /// registered or deregistered windows. The groups of this rank are then poisoned.
+        /// True if the others may have registered or deregistered windows because of this rank's record. Then the group
+        /// of the commit, or every group that was given to the retirement, is poisoned. False if this rank had posted
+        /// no record, if the commit could no longer register segments, or if the retirement was given no groups.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
@@ -91,9 +94,9 @@ pub enum ErrorKind {
     /// of a commit or a retirement are poisoned.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
-    /// The group has members outside of the pool's domain. Ranks outside of a domain need not make the same requests of
-    /// its pools. Each member checks its own domain. Members whose domain contains the whole group get a
-    /// [`Refusal::PeerPrepareFailed`].
+    /// The group has members outside of the pool's domain. Only the ranks of the domain promise to make the same
+    /// requests of its pools, so a pool can be committed only for groups inside its domain. Each member checks its own
+    /// domain. Members whose domain contains the whole group get a [`Refusal::PeerPrepareFailed`].
     #[error(
         "its members {outside:?} are outside of the pool's domain {domain:#x}; make the domain of the union of all groups \
          that are to share the pool"
@@ -170,7 +173,7 @@ pub enum ErrorKind {
     /// Members gave different options of a direct path.
     #[error("rank {rank} installs it with {options}, this rank with {own}")]
     OptionsDiffer {
-        /// A rank of the job.
+        /// The first rank whose options differ from this rank's, as a rank of the job.
         rank: usize,
         /// The options of that rank.
         options: String,
@@ -178,7 +181,8 @@ pub enum ErrorKind {
         own: String,
     },
     /// Members run on other hosts than this rank. A direct path needs memory that all members can access, on the
-    /// devices and on the host.
+    /// devices and on the host. Hosts are told apart by [`process_group::link::host`], so containers of one machine
+    /// with different network namespaces or host names count as different hosts.
     #[error(
         "ranks {ranks:?} run on other hosts than rank {own}; P2pPolicy::Direct is for the ranks of one host, so split \
          groups of those, or choose another policy"
@@ -189,17 +193,17 @@ pub enum ErrorKind {
         /// Ranks of the job that run on other hosts.
         ranks: Vec<usize>,
     },
-    /// A member failed, so no member has a direct path.
+    /// A member failed or was late, so no member has a direct path.
     #[error("rank {rank} has none: {problem}")]
     Unmade {
-        /// The member that failed, as a rank of the job.
+        /// The first member that failed or, if none failed, the first that was late. A rank of the job.
         rank: usize,
         /// The failure on that rank.
         problem: String,
     },
-    /// The members did not agree on a direct path: members did not come or have left, they differ in the data that
-    /// every agreement compares, or a message cannot be read. Every member gets the same reason, unless two processes
-    /// take part as one rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
+    /// The members did not agree on a direct path: members did not come or have left, their protocols or member lists
+    /// differ, or a message cannot be read. Every member gets the same reason, unless two processes take part as one
+    /// rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
     #[error("its members did not agree: {source}")]
     NotAgreed {
         /// The reason.
@@ -228,7 +232,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
-    /// the store failed. `groups` are this rank's groups that are poisoned, or that an ending in doubt poisons.
+    /// the store failed. `groups` are this rank's groups that are poisoned. For a commit, pass its group in any case:
+    /// only the endings after which it is poisoned use it.
     pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
         let poisons = !groups.is_empty();
         match (ending, failure) {

@@ -124,7 +124,8 @@ fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refu
     not_ready(records.map(|(rank, record)| (*rank, &record.readiness)))
 }
 
-/// Returns the refusal if some of the `ranks`, ascending, cannot take part now. `None` if all can.
+/// Returns the refusal if some of the `ranks`, ascending, cannot take part now. `None` if all can. Does not look for
+/// [`Readiness::Poisoned`], which [`decide`] checks first.
 pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
     let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {

@@ -1,5 +1,5 @@
-//! This rank's services for the state machine of a commit: entries of its allocation history, and the registration of
-//! the agreed windows.
+//! This rank's services for the state machine of a commit: hashes and entries of its allocation history, and the
+//! registration of the agreed windows.
 
 use std::{any::Any, sync::Arc};
 
@@ -26,7 +26,8 @@ pub(super) struct Member<'a> {
     pub(super) group: &'a dyn SymmetricGroup,
     pub(super) communicator: &'a Communicator,
     pub(super) segments: &'a [Segment],
-    /// The window of each segment, and the segment's offset in it in bytes.
+    /// After a successful [`register`](Local::register): the window of each agreed segment, and the segment's offset in
+    /// it in bytes. Empty before, and after any other outcome.
     pub(super) windows: Vec<(Window, u64)>,
 }
 

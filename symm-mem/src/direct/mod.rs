@@ -60,39 +60,47 @@
 //!    signals *done*.
 //!
 //! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no shared segment, the message
-//! goes through the ring, wherever the other buffer lies. So a message certainly is a zero-copy message only if both
-//! buffers lie in shared segments. [`Direct::report`] and the description in
+//! goes through the [ring](#the-ring), wherever the other buffer lies. So a message certainly is a zero-copy message
+//! only if both buffers lie in shared segments. [`Direct::report`] and the description in
 //! [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) count both kinds.
 //!
 //! If two ranks send each other messages at once, each rank should make one copy. The driver gives a write and a read
 //! of one GPU to one copy engine, which runs them one after the other. (It does so for virtual memory and for memory
 //! opened by IPC, also with bare copies on two streams.) But a rank that comes later than its peer is the second end of
-//! both messages. So a sender does not become the first end at once: it waits on the host until the receiver comes, or
-//! sends a message of its own. The wait takes at most an eighth of the time of the copy: 84 µs for 256 MiB. A rank that
-//! comes later than that makes both copies. Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as
-//! long as a bare copy, and in both directions 1.05 to 1.09 times as long (2.0 times if one rank makes both copies).
+//! both messages, and so makes both copies. To avoid this, a sender whose buffer lies in a segment that the receiver
+//! has mapped does not become the first end at once. It waits on the host until the receiver calls its receive, or
+//! until the receiver sends a message to this rank. If both ranks call at about the same time, each of them is then the
+//! second end of one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for
+//! 256 MiB. It is left out if the receiver's last message lay in no shared segment. A rank that comes after the wait
+//! makes both copies. For captured messages this is decided at the capture, for all runs of the graph. So let the ranks
+//! capture at about the same time, for example after a barrier.
 //!
-//! No host thread waits for the copy itself. The send of a zero-copy message ends only when the receiver has the data. With a
-//! message that fits the ring, the sender can run ahead of its peer.
+//! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions
+//! they take 1.05 to 1.13 times as long, and 2.0 times if one rank makes both copies.
+//!
+//! No host thread waits for the copy itself. The send of a zero-copy message ends only when the receiver has the data.
+//! The send of a message through the ring can end earlier, so there a sender can run ahead of its peer.
 //!
 //! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings.
 //! It does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
-//! graph may still copy. Windows need a communicator, and their addresses need NCCL 2.29.
+//! graph may still copy. Windows need a communicator, and NCCL returns the addresses of peers' windows only from
+//! release 2.29 on.
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
-//! graph pins the block that its message uses on the same rank. The graph of the second end also pins that rank's own
-//! segment with the number of the first end's segment. A segment can be retired only if no rank uses it, so the first
-//! end's segment stays mapped.
+//! graph pins the block that its message uses on the same rank. The graph of the second end also pins a segment of its
+//! own rank: the one that corresponds to the first end's segment (the same pool and ordinal). Segments are retired on
+//! all ranks together, and only if no rank uses its own. So the first end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
 //! through the ring in chunks of at most one slot. The sender's stream waits until a slot is empty, copies the chunk
 //! into it by a copy engine, and signals that the slot is full. The receiver's stream waits for that signal, copies the
-//! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. One stream waits
-//! for each word and then resets it, so after a message all words have their initial values, and a captured message is
-//! correct in every run. No kernel and no multiprocessor takes part. If a call has more than two chunks for one peer
-//! and direction, they alternate between two streams: one copies while the other signals and waits.
+//! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. Each word is
+//! awaited by one stream at a time, which resets the word after its wait. So after a message all words have their
+//! initial values, and a captured message is correct in every run. No kernel and no multiprocessor takes part. If a
+//! call has more than two chunks for one peer and direction, they alternate between two streams, unless the ring has
+//! only one slot: one copies while the other signals and waits.
 //!
 //! | | |
 //! |---|---|
@@ -111,8 +119,8 @@
 //! much memory. Four slots keep two streams busy: two are filled while two are emptied.
 //!
 //! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
-//! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 7.3 ms, and 15 ms in both
-//! directions (two H200). A program that sends large messages through the ring chooses larger slots
+//! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
+//! both directions (two H200). A program that sends large messages through the ring chooses larger slots
 //! ([`DirectOptions::slot_bytes`]) by this table. It shows times in µs, measured with `lockstep bench p2p` and four
 //! slots. In each cell the first time is for separate calls, and the second for one batch. NCCL with one communicator
 //! and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
@@ -131,9 +139,9 @@
 //! direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
 //! that would be further ahead waits on the host.
 //!
-//! If all ranks use batches, the messages of a batch complete in any order of calls within the batch, and streams may
-//! share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls in
-//! different orders need streams that do not block each other: for example, if two ranks first receive and then send.
+//! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
+//! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls
+//! in different orders need streams that do not block each other: for example, if two ranks first receive and then send.
 //! Such streams are also needed in one more case. One end makes a send and a receive in separate calls. The other end
 //! makes both in one batch, and comes second. Zero-copy messages may then wait for each other. In these cases every
 //! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
@@ -150,11 +158,11 @@
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
-//! a graph they run in the order of calls. The program must order runs of graphs that have messages of the same pair,
-//! in the same order on both ends, for example by one stream. Graphs must not be launched once the group is gone. Runs
-//! that are under way at an abort, or are launched between the abort and the end of the group, complete without valid
-//! data. A graph that sends zero-copy messages must not be launched after an abort: it may write into the buffer that
-//! the receiver had when it captured the message.
+//! a graph, the messages from one rank to another run in the order of calls. The program must order runs of graphs that
+//! have messages of the same pair, in the same order on both ends, for example by one stream. Graphs must not be
+//! launched once the group is gone. Runs that are under way at an abort, or are launched between the abort and the end
+//! of the group, complete without valid data. A graph that sends zero-copy messages must not be launched after an
+//! abort: it may write into the buffer that the receiver had when it captured the message.
 //!
 //! # Aborts and timeouts
 //! An abort, a lost member or a timeout ends the group and all of its waits: a thread sets the words that this rank's
@@ -167,8 +175,8 @@
 //!
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
 //! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
-//!   abort. If the sender first sees after its abort that the receiver has ended its waits, the 4 s begin at that
-//!   moment. When they are over, the sender copies.
+//!   abort. But if the receiver has announced an abort too, they begin when the sender, after its own abort, first sees
+//!   that announcement. When they are over, the sender copies.
 //!
 //! If the peer has died, the stream may wait for the whole time.
 //!
@@ -182,8 +190,8 @@
 //! enqueue later work on the buffer on that stream, after the failed call.
 //!
 //! The path cannot query whether a captured message runs, or whether its graph still exists. So the end of an aborted
-//! group waits for the whole time: 2 s on a rank that has captured a receive as the first end, and 4 s on a rank that
-//! has captured a send as the second end.
+//! group waits for the whole time: 2 s on a rank that has captured the receive of a zero-copy message as the first end,
+//! and 4 s on a rank that has captured the send of one as the second end.
 //!
 //! | file | subject |
 //! |---|---|
@@ -194,7 +202,7 @@
 //! | `shared` | pools whose segments all members have mapped, and places in them |
 //! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
 //! | `part` | the messages of one lane in one call |
-//! | `pushes` | messages that the sender copies into the receiver's buffer, until an abort may return |
+//! | `pushes` | messages that the sender copies into the receiver's buffer, for which an abort first waits |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
@@ -247,18 +255,19 @@ pub struct DirectOptions {
     /// of this size. Large slots need fewer steps, but delay the first chunk.
     /// [The size of the ring](self#the-size-of-the-ring) helps to choose.
     pub slot_bytes: usize,
-    /// Number of slots of a ring (default 4): the largest number of chunks that are under way or not received yet.
-    /// With one slot, chunks use one stream, one after the other. An odd number is a little slower than the next even
-    /// one.
+    /// Number of slots of a ring (default 4; at least 1 and at most 65,536): the largest number of chunks that are
+    /// under way or not received yet. With one slot, chunks use one stream, one after the other. An odd number is a
+    /// little slower than the next even one.
     pub slots: usize,
-    /// Number of further slots of a ring, for captured messages (default 2). With none, all captured messages are
-    /// refused.
+    /// Number of further slots of a ring, for captured messages (default 2, at most 65,536). With none, all captured
+    /// messages are refused.
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member may arrive later than the first by up to half of this time.
-    /// If a member stops during the call, the error of the others may come after the limit: in the
-    /// [rendezvous](RendezvousOptions::deadline) and in the agreement that follows it, two phases have lower bounds of
-    /// 10 s and 5 s. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other
-    /// members at the end of the call.
+    /// If a member stops during the call, the others may get their error after the limit, because two time limits
+    /// inside the call have lower bounds: at least 10 s to map memory, and then at least 5 s to wait for the outcomes
+    /// of the others. Both apply to the [rendezvous](RendezvousOptions::deadline), and again to the agreement that
+    /// follows it. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other members
+    /// at the end of the call.
     pub deadline: Duration,
 }
 
@@ -293,7 +302,8 @@ impl DirectOptions {
         Self { deadline, ..self }
     }
 
-    /// Device memory that each rank of a group of `world` needs, in bytes; `None` if it exceeds the address space.
+    /// Size of the rings of a rank in a group of `world` ranks, in bytes. The driver rounds the allocation up to its
+    /// granularity, usually 2 MiB. `None` if the size exceeds the address space.
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
@@ -346,13 +356,14 @@ impl fmt::Display for DirectOptions {
 /// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The kind of the error is the same on
-/// all members, with one exception:
-/// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared or differs in size
-///   (also because the options differ), or if a member has invalid options or cannot allocate its memory. Exception:
-///   that last member gets its own error, for example [`ErrorKind::Options`].
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error is one of these kinds. It
+/// is the same kind on all members, except in the second case:
+/// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, or if the memory cannot be shared or differs in size
+///   (also because the options differ).
+/// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
+///   [`ErrorKind::Options`]. The others get [`ErrorKind::RendezvousRefused`].
 /// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.
-/// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards.
+/// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards, or not in time.
 /// - [`ErrorKind::NotAgreed`] if the agreement that follows failed, for example because a member did not arrive.
 ///
 /// If this rank loses the store before it has read the result, or the group ends on this rank, other members may have a

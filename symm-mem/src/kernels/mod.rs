@@ -17,7 +17,7 @@
 //! | `own` | this rank's own buffer, for graphs that pin it |
 //! | `signals` | the launches of barrier, put and wait |
 //! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
-//! | `twins` (feature `twins`) | host functions in place of the kernels, for the embedded device |
+//! | `twins` (feature `twins`) | host functions in place of the kernels, for the simulated devices of `gpu_sim` |
 //!
 //! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler.
 

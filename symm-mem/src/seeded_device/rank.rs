@@ -277,8 +277,8 @@ impl Rank {
         drop((stream, taken));
     }
 
-    /// Ends the rank as the end of its process would. Closes its connection, and frees the resources that the system
-    /// would free. Then tells the watch actors of the other ranks.
+    /// Ends the rank as the end of its process would. Marks the rank as lost, closes its connection, and frees the
+    /// resources that the system would free. Then tells the watch actors of the other ranks.
     fn die(self) {
         let Self { rank, context, stream, taken, arena, members, store, network, offers, queues, .. } = self;
         network.lose(rank);

@@ -22,8 +22,8 @@ impl fmt::Display for Life {
     }
 }
 
-/// The memory of a segment or a window on one rank. Two of them are the same segments if their sizes and identities are
-/// equal.
+/// The memory of a segment or a window on one rank. Extents of two ranks stand for the same segments if their sizes and
+/// identities are equal. Their addresses may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) address: u64,
@@ -121,7 +121,8 @@ impl Library {
     /// an empty list too.
     ///
     /// # Errors
-    /// The member has left, it registers memory twice, or the members' calls are for different segments.
+    /// The member has left, one of the `extents` overlaps a window that it still has registered, or the members' calls
+    /// are for different segments.
     pub(super) fn register(
         &mut self,
         group: Life,

@@ -95,7 +95,7 @@ wire_struct!(Handles { descriptor, fabric, card, token });
 pub enum Readiness {
     /// The rank can take part.
     Ready,
-    /// The memory belongs to a pool that is frozen by a declared capture.
+    /// The memory belongs to a pool that is frozen by a declared capture ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
     /// A step on this rank failed.
     Failed {
@@ -110,7 +110,8 @@ wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } }
 pub struct Record {
     /// The group.
     pub group: GroupId,
-    /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group.
+    /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group,
+    /// including this one.
     pub life: u64,
     /// The number of this rendezvous: the count of earlier ones that this rank began with its current `Rendezvous`.
     pub number: u64,
@@ -165,7 +166,8 @@ wire_struct!(Record {
 });
 
 /// Returns the prefix of the store keys of a rendezvous, and of anything built on the memory that it maps. `life` and
-/// `number` are those of the [`Record`]. They are equal on all members, because each counts them for the group.
+/// `number` are those of the [`Record`]. Each member counts both itself. The counts are equal on all members because
+/// all of them make the same collective calls.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }
