@@ -17,11 +17,11 @@ pub enum AgreementError<R> {
     Refused(R),
     /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
-        /// True if this member had posted its record, so that the others may have acted on it.
+        /// True if this member may have posted its record, so that the others may have acted on it.
         in_doubt: bool,
     },
-    /// A value in the store cannot be decoded: another program writes there. The others may have read the value
-    /// before it changed.
+    /// A value in the store cannot be decoded: another program, or another release of this one, writes there. The
+    /// others may have read the value before it changed.
     Unreadable(Malformed),
     /// The state machine got an input that it had not requested.
     OutOfStep,
@@ -44,7 +44,8 @@ impl<R> AgreementError<R> {
     }
 }
 
-/// The reason why a commit or a retirement ended without agreement, or ranks did not agree on a length.
+/// The reason why a commit, a plain registration, a retirement or an agreement on a length has no result on this
+/// member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
     /// Nothing was registered or retired on any member.
@@ -55,17 +56,17 @@ pub enum Ending {
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
     StoreFailed {
-        /// True if the others may have acted on a record of this rank. False if no record was posted, or if the commit
-        /// could no longer register segments.
+        /// True if the others may have acted on a record of this rank. False if no record was posted, or if the members
+        /// had already decided to refuse the commit and only searched for the difference between their histories.
         in_doubt: bool,
     },
-    /// A value in the store cannot be decoded: another program writes there. The others may have read the value
-    /// before it changed.
+    /// A value in the store cannot be decoded: another program, or another release of this one, writes there. The
+    /// others may have read the value before it changed.
     Unreadable {
         /// The decoding error.
         source: Malformed,
     },
-    /// The driver gave an input that was not requested.
+    /// The state machine of the agreement got an input that it had not requested.
     OutOfStep,
 }
 
@@ -101,8 +102,8 @@ impl Ending {
         }
     }
 
-    /// Returns a poison for this rank's groups if, after this ending, this rank cannot know whether all members hold
-    /// the same windows. `rank` is this rank. `cause` is the store's error, if the store failed.
+    /// Returns a poison for the groups of the commit or retirement that ended, if this rank cannot know whether all
+    /// members hold the same windows. `rank` is this rank. `cause` is the store's error, if the store failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
             Self::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),
@@ -122,8 +123,8 @@ pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) 
     failed.store.take().or_else(|| is_taken.then(taken))
 }
 
-/// Returns the member that ended a group, and the reason. `own` is this rank of the job, which is named if the error
-/// names no rank.
+/// Returns the rank that ended a group, and the reason. All ranks are ranks of the job. `own` is this rank: it is
+/// returned if the error names no rank.
 pub(crate) fn gone(own: u32, ended: &GroupError) -> Gone {
     let rank = match ended.kind() {
         GroupErrorKind::Lost { rank, .. }

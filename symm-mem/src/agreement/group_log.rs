@@ -38,8 +38,8 @@ pub struct Situation {
     pub capabilities: Capabilities,
     /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator would have left if no member had a larger device, if
-    /// known.
+    /// The bytes of symmetric address space that its communicator has left, computed for the memory size of the rank's
+    /// own device. `None` if unknown.
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
@@ -62,9 +62,9 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: Rounds,
     committed: LogPoint,
-    /// The length of the pool's log in the last commit that was begun.
+    /// The length of the pool's allocation log in the last commit that was begun.
     offered: u64,
-    /// The length up to which the members' logs of the pool are known to be equal.
+    /// The length up to which the members' allocation logs of the pool are known to be equal.
     equal: u64,
     /// The ordinal after the last segment that the group has committed. A segment with a lower ordinal is never new to
     /// the group: the group has committed it, or it was retired first.
@@ -121,8 +121,9 @@ impl GroupLog {
         self.poison.get_or_insert(poison);
     }
 
-    /// Clears the committed log and the poison after the group's communicator has ended. The number of the next commit
-    /// is kept, so that no commit uses the store keys of an earlier one.
+    /// Clears the committed log and the poison after the group's communicator has ended. The caller must then call
+    /// [`retire`](Self::retire) again for every segment that the pool has retired. The number of the next commit is
+    /// kept, so that no commit uses the store keys of an earlier one.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
@@ -143,7 +144,7 @@ impl GroupLog {
         ordinal >= self.next
     }
 
-    /// The length up to which a commit found the members' logs of the pool equal.
+    /// The length up to which a commit found the members' allocation logs of the pool equal.
     pub(crate) fn equal_length(&self) -> u64 {
         self.equal
     }

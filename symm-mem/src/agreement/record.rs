@@ -153,8 +153,8 @@ pub struct Record {
     pub capabilities: Capabilities,
     /// The work enqueued on its device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator would have left if no member had a larger device, if
-    /// known.
+    /// The bytes of symmetric address space that its communicator has left, computed for the memory size of the rank's
+    /// own device. `None` if unknown.
     pub address_space_left: Option<u64>,
     /// The group's log of committed and retired segments.
     pub committed: LogPoint,

@@ -95,8 +95,9 @@ fn address_space_left(communicator: &Communicator) -> Option<u64> {
     Some(total.next_multiple_of(STEP).saturating_sub(communicator.window_bytes()))
 }
 
-/// The segments that a commit is about: those that are not retired. If `joins` is true, a segment directly behind the
-/// previous one is marked as [`Segment::FOLLOWS`].
+/// Converts the pool's segments that are not retired to their form in a record.
+/// [`GroupLog::begin`](crate::agreement::GroupLog::begin) later removes those that are not new to the group. If `joins`
+/// is true, a segment directly behind the previous one is marked as [`Segment::FOLLOWS`].
 pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
     let mut end = None;
     let live = segments.iter().filter(|it| !it.retired);

@@ -67,13 +67,13 @@
 //! If two ranks send each other messages at once, each rank should make one copy. The driver gives a write and a read
 //! of one GPU to one copy engine, which runs them one after the other. (It does so for virtual memory and for memory
 //! opened by IPC, also with bare copies on two streams.) But a rank that comes later than its peer is the second end of
-//! both messages, and so makes both copies. To avoid this, a sender whose buffer lies in a segment that the receiver
-//! has mapped does not become the first end at once. It waits on the host until the receiver calls its receive, or
-//! until the receiver sends a message to this rank. If both ranks call at about the same time, each of them is then the
-//! second end of one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for
-//! 256 MiB. It is left out if the receiver's last message lay in no shared segment. A rank that comes after the wait
-//! makes both copies. For captured messages this is decided at the capture, for all runs of the graph. So let the ranks
-//! capture at about the same time, for example after a barrier.
+//! both messages, and so makes both copies. To avoid this, a sender does not become the first end at once. It waits on
+//! the host until the receiver calls its receive, or until the receiver sends a message to this rank. If both ranks
+//! call at about the same time, each of them is then the second end of one of the two messages. The wait takes at most
+//! an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. It is left out if the receiver's buffer of the last
+//! message lay in no shared segment. A rank that comes after the wait makes both copies. For captured messages this is
+//! decided at the capture, for all runs of the graph. So let the ranks capture at about the same time, for example
+//! after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions
 //! they take 1.05 to 1.13 times as long, and 2.0 times if one rank makes both copies.

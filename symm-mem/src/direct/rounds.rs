@@ -1,15 +1,16 @@
 //! The order in which the pieces of one call are enqueued, and the stream of each piece.
 //!
-//! A piece is a chunk that goes through the ring, or a whole zero-copy message: an *offer* on the end that came first,
-//! a *take* on the end that came second. For each lane, both ends have the same pieces in the same order, with offers
-//! and takes exchanged.
+//! A lane is one direction between this rank and a peer. A piece of a lane is a chunk that goes through the ring, or a
+//! whole zero-copy message. The rank that is the first end of a zero-copy message *offers* its buffer, and the second
+//! end *takes* it: it makes the copy ([zero-copy messages](super#zero-copy-messages)). For each lane, both ranks have
+//! the same pieces in the same order, with offers and takes exchanged.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
 //! the slot of the next one. Both accesses go to host memory. So the chunks of a large message alternate between two
-//! streams: one stream copies while the other signals and waits. Within a call, a slot belongs to one stream: two
-//! streams that wait for one word would both go on at once. Calls of a lane do not overlap. All zero-copy messages of a
-//! call use the first stream.
+//! streams: one stream copies while the other signals and waits. Within a call, a slot belongs to one stream: if two
+//! streams waited for the same word of host memory, one signal could release both. Calls of a lane do not overlap. All
+//! zero-copy messages of a lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
 //! Let all ranks make matching calls in one order. Streams may share a hardware queue, in which earlier work blocks
@@ -30,12 +31,15 @@
 //!
 //! In a call of one lane, the signal of a chunk is delayed, and enqueued together with the next wait of the same
 //! stream. That saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
-//! between a chunk and its signal.
+//! between a chunk and its signal, so the argument above still holds.
 //!
-//! With two streams, d other chunks are enqueued between a chunk and its signal. Let the ring have s slots:
+//! With two streams, up to d other chunks are enqueued between a chunk and its signal. Let the ring have s slots. Then
+//! the waits lead back from chunk c to an earlier chunk, so they form no circle:
 //!
-//! - Chunk c is sent after chunk c + d − s was received.
-//! - Chunk c + d − s is received after chunk c + 2d − s was sent.
+//! - Chunk c is sent once its slot is empty. The receiver signals this, at the latest, after it received chunk
+//!   c + d − s.
+//! - Chunk c + d − s is received once it is signalled. The sender signals this, at the latest, after it sent chunk
+//!   c + 2d − s.
 //! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
 //! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
 //!
@@ -59,7 +63,8 @@ pub(super) enum Kind {
 pub(super) struct Load {
     pub(super) pieces: Vec<Kind>,
     pub(super) sends: bool,
-    /// Slots of its ring, either for eager or for captured messages.
+    /// Number of slots in the part of its ring that this call uses: the part for captured messages if the call is
+    /// captured, otherwise the part for eager (not captured) messages.
     pub(super) slots: usize,
     /// Number of its streams.
     pub(super) streams: usize,
@@ -81,7 +86,8 @@ pub(super) struct Step {
 /// The action of a step, with indexes of pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Signals chunk `tell`, if any, which the stream has moved. Then waits for the slot of `chunk`, and moves it.
+    /// Signals the peer that the stream has moved chunk `tell`, if any. Then waits until the slot of `chunk` is empty
+    /// (to send) or full (to receive), and moves the chunk.
     Carry { tell: Option<usize>, chunk: usize },
     /// Signals a chunk that the stream has moved.
     Tell(usize),

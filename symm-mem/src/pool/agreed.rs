@@ -16,14 +16,15 @@ impl SymmetricPool {
     /// method if the needed sizes differ between ranks, for example with the number of tokens that each rank got. The
     /// block has the same placement on every rank, and is large enough for each.
     ///
-    /// Collective over the whole domain, within `deadline` from the call: every rank calls it at the same point of the
-    /// program, also a rank that needs nothing (0 bytes). [`SymmetricBlock::bytes`] returns the agreed length. If no
-    /// rank needs anything, all ranks get [`ErrorKind::AgreedAllocation`].
+    /// Collective over the whole domain: every rank calls it at the same point of the program, also a rank that needs
+    /// nothing (0 bytes). This rank waits for the others for at most `deadline`. [`SymmetricBlock::bytes`] returns the
+    /// agreed length. If no rank needs anything, all ranks get [`ErrorKind::AgreedAllocation`].
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not come.
-    /// [`ErrorKind::AgreedAllocation`] if this rank cannot allocate the agreed length. [`ErrorKind::Store`] and the
-    /// other kinds of an agreement that failed.
+    /// [`ErrorKind::Refused`]: with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not call this in time,
+    /// or with another reason why the ranks did not agree. [`ErrorKind::AgreedAllocation`] if this rank cannot allocate
+    /// the agreed length. [`ErrorKind::Store`], [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this rank
+    /// could not learn the agreed length.
     #[track_caller]
     pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
         let call = CallContext::of_pool("agreed allocation", self.id());

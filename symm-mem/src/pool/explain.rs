@@ -35,8 +35,8 @@ pub enum Why {
     Agreed,
     /// All members have agreed that it lies at the same place everywhere, but is not in a window.
     NoWindow(NoWindows),
-    /// In addition to `NoWindow`, all members have agreed not to register it with `ncclCommRegister`, because one of
-    /// them cannot.
+    /// As for [`NoWindow`](Self::NoWindow), it is not in a window. All members have also agreed not to register it with
+    /// `ncclCommRegister`, because one of them cannot.
     NotRegistered {
         /// Reason why it has no window.
         window: NoWindows,
@@ -48,7 +48,8 @@ pub enum Why {
     /// It extends beyond its segment.
     SpansSegments(LookupError),
     /// Its segment has not been committed for the group. Contains the refusal of the last commit, or the difference
-    /// between the ranks that the last commit left pending, if there was one.
+    /// that the last commit reported in [`CommitReport::pending`](crate::CommitReport::pending). `None` if neither
+    /// exists.
     NotCommitted(Option<Refusal>),
     /// The group is poisoned.
     Poisoned(Poison),
@@ -61,8 +62,8 @@ pub enum Why {
 pub struct Explanation {
     /// The group.
     pub group: GroupId,
-    /// Place of the buffer in the pool, equal on all ranks of the domain. `None` for [`Why::Elsewhere`],
-    /// [`Why::SpansSegments`] and [`Why::OutsideDomain`].
+    /// Place of the buffer in the pool, equal on all ranks whose pools got the same requests. `None` for
+    /// [`Why::Elsewhere`], [`Why::SpansSegments`] and [`Why::OutsideDomain`].
     pub placement: Option<Placement>,
     /// True if `placement` is not `None` and a block of this rank's pool contains at least one of the bytes. If false
     /// for a buffer with a placement, its block was freed, or there was none. Collectives still access the buffer

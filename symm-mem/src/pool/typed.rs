@@ -21,7 +21,8 @@ pub enum SliceError {
     /// The per-thread default stream, which is another stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The block may be memory of a slice that was dropped on another stream, and one of the two streams captures.
+    /// The block may get the memory of a dropped slice of another stream, and that stream or the stream of this call
+    /// captures.
     #[error(
         "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
          capture, or use one stream for all slices of the pool"
@@ -64,10 +65,10 @@ impl SymmetricPool {
     /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of as many bytes: every
     /// rank must allocate and drop its slices in the same order, and a commit makes their segments windows.
     ///
-    /// Dropping the slice frees its block without a wait for the device. A later slice of another stream may get the
-    /// memory, so this call makes `stream` wait for the work on all other streams on which slices were dropped. The
-    /// slice may be used on any stream of the context. The user of an untyped block at the place of a dropped slice
-    /// must order its uses after the work on the slice's stream.
+    /// Dropping the slice frees its block without a wait for the device. A later call may give the memory to a slice of
+    /// another stream. So each call makes its `stream` wait for the work on the streams of all slices dropped so far.
+    /// The slice may be used on any stream of the context. An untyped block may also get the memory. Its user must then
+    /// order its uses after the work on the dropped slice's stream.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;

@@ -412,14 +412,13 @@ impl Core {
     /// messages, and its GPU makes the copies one after the other. The wait does not delay this message's copy, which
     /// starts when both ends have come. It may delay the other messages of the call, and later calls of the thread.
     ///
-    /// Does not wait if the message can only become a zero-copy message if this rank is the first end, or if it goes
-    /// through the ring anyway. That the receiver's buffer lies in a shared segment is assumed if that of the receiver's
-    /// last message does.
+    /// Does not wait if the receiver's buffer lies in no shared segment, because the message would then go through the
+    /// ring. The receiver's buffer is not known yet, so that of its last message from this rank stands for it.
     fn await_receiver(&self, logged: &Called) {
-        let Called { message: Message { peer, buffer, .. }, number, place, .. } = *logged;
+        let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
         let last = theirs.count().checked_sub(1).map(|last| theirs.get(last).1);
-        if place == Place::NONE || last.is_none_or(|place| place == Place::NONE.0) {
+        if last.is_none_or(|place| place == Place::NONE.0) {
             return;
         }
         let sent = self.flag_pages[peer].log(self.rank, Way::Send);
