@@ -11,11 +11,12 @@ use super::health::GroupHealth;
 /// which would keep the group's communicators alive while the function waits for a store.
 type EndReader = dyn Fn(&GroupHealth) -> Option<EndCall> + Send + Sync;
 
+/// The function to call on the other thread.
 pub(super) type EndCall = Arc<dyn Fn() + Send + Sync>;
 
-/// A function that is called when a group ends; see [`HealthHandle::listen_for_end`](super::HealthHandle::listen_for_end).
-/// Dropping this value removes the function. If the group ends at this time, the function may be called during and after
-/// the drop.
+/// A function that is called when a group ends; see
+/// [`HealthHandle::listen_for_end`](super::HealthHandle::listen_for_end). Dropping this value removes the function. If
+/// the group ends at this time, the function may be called during and after the drop.
 #[must_use = "dropping this value removes the function"]
 pub struct EndListener(Arc<EndReader>);
 

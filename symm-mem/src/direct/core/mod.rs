@@ -343,7 +343,7 @@ impl Core {
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
-        // As in `call`: after an abort, both ends still wait a while for the copies that are noted. So a sender notes
+        // As in `claim`: after an abort, both ends still wait a while for the copies that are noted. So a sender notes
         // its copy first, and takes the offer only if there was no abort before.
         if way == Way::Send {
             self.note_push(called);
