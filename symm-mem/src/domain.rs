@@ -18,16 +18,16 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// The ranks that promise to make the same requests of the domain's pools in the same order, and the store that they
 /// use to agree.
 ///
-/// A pool of a domain can be committed for every group inside the domain. If several overlapping groups share a pool,
-/// its smallest domain is the union of these groups, usually the world. A domain of one group's ranks makes a pool
-/// for that group alone.
+/// A pool of a domain can be committed for every group inside the domain. If several groups share a pool, the domain
+/// must contain the union of these groups, usually the world. If the domain contains only one group's ranks, its pools
+/// can be committed for that group and its subgroups.
 ///
 /// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A domain's
-/// *generation* is the number of domains that the rank has created under its `uid`, including this one. Ranks that
+/// *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks that
 /// wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
-/// In all domains of one store, a rank must have the same number, its rank in the job. Otherwise ranks that wait for
-/// each other in agreements of different pools are not detected.
+/// In all domains of one store, a rank must have one and the same number: its rank in the job. Otherwise the ranks
+/// cannot detect that they wait for each other in agreements of different pools.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -78,11 +78,13 @@ pub enum DomainError {
 }
 
 impl Domain {
-    /// Creates the domain with number `uid` and these `ranks` on rank `rank`.
+    /// Creates the domain with number `uid` and these `ranks` on rank `rank`. The order of `ranks` does not matter, and
+    /// duplicates are ignored.
     ///
     /// Not collective. The call counts in `store` how often this rank has created the domain, so that a second
-    /// generation of a domain does not read the keys of the first. It also reads a random number from the store, which
-    /// distinguishes the domain from domains of other stores. The first rank that creates this generation writes it.
+    /// generation of a domain does not read the keys of the first. The first rank that creates a generation also writes
+    /// a random number to the store, which the other ranks read. The number distinguishes the domain from domains of
+    /// other stores.
     ///
     /// # Errors
     /// [`DomainError`].
@@ -127,7 +129,7 @@ impl Domain {
         self.inner.uid
     }
 
-    /// This rank.
+    /// This rank's number, as in [`ranks`](Self::ranks).
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }

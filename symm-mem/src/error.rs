@@ -13,9 +13,11 @@ use crate::{
 
 /// The error of a commit, a retirement, an agreed allocation, a rendezvous, an exchange or a direct path.
 ///
-/// All ranks that took part get the same kind if it is a refusal or [`Poisoned`](ErrorKind::Poisoned), with two
-/// exceptions. If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver)
-/// instead. If all members have given up on a plain registration, a member that cannot undo it is poisoned alone.
+/// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with two
+/// exceptions:
+/// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
+/// - Segments without windows are registered by `ncclCommRegister` (a *plain registration*) on all members or on none.
+///   If the members undo a plain registration and one member cannot undo it, only that member gets `Poisoned`.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};

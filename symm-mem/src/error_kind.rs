@@ -30,18 +30,18 @@ pub enum ErrorKind {
     /// An exchange was refused on all members. No member has the plan. An earlier plan of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// A commit or retirement went wrong after its decision. Or a commit found that the group was dead already, or that
-    /// its members hold different windows ([`Poison::CommittedLogDiverged`]).
+    /// A commit or retirement went wrong after its decision. Or a commit found that the group was poisoned already, or
+    /// that its members hold different windows ([`Poison::CommittedLogDiverged`]).
     ///
-    /// The group of a commit is dead on all members, with one exception in plain registrations: see
-    /// [`Error`](crate::Error). Abort the group's communicator, create the group again in its next epoch, and have the
-    /// pool [forget](crate::SymmetricPool::forget) the dead group. Until then, the memory of retired segments is not
-    /// freed.
+    /// After a commit, the group is poisoned on all members, with one exception in plain registrations: see
+    /// [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's communicator, create the group
+    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until
+    /// then, the memory of retired segments is not freed.
     ///
-    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Of the groups
-    /// that were given to the retirement, those with a member that failed or did not report are poisoned, and those
-    /// that ended meanwhile. A rank with a poisoned group does not return the memory yet: see
-    /// [`RetireReport::bytes`](crate::RetireReport::bytes).
+    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Two sorts of the
+    /// groups that were given to the retirement are poisoned: groups with a member that failed or did not report, and
+    /// groups that ended meanwhile. A rank with a poisoned group does not return the segments' memory to the driver
+    /// yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
     #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The reason, equal on all members.
@@ -63,7 +63,8 @@ pub enum ErrorKind {
     Store {
         /// True if the others may have registered or deregistered windows because of this rank's record. Then the group
         /// of the commit, or every group that was given to the retirement, is poisoned. False if this rank had posted
-        /// no record, if the commit could no longer register segments, or if the retirement was given no groups.
+        /// no record, if the commit could no longer register segments, or if the retirement was given no groups. Always
+        /// false for other operations.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
@@ -86,6 +87,7 @@ pub enum ErrorKind {
     )]
     Unreadable {
         /// True if groups of this rank are poisoned: for every commit, and for a retirement that was given groups.
+        /// Always false for other operations.
         poisoned: bool,
         /// The decoding error.
         source: Malformed,
@@ -139,7 +141,7 @@ pub enum ErrorKind {
         /// Number of channels of this exchange.
         channels: usize,
     },
-    /// The list of an exchange's members lacks this rank, or contains a place that the group does not have.
+    /// The list of an exchange's members lacks this rank, or contains an index that is not less than the group's size.
     #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
     NotAMember {
         /// The members of the exchange, as places in the group.
@@ -232,8 +234,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
-    /// the store failed. `groups` are this rank's groups that are poisoned. For a commit, pass its group in any case:
-    /// only the endings after which it is poisoned use it.
+    /// the store failed. `groups` are this rank's groups that are poisoned. For a commit, `groups` always contains its
+    /// group: an ending that does not poison the group ignores `groups`.
     pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
         let poisons = !groups.is_empty();
         match (ending, failure) {

@@ -1,4 +1,4 @@
-//! Groups as the object of an agreement: their end ends the agreement's waits.
+//! The [`Object`] of an agreement about groups: if a group ends, the agreement's waits end.
 
 use std::{any::Any, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::agreement::ending::gone;
 
 /// The groups that an agreement is about.
 pub(crate) struct GroupObject<C, H> {
-    /// This rank of the domain.
+    /// This rank's number in the agreement.
     pub(crate) rank: u32,
     /// The store of the agreement.
     pub(crate) store: Arc<dyn Store>,
@@ -22,7 +22,7 @@ pub(crate) struct GroupObject<C, H> {
     /// Returns the handles of the groups whose end ends the waits at once. The end of any other group is noticed at the
     /// next call of `check`.
     pub(crate) health: H,
-    /// Returns true for ends that do not end the waits, as in `check`.
+    /// Returns true if a group's end, given as its error, must not end the waits. `check` must ignore the same ends.
     pub(crate) ignores: fn(&GroupError) -> bool,
 }
 

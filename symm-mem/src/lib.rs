@@ -3,9 +3,9 @@
 //!
 //! The ranks of a [`Domain`] make the same requests of a [`SymmetricPool`] in the same order. A
 //! [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group. It registers them on
-//! all members or on none, and in one order. If the ranks differ, every member gets the same error before its
-//! deadline. The error names the rank, the ordinal, both values, and the first allocation that differs. Earlier
-//! commits stay valid, and other groups are not affected.
+//! all members or on none, and in one order. If the members made different requests, every member gets the same error
+//! before its deadline. The error names the ranks, the segment, the different values, and the first allocation that
+//! differs. Earlier commits stay valid, and other groups are not affected.
 //!
 //! Out of scope: placement ([`caching_alloc::core::symmetric`]), and communicators and collectives
 //! ([`process_group`]).
@@ -30,7 +30,7 @@
 //! # Map
 //! | module | holds |
 //! |---|---|
-//! | [`agreement`] | the agreements without I/O: records, decisions and outcomes of commits, retirements and agreed lengths, and the outcome of opening memory in rendezvous and exchange |
+//! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, retirements and agreed lengths; and the outcome of opening peers' memory in rendezvous and exchange |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
@@ -45,7 +45,7 @@
 //! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before anything is posted |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
-//! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; collectives and messages that only some of their ranks have enqueued are refused: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
+//! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
 //! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order ends at its deadline with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
 //! | I8 | the ranks agree on the registration state of a segment; no rank detects it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
@@ -54,8 +54,8 @@
 //! | I11 | a block used by captured work is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!
 //! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire)
-//! its segment. To retire a segment, no rank may have a block or a graph that uses it. [`SymmetricPool::explain`]
-//! reports the state of a buffer and the reasons for it.
+//! its segment. A segment can be retired only if no rank has a block or a graph that uses it.
+//! [`SymmetricPool::explain`] reports how a group's collectives access a buffer, and why.
 
 pub mod agreement;
 mod commit;

@@ -1,8 +1,8 @@
-//! What a rank's libraries can do: a part of its record that must be equal on all members.
+//! The capabilities of a rank's libraries. They are part of the rank's record, and must be equal on all members.
 //!
 //! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] with its entry in `ALL` and its
-//! values in `compared` and `shown`, and set the field in `commit/offer.rs`. A new field changes the form of the
-//! records, so it needs another [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! values in `compared` and `shown`, and set the field in `commit/offer.rs`. A new field changes the encoding of the
+//! records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The support of windows by a rank's library for this group.
+/// Whether a rank's communication library supports windows for this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
-    /// The library has windows for this group, as far as is known before a registration.
+    /// The library supports windows for this group, as far as the rank can know before it registers one.
     Available,
-    /// The library has no windows for this group.
+    /// The library does not support windows for this group.
     Unavailable {
         /// The reason; the same text on every rank with the same library and environment.
         reason: String,
@@ -30,14 +30,16 @@ wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason } });
 pub struct Capabilities {
     /// The version code of the communication library (`ncclGetVersion`).
     pub library: u32,
-    /// Support of windows for this group.
+    /// The support of windows for this group. The members' values are equal if all are available or all are
+    /// unavailable: the reasons are not compared.
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
-    /// Returns the first capability in which members differ, and its value on each. `None` if all are equal. `by_rank`
-    /// applies a function to the capabilities of every member, and returns its results by rank.
+    /// Returns the first capability in which members differ, and the value of each member to show in the error. `None`
+    /// if all capabilities are equal. `by_rank` applies a function to the capabilities of every member, and returns the
+    /// results by rank.
     pub(super) fn difference(
         by_rank: impl Fn(&dyn Fn(&Self) -> String) -> ValuesByRank<String>,
     ) -> Option<(Capability, ValuesByRank<String>)> {
@@ -49,7 +51,7 @@ impl Capabilities {
 }
 
 impl WindowSupport {
-    /// Returns why there are no windows, or `None` if there are windows.
+    /// Returns the reason why the group gets no windows, or `None` if the library supports them.
     pub(super) fn missing(&self) -> Option<NoWindows> {
         match self {
             Self::Available => None,

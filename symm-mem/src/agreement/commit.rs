@@ -3,7 +3,7 @@
 //! | phase | action |
 //! |---|---|
 //! | records | the members post their records; [`decide`] |
-//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each is an action, and all share the limits of the first one |
+//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each round is an action, and all rounds together have the time limits of one action |
 //! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
 //!
 //! The deadline of a rank bounds only its wait for the records of the other members. If that deadline is too short, the
@@ -73,7 +73,7 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// The steps of a search are short, and a search may have many.
+    /// All steps of a search share the time limits of its first step, because the steps are short and may be many.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. })
     }
@@ -104,7 +104,8 @@ fn registered(report: &Report<Answer>) -> Option<Outcome> {
     }
 }
 
-/// Converts the ending of a commit on `member`. `last` is the plan of its last action, if there was one.
+/// Converts the ending of the agreement on `member` into that of the commit. `last` is the plan of the last action that
+/// this member has begun. `None` if it has begun none.
 #[must_use]
 pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
     let only_explains = last.is_some_and(Plan::only_explains);
@@ -112,7 +113,7 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Only after this plan may a member have registered segments. A failure during a search comes before that.
+        // Members register segments only for this plan. If the last action was a step of the search, none has yet.
         Some(Plan::Register { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

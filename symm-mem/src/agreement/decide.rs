@@ -31,9 +31,15 @@ fn poison(poison: Poison) -> Decision {
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
 ///
-/// The checks, in this order: an earlier poisoning; equal domains, policies and capabilities of all ranks; the log of
-/// committed segments; the readiness of every rank; half-enqueued collectives and messages; the new segments with their
-/// histories; the address space.
+/// The checks, in this order:
+/// 1. No rank reports an earlier poisoning of the group.
+/// 2. All ranks have equal domains, policies and capabilities.
+/// 3. All ranks have equal logs of committed segments.
+/// 4. Every rank is ready.
+/// 5. In each group, the ranks have enqueued the same collectives, and matching sends and receives.
+/// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not refuse
+///    the commit.
+/// 7. If the segments become windows, they fit into the symmetric address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
     let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     sorted.sort_by_key(|(rank, _)| *rank);
@@ -114,7 +120,7 @@ fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
-        // A segment that is left out need not become a window.
+        // The commit leaves out the segments after the first difference, so their failures do not matter.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
             record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
         }
@@ -124,8 +130,8 @@ fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refu
     not_ready(records.map(|(rank, record)| (*rank, &record.readiness)))
 }
 
-/// Returns the refusal if some of the `ranks`, ascending, cannot take part now. `None` if all can. Does not look for
-/// [`Readiness::Poisoned`], which [`decide`] checks first.
+/// Returns a refusal if some of `ranks` cannot take part now, or `None` if all can. `ranks` must be in ascending order.
+/// Ignores [`Readiness::Poisoned`]: [`decide`] checks it before, and the record of a retirement never has it.
 pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
     let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {
@@ -151,8 +157,9 @@ fn outstanding(records: &[Ranked<'_>]) -> Option<Refusal> {
     half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice())))
 }
 
-/// Compares the work of each group among those of `ranks` that list this group. Returns a refusal if they have enqueued
-/// different numbers of collectives, or if two of them have enqueued different numbers of sends and matching receives.
+/// Compares, for each group, the counts of those of `ranks` that have an entry for the group. Returns a refusal if they
+/// have enqueued different numbers of collectives, or if two of them have enqueued different numbers of sends and
+/// matching receives. `ranks` must be in ascending order.
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -174,9 +181,9 @@ pub(super) fn half_enqueued<'a>(
     })
 }
 
-/// Finds the first pair of `ranks`, ascending, in which one has sent more or fewer messages than the other has
-/// received. Skips pairs with a rank that does not take part, because the counts of that rank are unknown. Skips pairs
-/// with captured messages, because it is unknown how often their graphs run.
+/// Finds the first pair of `ranks` in which one rank has enqueued more or fewer sends than the other has enqueued
+/// receives. `ranks` must be in ascending order. Skips pairs with a peer that is not in `ranks`, because its counts are
+/// unknown. Skips pairs with captured messages, because it is unknown how often their graphs run.
 fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -215,7 +222,7 @@ fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
     (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
 }
 
-/// Returns the difference between the records after the first `common` new segments, which are equal. `None` if there
+/// Returns the difference between the records, as a refusal. The first `common` new segments are equal. `None` if there
 /// is no difference.
 fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));

@@ -1,4 +1,4 @@
-//! The ends of agreements that run over [`bootstrap::agreement`].
+//! Errors of agreements: the reasons why an agreement of [`bootstrap::agreement`] has no result on a member.
 
 use bootstrap::agreement::{self, Failed, Failure, Gone, Member, Protocol};
 use process_group::{
@@ -102,8 +102,9 @@ impl Ending {
         }
     }
 
-    /// Returns a poison for the groups of the commit or retirement that ended, if this rank cannot know whether all
-    /// members hold the same windows. `rank` is this rank. `cause` is the store's error, if the store failed.
+    /// Returns the poison for the groups of the commit or retirement, if this rank cannot know whether all members hold
+    /// the same windows. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
+    /// failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
             Self::StoreFailed { in_doubt: true } => cause.unwrap_or_else(|| "it failed".to_owned()),

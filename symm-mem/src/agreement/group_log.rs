@@ -26,7 +26,7 @@ const TOMBSTONE: u64 = u64::MAX;
 /// The state of a rank at the start of a commit.
 #[derive(Debug, Clone)]
 pub struct Situation {
-    /// The treatment of differences.
+    /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
     /// The time limit of the commit.
     pub deadline: Duration,
@@ -34,16 +34,16 @@ pub struct Situation {
     pub readiness: Readiness,
     /// The ranks of the pool's domain.
     pub domain: Vec<u32>,
-    /// The capabilities of its libraries.
+    /// The capabilities of the rank's libraries.
     pub capabilities: Capabilities,
-    /// The work enqueued on its device, by group.
+    /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator has left, computed for the memory size of the rank's
-    /// own device. `None` if unknown.
+    /// The bytes of symmetric address space that are left in the rank's communicator, computed for the memory size of
+    /// the rank's own device. `None` if unknown.
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The earliest length for which the log's hash is remembered.
+    /// The shortest length of the log at which the pool still has the hash.
     pub log_since: u64,
     /// All of the pool's segments that are not retired, in order of their ordinals.
     pub segments: Vec<Segment>,
@@ -62,7 +62,7 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: Rounds,
     committed: LogPoint,
-    /// The length of the pool's allocation log in the last commit that was begun.
+    /// The length of the pool's allocation log when this rank began its last commit.
     offered: u64,
     /// The length up to which the members' allocation logs of the pool are known to be equal.
     equal: u64,
@@ -149,8 +149,8 @@ impl GroupLog {
         self.equal
     }
 
-    /// Counts a commit that this rank skips because it has nothing new. If a member does not skip it, the next commits of
-    /// both still meet.
+    /// Counts a commit that this rank skips because it has nothing to commit or report. Members that skip a commit and
+    /// members that do not still meet in the next one.
     pub(crate) fn skip(&mut self) {
         self.rounds.count();
     }
@@ -188,8 +188,8 @@ impl GroupLog {
         (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
 
-    /// Counts a commit in which this rank cannot take part. Returns the place of the commit, and the refusal for the
-    /// other members.
+    /// Counts a commit in which this rank cannot take part. Returns the name and members of its agreement, and the
+    /// refusal for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (Place, Refusal) {
         let round = self.rounds.count();
         self.rounds.leave(round);
@@ -212,8 +212,8 @@ impl GroupLog {
         }
     }
 
-    /// Returns the places of earlier commits whose store keys this rank can remove now. These commits failed and may
-    /// have left keys, and all members have taken part in a later commit. Each place is returned once.
+    /// Returns the agreements of earlier commits whose store keys this rank can remove now. These commits failed and
+    /// may have left keys, and all members have taken part in a later commit. Each agreement is returned once.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }
@@ -222,7 +222,7 @@ impl GroupLog {
         Place { name: self.meeting(round).name(), members: self.members.clone() }
     }
 
-    /// Applies the result of a commit of `segments`.
+    /// Applies the result of the last commit. `segments` are the new segments that [`begin`](Self::begin) returned.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
         let round = self.rounds.last();
         match result {

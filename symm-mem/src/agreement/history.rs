@@ -58,12 +58,12 @@ pub struct Operation {
     pub kind: OperationKind,
     /// The requested size in bytes. For a free, that of the allocation. For a retirement, the size of the segment.
     pub bytes: u64,
-    /// The block's place, if it got one. For a retirement, the start of the segment.
+    /// The place of the block. For a retirement, the start of the segment. `None` for a refused request.
     pub place: Option<BlockPlace>,
     /// The tag that the program gave the request.
     pub tag: Option<String>,
-    /// The program's source line of the request. Empty for a free, because the drop of the last clone frees a block,
-    /// and a drop has no source line.
+    /// The source file and line of the program's call. Empty for a free, because the drop of a block's last clone has
+    /// no source line.
     pub call_site: String,
 }
 wire_struct!(Operation { kind, bytes, place, tag, call_site });
@@ -113,7 +113,7 @@ impl Operation {
     }
 }
 
-/// The parts that are equal in all operations of a list. An error text names them once.
+/// For each part of an operation: true if it is equal in all operations of a list. An error text names such parts once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shared {
     tag: bool,
@@ -177,9 +177,9 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
 pub enum Divergence {
     /// All histories are equal before this operation.
     At {
-        /// Its number, from 0.
+        /// The number of the operation in the log, from 0.
         sequence: u64,
-        /// Each rank's operation with this number; `None` if its log ends before, or no longer has the operation.
+        /// Each rank's operation with this number. `None` if the rank's log is shorter, or no longer has the operation.
         operations: ValuesByRank<Option<Operation>>,
         /// True if each refused request among the operations is the last operation of its rank. Then the rank can
         /// repeat the request, and the allocation replaces the refused request in its log.

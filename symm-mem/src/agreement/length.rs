@@ -22,8 +22,8 @@ type Decision = agreement::Decision<LengthProtocol>;
 
 impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// A rank that comes after the others with another domain is told so. Members remove what is kept after the next
-    /// meeting.
+    /// If a rank arrives after the others with another member list, the stored result lets it fail with
+    /// [`Refusal::MembersMismatch`]. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;
@@ -70,13 +70,13 @@ impl Start<LengthProtocol> {
     }
 }
 
-/// The time that a member waits for the others in an agreement on a length. No action follows the decision, so this is
-/// all of the deadline, except for a share for requests to the store.
+/// Returns the time that a member waits for the others in an agreement on a length: 15/16 of `deadline`. No action
+/// follows the decision, and the rest is for requests to the store.
 pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }
 
-/// Converts the ending of an agreement on a length on `member`.
+/// Converts `ending`, with which an agreement on a length ended on `member`.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

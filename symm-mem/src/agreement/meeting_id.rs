@@ -1,4 +1,5 @@
-//! Ids of the meetings in which ranks agree about a pool. The id determines the name of the meeting's agreement.
+//! Ids of meetings. A meeting is one agreement of the ranks on a commit, a retirement or a length. The id determines
+//! the name of the agreement in the store.
 
 use std::fmt;
 
@@ -21,7 +22,7 @@ pub enum MeetingKind {
     Length {},
 }
 
-/// Identifies a meeting among all meetings about the pools of a store.
+/// Identifies a meeting among all meetings of the pools of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MeetingId {
     /// The number of the pool's domain.
@@ -42,13 +43,14 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the meeting whose agreement is at `place`, or `None` if that agreement is not about a pool.
+    /// Returns the meeting whose agreement is `place`, or `None` if that agreement is not a meeting.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
-    /// Returns the meeting whose agreement has this name, or `None` if that agreement is not about a pool.
+    /// Returns the meeting whose agreement has this name, or `None` if that agreement is not a meeting. The agreement
+    /// on a plain registration is not a meeting.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();
@@ -102,7 +104,7 @@ impl fmt::Display for MeetingId {
     }
 }
 
-/// Describes a place for a reader: the meeting about a pool, or the name of another agreement.
+/// Describes the agreement `place` for an error text: as a meeting, or by its name if it is not a meeting.
 pub(super) fn describe_place(place: &Place) -> String {
     MeetingId::at(place).map_or_else(|| place.name.clone(), |meeting| meeting.to_string())
 }

@@ -4,17 +4,18 @@
 //! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
 //!   contribution of a rank; [`decide()`] and [`judge_registrations`] are pure functions of the members' messages.
 //!   [`GroupLog`] is the state between commits.
-//! - [`RegistrationProtocol`]: the plain registration of segments without windows.
-//! - [`RetireProtocol`], [`LengthProtocol`]: operations of the whole domain: to retire segments, and to agree on a
-//!   length.
+//! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
+//! - [`RetireProtocol`], [`LengthProtocol`]: all ranks of the domain agree to retire segments, or on the length of an
+//!   allocation.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: why an operation was refused, a group is poisoned, or segments have no
 //!   windows. Every member gets the same value, with the exceptions that [`Poison`] lists.
-//! - [`MeetingId`]: identifies a meeting, which is one agreement about a pool. Each meeting has a name in the store.
+//! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
+//!   name in the store.
 //! - [`Outcome`](sharing::Outcome): the outcome of opening other members' memory, in the agreements of rendezvous and
 //!   exchange.
 //!
-//! Out of scope: stores, communicators, memory, threads. A driver runs the state machines in production, and the
-//! seeded simulation in the tests.
+//! Out of scope: stores, communicators, memory, threads. In production a driver runs the state machines. In tests the
+//! seeded simulation also runs them.
 
 mod capabilities;
 mod commit;

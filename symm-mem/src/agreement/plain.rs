@@ -65,8 +65,9 @@ impl PlainProtocol for RegistrationProtocol {
     }
 }
 
-/// Converts the ending of the agreement. If it has failed, the group is dead: members are lost, or the registrations of
-/// others are unknown. The members have registered already, so one that has lost the store is always in doubt.
+/// Converts the ending of the agreement. If the agreement failed, the group is poisoned: members are lost, or their
+/// registrations are unknown. A member registers before the agreement, so a member that loses the store is always in
+/// doubt.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

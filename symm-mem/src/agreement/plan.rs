@@ -1,5 +1,5 @@
-//! The messages of a commit, beside the [record](super::record): agreement, rejection, plans of actions and their
-//! outcomes.
+//! The messages of a commit other than the [record](super::record): agreement, rejection, plans of actions and the
+//! outcomes of actions.
 
 use bootstrap::agreement;
 
@@ -76,17 +76,17 @@ impl From<Rejection> for Ending {
     }
 }
 
-/// The continuation after a search.
+/// The decision to take after a search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum After {
-    /// Nothing is registered.
+    /// To refuse the commit. Nothing is registered.
     Refuse {
-        /// The reason, to which the search adds the difference.
+        /// The reason. The search adds the first operation that differs.
         refusal: Refusal,
     },
-    /// The segments before the difference are committed.
+    /// To commit the segments before the difference.
     Commit {
-        /// The agreement, to whose pending difference the search adds details.
+        /// The agreement. The search adds the first operation that differs to its `pending` difference.
         agreed: Agreed,
     },
 }
@@ -110,18 +110,18 @@ impl After {
 /// The plan of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
-    /// Post the allocation log's hashes at the points of a range.
+    /// Post the allocation log's hashes at the [points](Range::points) of a range.
     Hashes {
         /// The range.
         range: Range,
-        /// The continuation after the search.
+        /// The decision to take after the search.
         after: After,
     },
     /// Post the operation with this number in the allocation log.
     Recall {
         /// The number, from 0.
         sequence: u64,
-        /// The continuation after the search.
+        /// The decision to take after the search.
         after: After,
     },
     /// Register the agreed segments, in their order, in one NCCL group.
@@ -193,7 +193,7 @@ pub enum Outcome {
         /// The reason; the same text on every rank in the same situation.
         reason: String,
     },
-    /// A call failed, or only some of the requests became windows.
+    /// A call failed, or only some of the requested windows were registered.
     Failed {
         /// The segment, if known.
         ordinal: Option<u32>,

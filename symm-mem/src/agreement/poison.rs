@@ -7,9 +7,10 @@ use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 /// The reason why a group is poisoned: its members no longer know that they hold the same windows. The communicator
 /// must be aborted and created anew in a new epoch.
 ///
-/// All members get the same value, with two exceptions: a member that lost the store, or that could not undo a plain
-/// registration (`ncclCommRegister`), is poisoned alone. That member's next commit gives the other members the same
-/// value, unless the group has ended before.
+/// All members get the same value, with two exceptions. A member that does not know the members' decision
+/// ([`StoreLost`](Self::StoreLost)) is poisoned alone. So is a member that could not undo a plain registration
+/// (`ncclCommRegister`). In the next commit, the other members get the same value from that member's record, unless the
+/// group has ended before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Poison {
@@ -19,7 +20,7 @@ pub enum Poison {
         /// Each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's registration failed, or the rank could not undo a plain registration that the members gave up.
+    /// A rank's registration failed, or the rank could not undo a plain registration that failed on another member.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
         Some(ordinal) => format!(", segment {ordinal}"),
         None => String::new(),

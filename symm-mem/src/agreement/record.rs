@@ -1,4 +1,4 @@
-//! The message of a rank to the others before anything is registered.
+//! The record of a rank in a commit: its message to the other members before anything is registered.
 
 use std::fmt;
 
@@ -52,12 +52,12 @@ pub enum Policy {
 }
 wire_enum!(Policy { 0 => Strict {}, 1 => Prefix {} });
 
-/// A segment that its pool wants registered.
+/// A new segment of a pool that a commit can register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// The segment's number in its pool. It is never reused.
     pub ordinal: u32,
-    /// Its size in bytes.
+    /// The size of the segment in bytes.
     pub bytes: u64,
     /// The kind of memory and window, equal on all ranks, and the flag [`FOLLOWS`](Self::FOLLOWS).
     pub flags: u32,
@@ -120,22 +120,22 @@ pub struct Enqueued {
     pub group: GroupId,
     /// The number of collectives enqueued.
     pub collectives: u64,
-    /// The messages by peer, in ascending order.
+    /// The message counts for each peer, in ascending order of peers.
     pub messages: Vec<MessageCounts>,
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The number of messages between the rank and a peer, as enqueued on this rank.
+/// The numbers of messages between this rank and a peer that this rank has enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.
     pub peer: u32,
-    /// The number of messages sent to the peer.
+    /// The number of sends to the peer.
     pub sent: u64,
-    /// The number of messages received from the peer.
+    /// The number of receives from the peer.
     pub received: u64,
-    /// True if captured graphs contain any of them. The number of graph launches is unknown, so the counts are then
-    /// ignored.
+    /// True if captured graphs contain any of these sends and receives. The counts are then ignored, because the number
+    /// of graph launches is unknown.
     pub captured: bool,
 }
 wire_struct!(MessageCounts { peer, sent, received, captured });
@@ -145,22 +145,22 @@ wire_struct!(MessageCounts { peer, sent, received, captured });
 pub struct Record {
     /// The ranks of the pool's domain.
     pub domain: RankList,
-    /// The treatment of differences.
+    /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
     /// The readiness of the rank.
     pub readiness: Readiness,
-    /// The capabilities of its libraries.
+    /// The capabilities of the rank's libraries.
     pub capabilities: Capabilities,
-    /// The work enqueued on its device, by group.
+    /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that its communicator has left, computed for the memory size of the rank's
-    /// own device. `None` if unknown.
+    /// The bytes of symmetric address space that are left in the rank's communicator, computed for the memory size of
+    /// the rank's own device. `None` if unknown.
     pub address_space_left: Option<u64>,
     /// The group's log of committed and retired segments.
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The earliest length at which the rank still has the allocation log's hash.
+    /// The shortest length of the allocation log at which the rank still has the hash.
     pub log_since: u64,
     /// The segments that the group has not committed, in order of their ordinals.
     pub segments: Vec<Segment>,

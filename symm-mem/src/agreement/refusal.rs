@@ -23,12 +23,12 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The uses of a segment on a rank, which prevent its retirement.
+/// The number of uses of a segment on a rank. Any use prevents the retirement of the segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The number of captures in progress and captured graphs that use it.
+    /// The number of captures in progress and captured graphs that use the segment.
     pub graphs: u64,
-    /// The number of blocks in it.
+    /// The number of blocks in the segment.
     pub blocks: u64,
 }
 wire_struct!(Held { graphs, blocks });
@@ -221,7 +221,7 @@ pub enum Refusal {
     SyncTimeout {
         /// The ranks that did not arrive, ascending.
         missing: Vec<Absentee>,
-        /// The time that the member that gave up had waited, in milliseconds.
+        /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
         /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
         /// Every rank of the circle gets the same list.
@@ -249,7 +249,7 @@ pub enum Refusal {
         /// The generations of the ranks that wait or are behind. For a rank that waits: the generation of the domain in
         /// whose meeting it waits. For a missing rank: how often it has created the domain.
         generations: ValuesByRank<u64>,
-        /// The time that the member that gave up had waited, in milliseconds.
+        /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
         /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
         /// Every rank of the circle gets the same list.
@@ -277,15 +277,14 @@ pub enum Refusal {
         /// The number of blocks in it on each rank.
         blocks: ValuesByRank<u64>,
     },
-    /// A rank's groups have committed a segment that is to be retired, but the retirement was not given all of these
-    /// groups.
+    /// On a rank, a segment that is to be retired is committed for groups that the rank did not pass to the retirement.
     #[error("SegmentCommitted: on rank {rank}, segment {ordinal} is committed for {}, which the retirement was not given", groups.iter().map(|group| format!("group {group}")).collect::<Vec<_>>().join(", "))]
     SegmentCommitted {
         /// The rank, the lowest if there are several.
         rank: u32,
         /// The segment.
         ordinal: u32,
-        /// The groups that are missing.
+        /// The groups that were not passed.
         groups: Vec<GroupId>,
     },
     /// The members of a group differ in the segments that the group has committed.
@@ -299,8 +298,8 @@ pub enum Refusal {
     /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
-        /// The rank. If there are several: the lowest one whose wait failed, else the lowest one that did not report,
-        /// else the lowest one that is busy.
+        /// The rank. If there are several: the lowest one whose wait failed. If there is none: the lowest one that did
+        /// not report an outcome. If there is none: the lowest one whose device is busy.
         rank: u32,
         /// The reason.
         cause: String,

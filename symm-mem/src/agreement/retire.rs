@@ -31,7 +31,8 @@ use super::{
     wire::{self, wire_enum, wire_struct},
 };
 
-/// A group that was given to a retirement, as seen by one of its members. It may have committed none of the segments.
+/// A group that a rank passed to a retirement, and the rank's log of the group. The group may have committed none of
+/// the segments to retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The group.
@@ -48,7 +49,7 @@ pub struct Candidate {
     pub ordinal: u32,
     /// The remaining uses of the segment on this rank.
     pub held: Held,
-    /// Groups that have committed the segment and were not given to the retirement.
+    /// The groups that have committed the segment, but that the rank did not pass to the retirement.
     pub uncovered: Vec<GroupId>,
 }
 wire_struct!(Candidate { ordinal, held, uncovered });
@@ -58,22 +59,22 @@ wire_struct!(Candidate { ordinal, held, uncovered });
 pub struct RetirementRecord {
     /// The readiness of the rank.
     pub readiness: Readiness,
-    /// The work enqueued on its device, by group.
+    /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
     /// The pool's allocation log.
     pub log: LogPoint,
     /// The groups of this rank that take part, ascending.
     pub groups: Vec<Committed>,
-    /// The segments that it asks to retire, ascending.
+    /// The segments that the rank asks to retire, in ascending order of ordinals.
     pub segments: Vec<Candidate>,
 }
 wire_struct!(RetirementRecord { readiness, enqueued, log, groups, segments });
 
-/// The record of a rank.
+/// A rank and its record.
 type Ranked<'a> = (u32, &'a RetirementRecord);
 
-/// Decides from the records of all ranks whether the segments are retired. The result does not depend on the order of
-/// the records.
+/// Decides from the records of all ranks: refuses the retirement, or returns the plan to quiesce the devices. The
+/// result does not depend on the order of the records.
 pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
     let mut records: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     records.sort_by_key(|(rank, _)| *rank);
@@ -116,8 +117,8 @@ fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
 
-/// Returns a refusal if the segments, which are the same on all ranks, still have uses, or are committed for groups
-/// that were not given.
+/// Returns a refusal if a segment still has uses on any rank, or is committed for groups that the rank did not pass to
+/// the retirement. The records must list the same segments.
 fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
     let count = records.first().map_or(0, |(_, record)| record.segments.len());
     (0..count).find_map(|at| {
@@ -145,21 +146,21 @@ fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
 /// The outcome of one phase of a retirement on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Release {
-    /// Done.
+    /// The rank completed the phase.
     Done {},
-    /// It failed.
+    /// The phase failed on the rank.
     Failed {
         /// A description of the failure.
         cause: String,
     },
-    /// It did not return in time.
+    /// The phase did not end in time on the rank.
     Blocked {},
-    /// All is done, except for groups that have ended, for example because a member is lost. The windows of these
-    /// groups are freed with their communicators.
+    /// The rank completed the phase, except for groups that have ended, for example because a member is lost. The
+    /// windows of these groups are freed with their communicators.
     Over {
         /// The groups, ascending.
         groups: Vec<GroupId>,
-        /// The error that ended the first of them.
+        /// The error that ended the first of these groups.
         cause: String,
     },
 }
@@ -263,20 +264,20 @@ pub(super) fn judge_released(releases: &Posted) -> Retired {
     Retired::Poisoned { poison, culprits, over: over.into_iter().collect() }
 }
 
-/// The end of a decided retirement.
+/// The result of a retirement, after all ranks have agreed to deregister the windows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Retired {
     /// The windows are gone on all ranks, and the memory may be freed.
     Everywhere {},
-    /// The segments are out of use, but some windows may remain: culprits did not confirm that theirs are gone, or
-    /// groups have ended. The groups with a culprit and the groups in `over` are poisoned. A rank with a poisoned group
-    /// does not free the memory now.
+    /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
+    /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
+    /// poisoned. A rank with a poisoned group does not free the memory now.
     Poisoned {
         /// The reason.
         poison: Poison,
-        /// The ranks that are to blame, ascending.
+        /// The ranks that did not confirm that their windows are gone, ascending.
         culprits: Vec<u32>,
-        /// The groups that ended meanwhile, ascending.
+        /// The groups that ended during the retirement, ascending.
         over: Vec<GroupId>,
     },
 }
@@ -290,8 +291,8 @@ type Decision = agreement::Decision<RetireProtocol>;
 
 impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// A rank that comes after the others with another domain is told so. Members remove what is kept after the next
-    /// meeting.
+    /// If a rank arrives after the others with another member list, the stored result lets it fail with
+    /// [`Refusal::MembersMismatch`]. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;
@@ -344,11 +345,13 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement on `member`. `last` is the plan of its last action, if there was one. Once
-/// windows are deregistered, a failure leaves the segments retired and groups poisoned.
+/// Converts the ending of a retirement on `member`. `last` is the plan of the last action that this member has begun.
+/// `None` if it has begun none. If that plan is [`RetirePlan::Deregister`], a failure of the agreement returns
+/// [`Retired::Poisoned`], because windows may be gone.
 ///
 /// # Errors
-/// The reason why nothing is retired, as far as this rank knows.
+/// The reason why nothing is retired, or why this rank does not know the result ([`Ending::StoreFailed`] in doubt,
+/// [`Ending::Unreadable`], [`Ending::OutOfStep`]).
 pub fn retirement_ending(
     ending: agreement::Ending<RetireProtocol>,
     member: &Member,

@@ -4,9 +4,9 @@
 /// the store.
 const MOST: usize = 64;
 
-/// Counts a rank's meetings of one kind (a meeting is one agreement about a pool), and remembers those that may have
-/// left keys in the store. Keys are left if a member did not take part, or if the kind of agreement leaves its result
-/// in the store.
+/// Counts the meetings of one kind that a rank has had about a pool, and remembers the meetings that may have left keys
+/// in the store. A meeting leaves keys if a member did not take part, or if its kind of agreement keeps the result in
+/// the store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,
@@ -42,7 +42,7 @@ impl Rounds {
         }
     }
 
-    /// Returns the meetings whose keys this rank must remove now. Each meeting is returned only once.
+    /// Returns the meetings whose keys this rank can remove now. Each meeting is returned only once.
     pub(crate) fn take_left(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.removable)
     }

@@ -17,10 +17,10 @@ const PARTS: u64 = 32;
 /// Lengths of the allocation log between which the histories diverge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end. All ranks remember their hash at this length, unless one log ends before the earliest length that
-    /// another rank remembers.
+    /// The lower end: the shortest length at which every rank still has the hash. If the shortest log ends before that
+    /// length, `low` is the length of that log, and some ranks have no hash there.
     pub low: u64,
-    /// The upper end. No rank's log is shorter.
+    /// The upper end: the length of the shortest log.
     pub high: u64,
 }
 wire_struct!(Range { low, high });
@@ -48,7 +48,7 @@ impl Range {
     }
 }
 
-/// A rank's hashes at the points of a range; `None` for a point that it no longer remembers.
+/// A rank's hashes at the points of a range. `None` for a point at which the rank no longer has the hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hashes {
     pub(super) at: Vec<Option<u64>>,
@@ -58,18 +58,18 @@ wire_struct!(Hashes { at });
 /// The result of one round of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// The difference lies in this range.
+    /// The first difference lies in this range.
     Narrower { range: Range },
-    /// The difference is the operation with this number.
+    /// The first operation that differs has this number.
     Operation { sequence: u64 },
     /// The search has ended.
     End { divergence: Divergence },
 }
 
-/// The operation of a rank at the position that was found. `None` if the rank's log ends before it, or no longer has
-/// it.
+/// The answer of a rank to [`Plan::Recall`](super::Plan::Recall).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Recalled {
+    /// The requested operation. `None` if the rank's log ends before the operation, or no longer has it.
     pub(super) operation: Option<Operation>,
     /// True if the rank's log ends with the operation, or before it.
     pub(super) is_last: bool,
@@ -87,9 +87,8 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     match (0..points.len()).find(|index| !equal(*index)) {
         None => Finding::Operation { sequence: range.high },
         Some(0) => {
-            // A rank has no hash for `low` if another rank's log ends before the lengths that the first rank remembers.
-            // The shorter log may differ from the others only by its end. So the first difference may be operation
-            // `low`.
+            // If a rank has no hash at `low`, then `low` is the length of the shortest log. All logs may be equal up to
+            // this length. So the first difference may be operation `low`.
             let is_forgotten = answers.iter().any(|answer| answer.at.first().is_none_or(Option::is_none));
             let before = range.low + u64::from(is_forgotten);
             Finding::End { divergence: Divergence::Forgotten { before } }
@@ -104,7 +103,7 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     }
 }
 
-/// Reports the operations of all ranks at `sequence`.
+/// Ends the search with the operations of all ranks at `sequence`.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let mut can_grant = true;
     let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {

@@ -10,7 +10,7 @@ use super::wire::wire_enum;
 /// The outcome of opening the others' memory on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it is mapped.
+    /// The memory of all other members is mapped.
     Mapped,
     /// A call failed, or a peer sent invalid data.
     Failed {
@@ -19,7 +19,7 @@ pub enum Outcome {
     },
     /// Peers are gone, or did not answer.
     Alone {
-        /// The ranks.
+        /// The ranks of these peers.
         gone: Vec<u32>,
     },
 }
@@ -28,18 +28,19 @@ wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } 
 /// The reason why not all members have opened the others' memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OpeningFailure {
-    /// A rank could not open the memory that it lacks, or share its own.
+    /// A rank could not open the memory of the others, or could not share its own memory.
     Failed {
         /// The rank, the lowest of several.
         rank: u32,
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all had come.
+    /// Ranks were lost after all members had posted their records.
     Lost {
-        /// The ranks that posted no outcome, ascending. If every rank posted one, the ranks that others found gone.
+        /// The ranks that posted no outcome, ascending. If every rank posted one: the ranks that others reported
+        /// in [`Outcome::Alone`], ascending.
         missing: Vec<u32>,
-        /// The ranks that waited for them and timed out or found them gone.
+        /// The ranks that posted [`Outcome::Alone`], ascending.
         noticed: Vec<u32>,
     },
 }
@@ -62,7 +63,7 @@ pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
     let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
-    // A rank may post its outcome and exit before another rank opens its memory.
+    // A rank that exits after it has posted its outcome is not missing. But others may not have opened its memory yet.
     let gone = reports.iter().filter_map(|(_, report)| match report {
         Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

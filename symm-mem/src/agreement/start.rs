@@ -1,4 +1,5 @@
-//! The beginning of a meeting about a pool on one member, and the failures that all kinds of these meetings share.
+//! The start of a meeting on one member, and the failures that are common to all kinds of meetings. A meeting is one
+//! agreement on a commit, a retirement or a length.
 
 use std::time::Duration;
 
@@ -17,13 +18,13 @@ use super::{
 pub struct Start<P: Protocol> {
     /// This rank as a member of the agreement.
     pub member: Member,
-    /// Its record.
+    /// The record of this rank.
     pub record: P::Record,
 }
 
 impl<P: Protocol> Start<P> {
-    /// Begins `meeting`, in which this member waits for the others for the time `patience`. The whole meeting takes at
-    /// most `deadline`, unless the lower bounds of its phases apply.
+    /// Begins `meeting`. This member waits at most `patience` for the records of the others. `deadline` is counted from
+    /// the start of the meeting, and becomes [`Member::deadline`].
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
@@ -47,9 +48,9 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// The time that a member waits for the others in a meeting with up to two actions. Each action, together with the wait
-/// for its outcomes, takes up to three quarters of this time if no lower bound applies. So the meeting ends before the
-/// deadline.
+/// Returns the time that a member waits for the others in a meeting with up to two actions: 3/8 of `deadline`. Each
+/// action, together with the wait for its outcomes, takes up to 3/4 of the longest such time among the members. So if
+/// all members have the same deadline and no lower bound applies, the meeting takes at most 15/16 of it.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -81,7 +82,7 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 
-/// Converts a failure of the agreement of `member`, if the failure came before the plan to register or deregister.
+/// Converts a failure of the agreement of `member`. Call this only if no plan to register or deregister was decided.
 pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
     match failure {
         // Two processes run as this rank. The others may have agreed with the record of the other process.
@@ -125,8 +126,8 @@ fn refusal(member: &Member, failure: Failure) -> Refusal {
     }
 }
 
-/// Returns the epochs of the members if a missing rank waits in another epoch of the group that commits. Otherwise
-/// returns `None`.
+/// Returns the epochs of the members whose epoch is known, if a missing rank waits in another epoch of the group that
+/// commits. Otherwise returns `None`.
 fn other_epoch(
     meeting: MeetingId,
     members: &[u32],
@@ -148,8 +149,8 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in the places of a circle, or `None` if they are equal. Each time a rank creates
-/// a domain again, it increments the domain's generation.
+/// Returns the generations of `domain` in which the ranks of a circle wait, or `None` if all are equal. Each time a
+/// rank creates a domain again, it increments the domain's generation.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

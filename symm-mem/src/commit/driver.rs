@@ -10,18 +10,21 @@ use crate::agreement::{
 
 /// The services of this rank that the agreement calls.
 pub(super) trait Local {
-    /// The allocation log's hash at a length, or `None` if the log no longer has it.
+    /// Returns the hash of the first `length` operations of the allocation log, or `None` if the log no longer has it.
     fn hash_at(&self, length: u64) -> Option<u64>;
 
-    /// The operation with this number, from 0, of the allocation log. `None` if the log does not have it.
+    /// Returns operation number `sequence` of the allocation log, counted from 0. Returns `None` if the log does not
+    /// have it.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the agreed segments. Gives up at the deadline, or once a verdict that the group is dead is stored
-    /// under `verdict_key`, because the registration can then no longer succeed.
+    /// Registers the agreed segments as windows. Gives up at the deadline. Also gives up once the store has a verdict
+    /// under `verdict_key` that poisons the group, or a failure of the agreement: the registration can then no longer
+    /// succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 }
 
-/// Runs this rank's part in a commit. Also returns the store's error if the store failed. `object` is the group.
+/// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. `object` is the
+/// group: the agreement ends if the group ends.
 pub(super) fn run(
     start: Start<CommitProtocol>,
     store: &dyn Store,

@@ -45,8 +45,9 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Gives the group the places of its symmetric buffers, for groups that compare the places between ranks. Called
-    /// after every commit that succeeds, with the same value for the same pool.
+    /// Gives the group `places`, which locates addresses in the pool. A group can use it to check that the buffers of a
+    /// collective lie at the same position of the pool on every rank. Called after every commit that succeeds, with the
+    /// same value for the same pool.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -60,16 +61,16 @@ pub trait SymmetricGroup: Sync {
         Ok(())
     }
 
-    /// Returns a handle on the group's health monitor, if it has one. With the handle, a commit or retirement that waits
-    /// for a member ends as soon as the group ends. If a commit loses a member, it uses the handle to wait until the
-    /// group ends, for at most two heartbeat intervals. Then it can report the error that ended the group.
+    /// Returns a handle on the group's health monitor, if it has one. With the handle, a commit or retirement that
+    /// waits for a member ends as soon as the group ends. If a commit loses a member, it uses the handle to wait until
+    /// the group ends, for at most two heartbeat intervals. Then it can report the error that ended the group.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
 
     /// Ends the group on all members, if the group can inform them. Called when this rank does not know whether the
     /// members agreed in a commit or retirement: it has lost the store, or could not decode a stored value, or its
-    /// state machine failed. The caller aborts the communicator.
+    /// state machine failed. The caller aborts the communicator afterwards.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
@@ -106,7 +107,7 @@ impl SymmetricGroup for ProcessGroup {
     }
 
     fn standing(&self) -> Result<(), GroupError> {
-        // A commit that poisons the group aborts the communicator. It reports its own reason, not `Closed`.
+        // A commit that poisons the group aborts the communicator. The commit must report the poison, not `Closed`.
         self.standing().or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })
     }
 
@@ -134,7 +135,7 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
-/// The object of an agreement of the members of `group`.
+/// Returns the object that ends an agreement of the members of `group` if the group ends.
 pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
     GroupObject {
         rank: domain.rank(),
@@ -146,7 +147,7 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
 }
 
 /// Checks the list `ranks` of a group's members against `communicator`, and returns a description of the problem if
-/// they do not fit. `rank` is this rank's number in the domain. The list must have it at index `communicator.rank()`.
+/// they do not fit. `rank` is this rank's number in the domain. It must be in the list at index `communicator.rank()`.
 /// The positions of the other members are not checked here, because the members also compare their lists with each
 /// other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {

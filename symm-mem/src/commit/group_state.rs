@@ -9,7 +9,7 @@ use crate::{
     error::CallContext,
 };
 
-/// The state of a group on this rank, with the reasons for missing windows and registrations.
+/// The state of a group on this rank for one pool, with the reasons for missing windows and registrations.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for errors, from its last commit.
@@ -18,9 +18,9 @@ pub(crate) struct GroupState {
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     pub(crate) unregistered: Vec<(u32, String)>,
-    /// The refusal of the last commit, or the difference between the ranks that the last commit left pending.
+    /// The refusal of the last commit. After a successful commit: its [`CommitReport::pending`](super::CommitReport).
     pub(crate) pending: Option<Refusal>,
-    /// The places of the group's buffers in the pool, for groups that compare them.
+    /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
 

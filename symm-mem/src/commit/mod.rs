@@ -85,9 +85,9 @@ impl SymmetricPool {
     /// Registers the pool's new segments as windows of `group`, on all members or on none.
     ///
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
-    /// stream of the device may be capturing, and the calling thread may have no NCCL group open. Otherwise the commit
-    /// is refused on all members, and the capture is not affected. Before the call, all members must have enqueued the
-    /// same collectives, and both ends of the same messages.
+    /// stream of the device may be capturing, and the calling thread must not have an NCCL group open. Otherwise the
+    /// commit is refused on all members, and the capture is not affected. Before the call, all members must have
+    /// enqueued the same collectives, and both ends of the same messages.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with
@@ -109,11 +109,10 @@ impl SymmetricPool {
     /// Attaches a group to the pool: commits all segments that are not retired. The group may come late, after segments
     /// were committed for other groups or retired.
     ///
-    /// Collective over the group. Everything said of [`commit`](Self::commit) holds here, and a first `commit` of a
-    /// group has the same effect. A call to `attach` where groups are made reports early that the pool cannot serve a
-    /// group.
+    /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
+    /// when it creates a group learns early whether the pool can be used with this group.
     ///
-    /// If a member has retired other segments than the rest, the call fails before any window is created
+    /// If the members have retired different segments, the call fails before any window is created
     /// ([`Poison::CommittedLogDiverged`]).
     ///
     /// # Errors

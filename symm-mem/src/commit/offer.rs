@@ -28,7 +28,7 @@ pub(crate) struct LocalState {
 pub(crate) struct Circumstances {
     /// True if the calling thread has an NCCL group open.
     pub(crate) inside_group: bool,
-    /// A problem with the rank's groups.
+    /// The reason why one of the groups cannot take part on this rank, for example because its communicator has failed.
     pub(crate) trouble: Option<String>,
     /// True if a stream of the rank's device is capturing, or the error of the driver. Registration and deregistration
     /// cannot be captured, and may invalidate the capture.
@@ -86,9 +86,9 @@ pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u
     group.standing().err().map(|ended| gone(own, &ended).rank).filter(|rank| *rank != own)
 }
 
-/// Returns the bytes of symmetric address space that windows of the communicator may still use if no member has a
-/// larger device, or `None` if the driver fails. NCCL reserves the memory size of the largest device among the members,
-/// rounded up to 4 GiB. Each rank posts the value for its own device, and the decision takes the largest one.
+/// Returns how many bytes of symmetric address space are left for windows of the communicator, or `None` if the driver
+/// fails. NCCL reserves the memory size of the largest device among the members, rounded up to 4 GiB. This function
+/// takes the size of this rank's device instead. Each rank posts its value, and the decision takes the largest one.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;

@@ -9,8 +9,8 @@ use crate::agreement::Policy;
 pub struct CommitOptions {
     /// The treatment of differences between ranks.
     pub policy: Policy,
-    /// The time limit of the commit, from the call, from which the limits of its phases follow. A member may come later
-    /// than the first one by up to three eighths of this time. If a member comes later than that, the commit is refused
+    /// The time limit of the commit, counted from the call. The limits of its phases are computed from it. A member may
+    /// come later than the first one by up to three eighths of this time. If it comes later, the commit is refused
     /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
     /// Once all members have come, the phases after their decision have their own time limits, equal on all members.

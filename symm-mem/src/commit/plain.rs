@@ -37,9 +37,9 @@ impl PlainRegistration {
 
 impl SymmetricPool {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
-    /// to keep the registration. Returns true if the registration is kept. The second value is the store's error, if
-    /// the store failed. `left` is the time that remains until the commit's deadline. The registration may take `left`
-    /// or [`ACTION_FLOOR`] from now, whichever is longer.
+    /// to keep the registration. Returns true if all members keep it, and false if all have undone it. The second value
+    /// is the store's error, if the store failed. `left` is the time that remains until the commit's deadline. The time
+    /// limit of the registration is `left` or [`ACTION_FLOOR`], whichever is longer.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
@@ -81,9 +81,10 @@ impl SymmetricPool {
         (self.end_plain(group_state, segments, result, undone, registered, said), failure)
     }
 
-    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if the registration is
-    /// kept. `undone` is the result of undoing it, if that was necessary. `registered` holds the registrations of
-    /// this rank. `cause` is the store's error, if the store failed.
+    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if all members keep
+    /// the registration, and false if it was undone. `undone` is the result of undoing it on this rank, or `Ok` if that
+    /// was not necessary. `registered` holds the registrations of this rank. `cause` is the store's error, if the store
+    /// failed.
     pub(crate) fn end_plain(
         &self,
         group_state: &mut GroupState,
@@ -119,7 +120,7 @@ impl SymmetricPool {
         result
     }
 
-    /// Registers all of `segments`, or none.
+    /// Registers all of `segments`. After an error none is registered: the earlier registrations are dropped.
     fn try_to_register(
         &self,
         group: &dyn SymmetricGroup,

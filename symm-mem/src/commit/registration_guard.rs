@@ -25,7 +25,7 @@ pub(crate) struct RegistrationGuard<'a> {
 }
 
 impl<'a> RegistrationGuard<'a> {
-    /// Returns `None` while another commit or retirement holds the right.
+    /// Takes the right for `communicator`. Returns `None` while another commit or retirement holds it.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
         let mut committing = committing();

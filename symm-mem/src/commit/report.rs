@@ -17,12 +17,12 @@ pub struct CommitReport {
     pub segments: usize,
     /// The number of windows of these segments.
     pub windows: usize,
-    /// The reason why the new segments have no windows: a group of one member, or a library without windows for this
-    /// group. Even without windows, a block has the same offset on every rank.
+    /// The reason why the new segments have no windows: the group has one member, or NCCL does not support windows for
+    /// it. `None` if they have windows. Even without windows, a block has the same offset on every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
-    /// windows. If one member cannot, none has: [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the
-    /// reason.
+    /// windows. If one member cannot register them, all members undo it, and
+    /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
     /// `None` if there is no difference.

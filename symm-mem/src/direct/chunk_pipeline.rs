@@ -1,11 +1,11 @@
-//! Enqueues the chunks of one lane's part of a call.
+//! Enqueues the chunks of one lane (one direction between this rank and a peer) for one call.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
 use process_group::group::path::Way;
 
 use super::lane::Chunk;
 
-/// Streams, slots and words of a lane, for one call.
+/// Streams, slots and [flag words](super::flag_page) of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
     /// The stream on which this call's work is ordered after earlier and before later calls of the lane.
     pub(super) first: &'a Stream,
@@ -15,7 +15,8 @@ pub(super) struct ChunkPipeline<'a> {
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
-    /// Given a slot, the word that this rank waits for and the word by which it signals the peer.
+    /// Given a slot, the addresses of two words: the one that this rank waits for, and the one by which it signals the
+    /// peer.
     pub(super) words: &'a dyn Fn(usize) -> (DevicePtr, DevicePtr),
 }
 

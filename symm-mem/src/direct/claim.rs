@@ -1,8 +1,8 @@
 //! Claims: which end of a message comes first.
 //!
 //! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
-//! that both ends share. The end that comes first has offered its buffer, if peers can reach it. The end that comes
-//! second reads the other end's entry, compares it with its own, and takes the offer.
+//! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
+//! The end that comes second reads the other end's entry, compares it with its own, and takes the offer.
 //!
 //! A receiver that gives up withdraws its offers of eager messages, but not those of captured messages. An offer is
 //! either taken or withdrawn, never both. So after an offer was withdrawn, the sender does not copy into the buffer.
@@ -68,13 +68,13 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     // a later message may have overwritten this word. Then this function returns true, and `withdraw` returns false,
     // so both ends treat the message as taken. In one case the ends disagree: the offer was withdrawn first, and the
     // word was overwritten after that. Then this function returns true although the offer was withdrawn. An end that
-    // has withdrawn begins no new claims. So only a claim of it that was already running, or a claim of the other end,
-    // can overwrite `WITHDRAWN`.
+    // has withdrawn begins no new claims. So `WITHDRAWN` can only be overwritten by a claim that the withdrawing end
+    // had already begun, or by a claim of the other end.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 
 /// Withdraws this end's offer to receive message `number`. Returns true if the offer is withdrawn, also by an earlier
-/// call. Returns false if the sender has taken it, or if the word holds no such offer.
+/// call. Returns false if the sender has taken it, or if the word holds no offer to receive this message.
 pub(super) fn withdraw(shared: &AtomicU64, number: u64) -> bool {
     let (offered, withdrawn) = (word(number, RECEIVER_FIRST), word(number, WITHDRAWN));
     match shared.compare_exchange(offered, withdrawn, Ordering::AcqRel, Ordering::Acquire) {

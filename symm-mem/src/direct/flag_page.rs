@@ -36,17 +36,16 @@ use process_group::{group::path::Way, link::SharedMemory};
 /// Alignment of the words, so that no two devices write to one cache line.
 const LINE: usize = 64;
 
-/// Offset of the flag that the rank has ended its waits.
+/// Offset of the flag by which the rank announces that it ends its waits.
 const GAVE_UP: usize = 0;
 
-/// Offset of the flag that the rank maps no further segments.
+/// Offset of the flag by which the rank announces that it maps no further segments.
 const STOPPED: usize = 4;
 
 /// Offset of one more than the number of the last segment that the rank has mapped.
 const MAPPED: usize = 8;
 
-/// Number of words for every peer for zero-copy messages: one for each direction, each phase, and each of eager and
-/// captured messages.
+/// Number of words for every peer for zero-copy messages: two directions, two phases, and eager or captured messages.
 const SIGNALS: usize = 8;
 
 /// Number of words for every peer that say which messages the rank's streams have [passed](FlagPage::passed): one for
@@ -65,7 +64,7 @@ pub(super) const AHEAD: u64 = LOG / 2;
 pub(super) struct Layout {
     /// Members of the group.
     pub(super) world: usize,
-    /// Slots of a ring.
+    /// Slots of a ring, including those for graphs.
     pub(super) slots: usize,
 }
 
@@ -136,7 +135,7 @@ impl Layout {
         LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
     }
 
-    /// Offset of the log of halves with `peer`: the count, then the halves.
+    /// Offset of the log of messages with `peer`: the count, then the entries.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
         let first = LINE + peer * self.section() + self.words() * LINE;
@@ -209,8 +208,9 @@ impl FlagPage {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// The last message with `peer` that this rank's streams have passed: the lower 32 bits of its number plus one.
-    /// Counts only eager messages that the sender copies into the receiver's buffer. 0 if there was none.
+    /// Returns the lower 32 bits of the number after that of the last message with `peer` that this rank's streams have
+    /// passed. Returns 0 if there was none. Considers only eager messages that the sender copies into the receiver's
+    /// buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
     }
@@ -226,8 +226,8 @@ impl FlagPage {
             "{count} words at {at}, outside of a page of {:?}",
             self.layout
         );
-        // SAFETY: the words are aligned and inside the mapping, as checked, and it lives as long as `self`. Devices and
-        // other processes access them by whole words only.
+        // SAFETY: the words are aligned and inside the mapping, as checked. The mapping lives as long as `self`.
+        // Devices and other processes access them by whole words only.
         unsafe { std::slice::from_raw_parts(self.memory.start().add(at).cast::<T>().as_ptr(), count) }
     }
 
@@ -250,7 +250,7 @@ impl FlagPage {
         self.words_at::<AtomicU64>(MAPPED, 1)[0].store(number + 1, Ordering::Release);
     }
 
-    /// One more than the number of the last segment that the page's rank has mapped.
+    /// One more than the number of the last segment that the page's rank has mapped, or 0 if it has mapped none.
     pub(super) fn mapped(&self) -> u64 {
         self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire)
     }
@@ -265,9 +265,9 @@ impl FlagPage {
         self.word_at(STOPPED).load(Ordering::Acquire) != 0
     }
 
-    /// Ends the current waits of streams for this rank's words, apart from the words of zero-copy messages that
-    /// `held` returns true for. Returns whether any word was not set. After an earlier call, an unset word means that
-    /// a stream has passed a wait since then.
+    /// Ends the current waits of streams for this rank's words by setting the words. Leaves out words of zero-copy
+    /// messages for which `held` returns true. Returns whether any of the other words was not set before. After an
+    /// earlier call, an unset word means that a stream has passed a wait since then.
     pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut moved = false;
         let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;
@@ -313,7 +313,7 @@ unsafe impl Words for AtomicU64 {}
 // SAFETY: two atomic words of the same size.
 unsafe impl Words for LogEntry {}
 
-/// An end's half of a message, and the place of its buffer.
+/// An end's [half](super::half) of a message, and the [place](super::shared::Place) of its buffer.
 #[derive(Debug)]
 #[repr(C)]
 struct LogEntry {

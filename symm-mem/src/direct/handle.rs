@@ -92,9 +92,9 @@ impl Direct {
     }
 
     /// Waits until every other member has announced that it has mapped the same segments, or that it maps no further
-    /// ones. Also returns if a rank has given up (ended its waits). If a member announces neither before the deadline,
-    /// that is no error. Returns [`ErrorKind::PathEnded`] if the group is gone.
-    /// This rank's buffers in these segments are offered only to members that have announced that they mapped them.
+    /// ones. Also returns `Ok` after an abort, if another rank has given up (announced that it ends its waits), and at
+    /// the deadline: this rank's buffers are offered only to members that have mapped the segment. Returns
+    /// [`ErrorKind::PathEnded`] if the group is gone.
     fn await_others(&self) -> Result<(), Error> {
         let deadline = Deadline::after(self.deadline);
         while !deadline.expired() {

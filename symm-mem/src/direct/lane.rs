@@ -17,7 +17,7 @@ pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
     /// The lane's own streams, created on first use. Stream 0 is for calls in which this is not the first lane. Stream
-    /// 1 is for every other chunk, if the lane has [enough chunks](super::rounds::takes_turns) in the call.
+    /// 1 is for every second chunk, if the lane has [enough chunks](super::rounds::takes_turns) in the call.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event behind the lane's last eager call.
     end: Event,
@@ -115,7 +115,7 @@ impl Lane {
         2 * peer + usize::from(way == Way::Receive)
     }
 
-    /// Returns one of the lane's own streams, or `None` while it is in a capture other than `capture`.
+    /// Returns own stream `number` of the lane, or `None` while that stream is in a capture other than `capture`.
     pub(super) fn stream(
         &self,
         number: usize,

@@ -241,7 +241,8 @@ pub(super) fn agreed<T>(
         ignores: |_| false,
     };
     let result = agreement::run::<FlagPageProtocol>(&*store, member, record.clone(), act, object);
-    // After a success, all ranks have opened this rank's flag page. After a failure, this rank has no path.
+    // Ends the listener and the token. After a success, all ranks have opened this rank's flag page. After a failure,
+    // this rank has no path.
     drop(own);
     match result {
         Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),

@@ -70,10 +70,10 @@
 //! both messages, and so makes both copies. To avoid this, a sender does not become the first end at once. It waits on
 //! the host until the receiver calls its receive, or until the receiver sends a message to this rank. If both ranks
 //! call at about the same time, each of them is then the second end of one of the two messages. The wait takes at most
-//! an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. It is left out if the receiver's buffer of the last
-//! message lay in no shared segment. A rank that comes after the wait makes both copies. For captured messages this is
-//! decided at the capture, for all runs of the graph. So let the ranks capture at about the same time, for example
-//! after a barrier.
+//! an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. The sender does not wait if the receiver has not
+//! received from it before, or if the receiver's buffer of their last message lay in no shared segment. A rank that
+//! comes after the wait makes both copies. For captured messages, the capture decides which end is first, for all runs
+//! of the graph. So let the ranks capture at about the same time, for example after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions
 //! they take 1.05 to 1.13 times as long, and 2.0 times if one rank makes both copies.
@@ -141,7 +141,7 @@
 //!
 //! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
 //! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls
-//! in different orders need streams that do not block each other: for example, if two ranks first receive and then send.
+//! in different orders need streams that do not block each other: for example, if two ranks first receive, then send.
 //! Such streams are also needed in one more case. One end makes a send and a receive in separate calls. The other end
 //! makes both in one batch, and comes second. Zero-copy messages may then wait for each other. In these cases every
 //! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
@@ -199,7 +199,7 @@
 //! | `handle` | [`Direct`] |
 //! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
 //! | `claim` | which end of a message comes first |
-//! | `shared` | pools whose segments all members have mapped, and places in them |
+//! | `shared` | pools whose segments all members have mapped, and places in them (segment number and offset) |
 //! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
 //! | `part` | the messages of one lane in one call |
 //! | `pushes` | messages that the sender copies into the receiver's buffer, for which an abort first waits |
@@ -347,7 +347,7 @@ impl fmt::Display for DirectOptions {
 }
 
 /// Makes the messages of `group` use this path from now on. Collective: all members call it once, with the same
-/// options, before the group's first message. A group that is split off has no path until one is installed there.
+/// options, before the group's first message. A group that is split off has no path until one is installed for it.
 ///
 /// All members must run on one host, with devices that can access each other's memory.
 ///
@@ -363,7 +363,7 @@ impl fmt::Display for DirectOptions {
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
 ///   [`ErrorKind::Options`]. The others get [`ErrorKind::RendezvousRefused`].
 /// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.
-/// - [`ErrorKind::Unmade`] if a member could not set up its path afterwards, or not in time.
+/// - [`ErrorKind::Unmade`] if all members have shared their memory, but one could not set up its path, or not in time.
 /// - [`ErrorKind::NotAgreed`] if the agreement that follows failed, for example because a member did not arrive.
 ///
 /// If this rank loses the store before it has read the result, or the group ends on this rank, other members may have a

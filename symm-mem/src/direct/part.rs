@@ -1,4 +1,4 @@
-//! The messages of one lane in one call.
+//! The messages of one lane in one launch.
 
 use std::sync::MutexGuard;
 
@@ -13,12 +13,12 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// Of the messages that the sender copies into the receiver's buffer, those with a number below this one have been
-    /// enqueued. The others have not.
+    /// All messages below this number that the sender copies into the receiver's buffer have been enqueued. From this
+    /// number on, no such message has been enqueued.
     pub(super) unlaunched: u64,
 }
 
-/// A piece of a lane's part of a call, as in [rounds](super::rounds).
+/// One chunk or zero-copy message of a lane, in the order of [rounds](super::rounds).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),

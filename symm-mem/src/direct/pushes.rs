@@ -3,18 +3,20 @@
 
 use std::collections::VecDeque;
 
-/// The messages of one lane.
+/// The messages of one lane that the sender copies into the receiver's buffer and that may not have ended yet.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
-    /// Numbers of the eager messages, ascending. Messages that this rank's streams have passed are removed later.
+    /// Numbers of the eager messages, ascending. A message that this rank's streams have passed stays here until the
+    /// next [`note`](Self::note).
     eager: VecDeque<u64>,
-    /// Number of captured messages. It is unknown when their graphs run.
+    /// Number of captured messages. They are not removed after a run, because their graphs may run again at any time.
     captured: usize,
 }
 
 impl Pushes {
-    /// Notes message `number`. If it is eager, also forgets the eager messages that this rank's streams have passed.
-    /// `passed` is the lower 32 bits of one more than the number of the last of these ([`FlagPage::passed`]).
+    /// Notes message `number`. If the message is eager, also forgets the eager messages that this rank's streams have
+    /// passed. `passed` is the number of the last message that they have passed, plus one, of which only the lower 32
+    /// bits are given: see [`FlagPage::passed`].
     ///
     /// [`FlagPage::passed`]: super::flag_page::FlagPage::passed
     pub(super) fn note(&mut self, number: u64, captured: bool, passed: u32) {
@@ -41,9 +43,10 @@ impl Pushes {
     /// Returns whether the sender may still copy an eager message (or a captured one, if `captured`) into the
     /// receiver's buffer. `is_taken` returns false for the eager messages that the sender will not copy.
     ///
-    /// `is_taken` is called for every eager message that this rank's streams have not passed, the last one first. On
-    /// the receiver, it withdraws the message's offer if the peer has not taken the offer. Because the peer takes
-    /// offers in ascending order, it takes no offer after one that was withdrawn.
+    /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
+    /// last one first. On the receiver, `is_taken` also withdraws the message's offer if the peer has not taken the
+    /// offer. Offers are withdrawn in descending order, and the peer takes offers in ascending order. So the peer takes
+    /// no offer after a withdrawn one.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;

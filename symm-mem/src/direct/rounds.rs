@@ -1,9 +1,9 @@
 //! The order in which the pieces of one call are enqueued, and the stream of each piece.
 //!
 //! A lane is one direction between this rank and a peer. A piece of a lane is a chunk that goes through the ring, or a
-//! whole zero-copy message. The rank that is the first end of a zero-copy message *offers* its buffer, and the second
-//! end *takes* it: it makes the copy ([zero-copy messages](super#zero-copy-messages)). For each lane, both ranks have
-//! the same pieces in the same order, with offers and takes exchanged.
+//! whole zero-copy message. In a [zero-copy message](super#zero-copy-messages), the rank that claims the message first
+//! *offers* its buffer. The other rank *takes* the offer, and makes the copy. Both ranks of a lane have the same pieces
+//! in the same order, except that an offer on one rank is a take on the other.
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
@@ -13,10 +13,10 @@
 //! zero-copy messages of a lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
-//! Let all ranks make matching calls in one order. Streams may share a hardware queue, in which earlier work blocks
-//! later work. In the worst case a rank runs all its operations in the order in which it enqueued them. So it is enough
-//! to show one total order of the operations of all ranks with two properties: each operation comes after those that it
-//! waits for, and the operations of each rank are in the order in which the rank enqueued them.
+//! Assume that all ranks make matching calls in the same order. Streams may share a hardware queue, in which earlier
+//! work blocks later work. In the worst case a rank runs all its operations in the order in which it enqueued them. So
+//! it is enough to show one total order of the operations of all ranks with two properties: each operation comes after
+//! those that it waits for, and the operations of each rank are in the order in which the rank enqueued them.
 //!
 //! A call is enqueued in rounds: in each round one piece of every lane. A round has four phases:
 //!
@@ -34,7 +34,7 @@
 //! between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, up to d other chunks are enqueued between a chunk and its signal. Let the ring have s slots. Then
-//! the waits lead back from chunk c to an earlier chunk, so they form no circle:
+//! a chain of waits leads from each chunk c only to earlier chunks, so the waits form no cycle:
 //!
 //! - Chunk c is sent once its slot is empty. The receiver signals this, at the latest, after it received chunk
 //!   c + d − s.
@@ -44,8 +44,8 @@
 //! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
 //!
 //! So four slots are enough. With two streams and fewer slots, a call of one lane signals its chunks at once too.
-//! Before a zero-copy message, all chunks are signalled, because the peer may need these signals before it reaches the
-//! message.
+//! Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
+//! reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -63,10 +63,10 @@ pub(super) enum Kind {
 pub(super) struct Load {
     pub(super) pieces: Vec<Kind>,
     pub(super) sends: bool,
-    /// Number of slots in the part of its ring that this call uses: the part for captured messages if the call is
-    /// captured, otherwise the part for eager (not captured) messages.
+    /// Number of slots in the part of the lane's ring that this call uses: the part for captured messages if the call
+    /// is captured, otherwise the part for eager (not captured) messages.
     pub(super) slots: usize,
-    /// Number of its streams.
+    /// Number of streams that the lane uses in this call: 1 or 2.
     pub(super) streams: usize,
 }
 
@@ -76,9 +76,9 @@ const AMPLE: usize = 2 * STREAMS;
 /// One step of a lane's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
-    /// Index of the lane's part.
+    /// Index of the lane's [`Load`] in the call.
     pub(super) part: usize,
-    /// Index of the lane's stream.
+    /// Index of the stream among the lane's streams: 0 or 1.
     pub(super) stream: usize,
     pub(super) action: Action,
 }
@@ -101,14 +101,15 @@ pub(super) enum Action {
     Take(usize),
 }
 
-/// Returns whether this many chunks alternate between two streams. One or two chunks gain little, and a second stream
-/// has a cost.
+/// Returns whether this many chunks alternate between two streams. Returns false for one or two chunks, which gain
+/// little from a second stream, and for a ring with one slot.
 pub(super) fn takes_turns(chunks: usize, slots: usize) -> bool {
     chunks > STREAMS && slots >= STREAMS
 }
 
 impl Load {
-    /// The stream of each piece: for chunks, the stream of the slot.
+    /// Returns the index of the stream of each piece. All chunks of one slot have the same stream. Offers and takes
+    /// have stream 0.
     fn streams_of_pieces(&self) -> Vec<usize> {
         let mut chunks = 0;
         let stream = |kind: &Kind| match kind {

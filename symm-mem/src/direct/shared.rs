@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct Segment {
     /// The number of the rendezvous that mapped it, the same on every member.
     pub(super) number: u64,
-    /// The whole segment on this rank. It is the key by which the pool finds the mappings of the peers' segments.
+    /// The whole segment on this rank. The pool finds its mappings of the peers' segments by this buffer.
     pub(super) buffer: Buffer,
 }
 
@@ -28,7 +28,8 @@ struct Shared {
 #[derive(Debug, Default)]
 pub(super) struct SharedPools(RwLock<Vec<Shared>>);
 
-/// A place in a segment, packed into a word: the number of the segment plus one, and the offset in it in bytes.
+/// A segment's number and an offset in that segment, packed into 64 bits: the number plus one in the upper 20 bits, and
+/// the offset in bytes in the lower 44.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(pub(super) u64);
 
@@ -42,7 +43,7 @@ impl Place {
         fits.then_some(Self((number + 1) << Self::OFFSET_BITS | offset))
     }
 
-    /// The number of the segment, and the offset in it in bytes. `None` for [`NONE`](Self::NONE).
+    /// Returns the number of the segment, and the offset in it in bytes. `None` for [`NONE`](Self::NONE).
     pub(super) fn get(self) -> Option<(u64, u64)> {
         let number = (self.0 >> Self::OFFSET_BITS).checked_sub(1)?;
         Some((number, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
@@ -67,7 +68,7 @@ impl SharedPools {
     pub(super) fn add(&self, pool: &SymmetricPool, segment: Segment) {
         let mut all = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(shared) = all.iter_mut().find(|shared| Arc::ptr_eq(&shared.memory, pool.memory())) {
-            // The pool has removed the mappings of segments that were retired meanwhile.
+            // Remove segments that were retired since the last call: the pool has already removed their mappings.
             let arena = shared.memory.arena();
             let is_live = |ordinal: u32| arena.segments().get(ordinal as usize).is_some_and(|it| !it.retired);
             shared.segments.retain(|segment| is_live(segment.buffer.ordinal()));
@@ -78,8 +79,9 @@ impl SharedPools {
         all.push(Shared { memory, table, segments: vec![segment] });
     }
 
-    /// Returns the segment's number and the place of `bytes` bytes at `address`, if they lie in one segment that all
-    /// members have mapped. Returns `None` otherwise, or if the place does not fit into a word.
+    /// Finds the segment that contains the `bytes` bytes at `address`. Returns the segment's number, and a [`Place`]
+    /// with the number and the offset of `address`. Returns `None` if the bytes lie in no single segment that all
+    /// members have mapped, or if the number or the offset does not fit into a `Place`.
     pub(super) fn place(&self, address: u64, bytes: u64) -> Option<(u64, Place)> {
         let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
         all.iter().find_map(|shared| {

@@ -1,23 +1,25 @@
 //! Enqueues the zero-copy messages of one lane.
 //!
-//! The stream of the end that came first signals *ready*, and waits for *done*. The stream of the end that came second
-//! waits for *ready*, copies the whole message between its own buffer and its mapping of the other's, and signals
-//! *done*. Messages of a lane run one after the other on both ends. So a word is set again only after the stream that
-//! waits for it has reset it.
+//! The rank that claims a message first is the *first end*, and the other rank is the *second end*. The stream of the
+//! first end signals *ready*, and waits for *done*. The stream of the second end waits for *ready*, copies the whole
+//! message between its own buffer and its mapping of the first end's buffer, and signals *done*.
+//!
+//! Each signal is a word that the waiting stream resets. Messages of a lane run one after the other on both ends. So a
+//! word is set again only after it was reset.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
 use process_group::group::path::Way;
 
 use super::flag_page::{FlagPage, Phase, Signal};
 
-/// A message whose buffer the peer can reach, on the end that came first.
+/// A zero-copy message on the first end. The peer copies the message from or into this rank's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Offer {
     /// The number of the message, if the peer copies into the buffer.
     pub(super) pushed: Option<u64>,
 }
 
-/// A message between the own buffer and the peer's, on the end that came second.
+/// A zero-copy message on the second end. This rank copies `bytes` bytes between its own buffer and the peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Take {
     pub(super) to: DevicePtr,
@@ -76,13 +78,15 @@ impl ZeroCopy<'_> {
     /// Enqueues the signal that this rank's buffer is ready.
     ///
     /// # Safety
-    /// The flag pages and the message's buffers are valid until the stream has executed this, as for the methods below.
+    /// The flag pages and the message's buffers stay valid until the stream has executed the enqueued operations. The
+    /// methods below have the same condition.
     pub(super) unsafe fn ready(&self, stream: &Stream) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Makes the stream wait until the peer has copied the message, and then [report](Self::pass) that it has passed.
+    /// Makes the stream wait until the peer has copied the message. Then the stream [reports](Self::pass) to the host
+    /// that it has passed the message.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).

@@ -19,11 +19,12 @@ use super::{
     watch::TICK,
 };
 
-/// Interval at which the thread checks whether peers have closed their side, if it has no other work.
+/// Interval at which the closing thread checks whether peers have closed their side, if it has no other work.
 const ASK: Duration = Duration::from_millis(20);
 
-/// Time that [`Exchange::close`](super::Exchange::close) waits after its deadline for the plans that it gives up.
-/// Giving up takes a few polls of the device, unless the device does not answer or is never [quiet].
+/// Time that [`Exchange::close`](super::Exchange::close) waits after its deadline, until the plans that it gives up are
+/// closed. That takes a few polls of the device, unless the device does not answer, or the ranks of this process always
+/// have a transfer under way (see [quiet]).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// Work of the closing thread.
@@ -40,12 +41,12 @@ struct State {
     /// Plans that were dropped, but not closed yet.
     closing: Vec<Arc<Core>>,
     leases: Vec<(Arc<Core>, Lease)>,
-    /// Peers' memory to let go. It is closed unless it has another holder.
+    /// Peers' memory that this rank no longer needs. The thread closes each allocation that has no other holder.
     borrowed: Vec<Open>,
     /// Plans that all peers have closed too: their memory can be freed.
     over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
-    /// The thread has taken the lists above, and has not put the remainder back yet.
+    /// The thread has taken `closing`, `leases`, `borrowed` and `over`, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
     /// The deadline of [`Closer::settle`] has passed: plans are given up, and all running leases are overdue.
@@ -72,8 +73,8 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Hands peers' memory to the thread, which closes it. Closing may wait for a device whose work may depend on the
-    /// caller's next call.
+    /// Hands peers' memory to the thread, which closes it. The caller must not close it: that may block until the
+    /// device is idle, and the device's work may depend on the caller's next call.
     pub(super) fn let_go(&self, open: Open) {
         if !open.is_empty() {
             self.tell(|state| state.borrowed.push(open));
@@ -90,8 +91,8 @@ impl Closer {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until everything is closed, and returns whether it is. After `deadline`, plans are given up and leases
-    /// count as overdue. Returns at `end` at the latest; the thread closes the remainder when it can.
+    /// Waits until nothing is left to close. Returns true then, and false at `end` if something is left. The thread
+    /// closes the remainder when it can. After `deadline`, plans are given up and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
         while (state.busy || !state.is_empty()) && !end.expired() {
@@ -109,9 +110,8 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits up to four [`TICK`]s for dropped plans to be closed. An exchange that starts before would find the plans'
-    /// handles still open and keep them open. The peers would then be told only later that this rank has closed the
-    /// plans.
+    /// Waits up to four [`TICK`]s for dropped plans to be closed. If an exchange starts while a plan's handles are
+    /// still open, the exchange keeps them open. The peers are then told only later that this rank has closed the plan.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -121,7 +121,7 @@ impl Closer {
         }
     }
 
-    /// Drops values whose drop closes or frees memory, if [`quiet::moment`] allows that now. Otherwise keeps them.
+    /// Clears `held` if [`quiet::moment`] allows that now. The drop of its values closes or frees memory.
     fn free<T>(&self, held: &mut Vec<T>) {
         if !held.is_empty()
             && let Some(_moment) = quiet::moment()
@@ -135,7 +135,8 @@ impl Closer {
     }
 }
 
-/// Main loop of the thread, until [`Closer::stop`]. Stops the watch thread at the end.
+/// Main loop of the closing thread. Ends when [`Closer::stop`] was called and nothing is left to close, and then stops
+/// the watch thread.
 pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
@@ -189,9 +190,9 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Closes the peers' memory that a dropped plan holds, if that can be done now. Returns whether the peers can be told
-/// that it is closed. A running exchange may still hold some of it: the peers are then told later. For regions, the
-/// peers are first told that no further notification comes.
+/// Closes the peers' memory that a dropped plan holds, if [`quiet::moment`] allows that now. Returns true if the peers
+/// can be told that the plan is closed. Returns false if a later call must try again, for example because a running
+/// exchange still holds some of the memory. For regions, first tells the peers that no further notification comes.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
@@ -204,7 +205,7 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
             return false;
         }
     }
-    // Flush the words written on the control stream: a peer that learns of the close may use the slots again.
+    // Wait until the words are written: a peer that learns of the close may use its slots for another plan.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())
@@ -213,14 +214,15 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
 /// Tells the peers of a plan that this rank has closed it. Returns a lease for the plan, which begins now.
 fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
-        // A peer that does not see the key keeps its memory until its lease is overdue.
+        // If a peer does not see the key, the peer's own lease becomes overdue, and its memory is quarantined.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
     }
     shared.closer.lend(core)
 }
 
-/// Removes the leases that have ended. If all peers have closed the plan, moves the plan to `over`. If the lease is
-/// overdue, returns the plan, because its memory must not be freed.
+/// Removes the leases that have ended. If all peers have closed a plan, gives its slots back and moves the plan to
+/// `over`. Returns the plans whose lease is overdue, because their memory must not be freed. If `hurry` is true, every
+/// lease that still runs counts as overdue.
 fn collect(
     shared: &Shared,
     leases: &mut Vec<(Arc<Core>, Lease)>,

@@ -13,7 +13,7 @@ use super::{
 pub(super) enum Contribution<'a> {
     /// This rank's ends of the transfers of a plan.
     Transfers(&'a [Transfer]),
-    /// Memory for all members, under names.
+    /// This rank's regions, each with its name. All members can access them.
     Regions(&'a [(&'a str, Memory)]),
 }
 
@@ -26,7 +26,7 @@ impl Contribution<'_> {
         }
     }
 
-    /// Number of slots that this contribution needs in an agreement of `members` members.
+    /// Number of signal slots that this contribution needs in an agreement of `members` members.
     pub(super) fn slots(&self, members: usize) -> usize {
         match self {
             Self::Transfers(transfers) => transfers.len(),
@@ -34,7 +34,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// The offer in the record of a rank that could not prepare its regions; `None` for transfers.
+    /// Returns an offer without regions, for the record of a rank that could not prepare its regions. Returns `None`
+    /// for transfers.
     pub(super) fn nothing(&self) -> Option<RegionOffer> {
         match self {
             Self::Transfers(_) => None,
@@ -42,7 +43,7 @@ impl Contribution<'_> {
         }
     }
 
-    /// The memory that copies use.
+    /// This rank's memory in this contribution: one element for each transfer or region.
     pub(super) fn memory(&self) -> Vec<Memory> {
         match self {
             Self::Transfers(transfers) => transfers.iter().map(|transfer| transfer.memory.clone()).collect(),
@@ -50,8 +51,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns the memory that peers access, in the order in which [`fill`](Self::fill) takes it. The error is the
-    /// reason why this rank cannot share its memory.
+    /// Returns the memory that peers access: one list of pieces for each region, or for each transfer in which the peer
+    /// copies. The error is the reason why this rank cannot share its memory.
     pub(super) fn exported(&self) -> Result<Vec<Vec<Piece>>, String> {
         match self {
             Self::Transfers(transfers) => {
@@ -76,8 +77,9 @@ impl Contribution<'_> {
         }
     }
 
-    /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `ranks` are the
-    /// members of the group, as ranks of the job. Returns `None` if `offer` does not contain a piece.
+    /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
+    /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
+    /// `None` if `offer` does not contain a piece, or if a slot number does not fit into 32 bits.
     pub(super) fn fill(
         &self,
         record: &mut Record,
@@ -121,9 +123,10 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// Returns the ranges of slots that are closed together, each with the peers of its slots. Used after an agreement
-    /// that failed on this rank, but may have succeeded on others. `members` are the other ranks of the agreement, and
-    /// `ranks` are the members of the group.
+    /// Returns the ranges of slots that are closed together, each with the peers of its slots: one range for all
+    /// transfers, or one for each peer of regions. Used after an agreement that failed on this rank, but may have
+    /// succeeded on others. `members` are the other ranks of the agreement, and `ranks` are the members of the group.
+    /// All of them, and the returned peers, are ranks of the job.
     pub(super) fn peers(
         &self,
         slots: &Range<usize>,
@@ -142,7 +145,7 @@ impl Contribution<'_> {
     }
 }
 
-/// The peer as a rank of the job; `u32::MAX` if the transfer was made for another group.
+/// The peer as a rank of the job. `u32::MAX` if the transfer was made for a larger group, and `ranks` lacks the peer.
 fn peer_rank(transfer: &Transfer, ranks: &[u32]) -> u32 {
     ranks.get(transfer.peer).copied().unwrap_or(u32::MAX)
 }

@@ -26,23 +26,23 @@ const LEFT_ATTEMPTS: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) parts: CoreParts,
-    /// Peers' memory, until the plan is closed.
+    /// The peers' memory that the plan uses.
     imports: Mutex<Imports>,
     fault: Arc<OnceLock<Fault>>,
     /// The peers have been told of the fault.
     pub(super) told: AtomicBool,
-    /// A graph captured transfers of this plan, so its runs may wait for [toggles](Words::toggle).
+    /// A graph has captured transfers of this plan. Launches of the graph may wait for [toggles](Words::toggle).
     pub(super) captured: AtomicBool,
     /// Attempts left to tell the peers that no further notification comes; 0 once they have been told.
     pub(super) left_attempts: AtomicU32,
     /// The peer has told this rank that no further notification comes.
     pub(super) peer_left: AtomicBool,
     /// Number of watched operations, plus the number of reported failures that the watch thread has not finished with.
-    /// While it is not zero, words of the plan may be written.
+    /// While it is not zero, this rank may still write signal words of the plan.
     pending: AtomicUsize,
-    /// Number of graph launches by this rank.
+    /// Number of graph launches by this rank through `Plan::launch`.
     pub(super) launched: AtomicU32,
-    /// The largest number of graph launches by one rank of the plan in this process.
+    /// The largest value of `launched` among the plan's ranks in this process.
     pub(super) launches: Rounds,
 }
 
@@ -53,14 +53,14 @@ pub(super) struct CoreParts {
     pub(super) generation: u64,
     /// The current generation of this plan name.
     pub(super) current: Generations,
-    /// Prefix of the store keys of its exchange.
+    /// Prefix of the store keys of the agreement that made the plan.
     pub(super) key: String,
     pub(super) slots: Range<usize>,
-    /// The signals of each slot.
+    /// The signals of each slot, in the order of `slots`.
     pub(super) wires: Vec<Wire>,
     /// This rank's memory, which copies of this rank and of the peers use.
     pub(super) memory: Vec<Memory>,
-    /// These are regions: the peers are told when they are dropped.
+    /// True for regions. This rank tells the peers when it drops its regions.
     pub(super) is_regions: bool,
 }
 
@@ -86,7 +86,7 @@ pub(super) struct Wire {
     pub(super) peer: u32,
     pub(super) own: Words,
     pub(super) theirs: Words,
-    /// The highest count that this rank waited for.
+    /// The count for which this rank's last enqueued wait waits.
     pub(super) awaited: AtomicU32,
     /// The last round begun by this end, or by the peer if it is in this process. Regions do not use this.
     pub(super) rounds: Rounds,
@@ -107,7 +107,7 @@ impl Wire {
 /// Progress of a transfer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Rounds begun, or notifications sent. The counter wraps; values are compared as serial numbers.
+    /// Number of rounds begun; for regions, number of notifications sent. The counter wraps around.
     pub(super) round: u32,
     /// The peer may copy: `ready` was called, and `wait` was not called yet.
     pub(super) offered: bool,
@@ -133,7 +133,7 @@ impl Core {
         }
     }
 
-    /// The cell of the fault, for holders that must not keep the memory.
+    /// Returns the cell of the fault, for callers that must not keep the plan's memory alive.
     pub(super) fn fault_cell(&self) -> Arc<OnceLock<Fault>> {
         self.fault.clone()
     }

@@ -12,7 +12,7 @@ pub enum Awaited {
     Ready,
     /// The end of the peer's copy.
     Done,
-    /// The end of a graph, which may wait for either.
+    /// The end of a graph launch. The graph may contain waits for `Ready` and for `Done`.
     Graph,
     /// The peer's notification that it has transferred between regions.
     Notification,
@@ -35,13 +35,14 @@ pub enum Fault {
         Awaited::Copies => format!("the copies with rank {peer}, and earlier work of their stream, did not end"),
     })]
     Late {
-        /// Index of the transfer in the plan; for a graph, the first one of the plan. 0 for regions.
+        /// Index in the plan of the transfer that did not proceed. 0 for a graph and for regions.
         transfer: usize,
-        /// The peer, as a rank of the job; for a graph that of the first transfer.
+        /// The peer of that transfer, as a rank of the job. For a graph, another peer may be the late one.
         peer: u32,
         /// The event that did not occur in time.
         awaited: Awaited,
-        /// Time since the operation was enqueued.
+        /// Time since the operation that missed its deadline was enqueued. An earlier operation of the plan on the
+        /// stream may have blocked it: then `transfer`, `peer` and `awaited` are those of the earlier operation.
         waited: Duration,
     },
     /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
@@ -163,8 +164,9 @@ pub enum TransferError {
         /// The members, as places in the group.
         members: Vec<usize>,
     },
-    /// The call cannot be captured into a graph, since each launch would repeat the count of one notification. Or the
-    /// call asks for the end of a captured transfer, which has no single end.
+    /// The call sends or awaits a notification, and its stream is capturing. Such a call cannot be captured, because
+    /// each graph launch would repeat the count of one notification. Or `is_done` was called for a captured transfer,
+    /// which ends once in each launch.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]
@@ -172,7 +174,7 @@ pub enum TransferError {
         /// Name of the function called.
         asked: &'static str,
     },
-    /// A page that contains the block of a caching allocator is about to move or to be released, so it cannot be held.
+    /// The block of a caching allocator cannot be held, because one of its pages is about to move or to be released.
     #[error("the block at {address:#x} cannot be held: {cause}")]
     Unheld {
         /// Address of the block.

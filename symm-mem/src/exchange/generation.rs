@@ -1,12 +1,12 @@
-//! Generations: which plan of a name is current.
+//! Generations: tell the current plan of a name from earlier plans with the same name.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-/// Counter of the agreed plans and sets of regions of one name. The last plan or set that all members agreed on is
-/// current. Earlier ones are stale. Clones share the counter.
+/// The current generation of one name of plans or regions. Starts at 0, before the first agreement. The plan or the set
+/// of regions with the current generation is current, and earlier ones are stale. Clones share the value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 

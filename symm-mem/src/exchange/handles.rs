@@ -1,6 +1,6 @@
 //! Peers' memory that an exchange has open on this rank. An allocation that is already open is not opened again.
-//! Exception: concurrent exchanges with different members may both open it. An allocation is closed when the last plan
-//! or set of regions that uses it is closed.
+//! Exception: two concurrent agreements of different members may both open the same allocation. An allocation is closed
+//! when the last plan or set of regions that uses it is closed.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
 
 use super::{memory::Allocation, protocol::AllocationId};
 
-/// Identifies an allocation: the rank in the job that owns it, and its id. Ids are never reused.
+/// Identifies an allocation: its owner, as a rank of the job, and the id of the allocation. Ids are never reused.
 pub(crate) type Key = (u32, AllocationId);
 
 /// Open allocations; they stay open while this map lives.
@@ -22,7 +22,7 @@ pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
 pub(crate) enum Imported {
     Mapped(Mapping),
     Legacy(ImportedMemory),
-    /// Plain memory of another rank of this process.
+    /// Memory of `cuMemAlloc` that belongs to another rank of this process.
     Here {
         base: DevicePtr,
         _allocation: Allocation,
@@ -30,7 +30,7 @@ pub(crate) enum Imported {
 }
 
 impl Imported {
-    /// Address of its first byte on this rank.
+    /// Address at which this rank accesses the first byte of the allocation.
     pub(crate) fn base(&self) -> DevicePtr {
         match self {
             Self::Mapped(mapping) => mapping.ptr(),

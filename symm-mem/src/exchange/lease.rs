@@ -1,6 +1,7 @@
-//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. Regions count
-//! as plans here. A lease ends when every peer has closed the plan. If a peer does not do that in time, the lease ends
-//! too, and the memory is [quarantined](Quarantined).
+//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It begins when
+//! this rank has closed the plan, and ends when every peer has closed the plan. If a peer has not closed the plan when
+//! the time limit expires, the lease ends too, and the memory is [quarantined](Quarantined). All of this also applies
+//! to regions.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -9,9 +10,9 @@ use super::{Memory, core::Core};
 /// A running lease of a plan that this rank has closed.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// The peers that have not reported yet that they have closed the plan.
+    /// The peers that have not reported yet that they have closed the plan, as ranks of the job.
     waiting: Vec<u32>,
-    /// The time from which the lease is overdue.
+    /// The time limit, counted from the creation of the [closer](super::close::Closer).
     until: Duration,
 }
 
@@ -20,15 +21,15 @@ pub(crate) struct Lease {
 pub(crate) enum Standing {
     /// Peers may still access the lent memory.
     Runs,
-    /// All peers have closed the plan, in time or later.
+    /// All peers have closed the plan. The time limit may have expired.
     Over,
-    /// Some peers have not closed the plan in time.
+    /// The time limit has expired, and some peers have not closed the plan.
     Overdue,
 }
 
 impl Lease {
-    /// Starts a lease for `peers`, which must close the plan before time `until`. All times of a lease are counted from
-    /// the creation of the [closer](super::close::Closer).
+    /// Starts a lease for `peers`, which must close the plan before time `until`. `until`, and `now` of
+    /// [`step`](Self::step), are counted from the creation of the [closer](super::close::Closer).
     pub(crate) fn new(peers: Vec<u32>, until: Duration) -> Self {
         Self { waiting: peers, until }
     }
@@ -49,8 +50,8 @@ impl Lease {
     }
 }
 
-/// Memory of a plan, or of regions, that peers have not closed in time. They may still access it, so it is not freed.
-/// The exchange does not use the plan's slots again. Dropping this value leaks the memory.
+/// Memory of a plan, or of regions, that peers have not closed in time. These peers may still access the memory, so the
+/// exchange does not free it, and does not reuse the signal slots either. Dropping this value leaks the memory.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -85,12 +86,13 @@ impl Quarantined {
         self.core.memory.iter()
     }
 
-    /// Frees the memory, unless clones of it are held elsewhere. Does not give back the plan's slots.
+    /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. Does not make the signal slots
+    /// available again.
     ///
     /// # Safety
-    /// No [peer](Self::peers) accesses it any more, for example because its process has ended.
+    /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.
     pub unsafe fn release(mut self) {
-        // SAFETY: `self` is gone after this, and dropping it does not touch the plan.
+        // SAFETY: `self` is consumed, so nothing uses `core` afterwards. Dropping `self` does not drop `core` again.
         unsafe { ManuallyDrop::drop(&mut self.core) };
     }
 }
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// A lease is over once all peers have closed the plan, and overdue if that has not happened in time.
+        /// A lease is over once all peers have closed the plan, and overdue if some have not when the limit expires.
         #[test]
         fn a_lease_ends_with_the_last_peer_or_its_time(
             peers in proptest::collection::vec(0u32..6, 0..6),

@@ -32,7 +32,7 @@ struct Candidate {
 
 /// An agreement that succeeded.
 pub(super) struct Met<'a> {
-    /// Prefix of its store keys.
+    /// Prefix of the agreement's store keys.
     pub(super) key: &'a str,
     /// Name of the plan.
     pub(super) plan: &'a str,
@@ -55,12 +55,15 @@ impl Met<'_> {
 }
 
 impl Exchange {
-    /// Like [`exchange`](Self::exchange), but only the ranks at these places of the group take part. Collective over
-    /// these ranks. A rank that is in several sets must call this for its sets in the same order as the other ranks of
-    /// these sets. A different order ends in an error by the deadline.
+    /// Like [`exchange`](Self::exchange), but only `members` take part: ranks within the group, in any order.
+    /// Collective over these ranks.
+    ///
+    /// If two ranks both belong to several sets of members, they must make the calls for these sets in the same order.
+    /// Otherwise these calls fail within the deadline.
     ///
     /// # Errors
-    /// As [`exchange`](Self::exchange); [`ErrorKind::NotAMember`].
+    /// As [`exchange`](Self::exchange). [`ErrorKind::NotAMember`] if `members` lacks this rank, or contains a rank that
+    /// the group does not have.
     pub fn exchange_among(
         &self,
         members: &[usize],
@@ -71,8 +74,9 @@ impl Exchange {
         self.meet(members, plan, &contribution, |met| self.agreed(met, transfers))
     }
 
-    /// Agrees with the ranks at these places of the group, and opens their memory. `build` makes this rank's plan or
-    /// regions from the agreement. It returns `None` if the agreement does not fit this rank's contribution.
+    /// Agrees with the other `members` (ranks within the group), and opens their memory. Then `build` makes this rank's
+    /// plan or regions from the agreement. `build` returns `None` if the agreement does not fit this rank's
+    /// contribution, and the call then fails with [`ErrorKind::OutOfStep`].
     pub(super) fn meet<R>(
         &self,
         members: &[usize],
@@ -178,7 +182,7 @@ impl Exchange {
         let kind = ErrorKind::of_agreement(ending, ErrorKind::ExchangeRefused, failure);
         let error = info.failed(&call, kind);
         Err(match (slots, error.kind()) {
-            // This rank's own error says more than the refusal that the others were given.
+            // This rank's own error is more specific than the refusal that all members get.
             (Err(none), ErrorKind::ExchangeRefused(_)) => call.error(none),
             _ => error,
         })
@@ -191,8 +195,9 @@ impl Exchange {
         slots.take(wanted).ok_or(ErrorKind::NoChannels { wanted, free, channels })
     }
 
-    /// Prepares this rank's part: waits until the transfers of the last plan of this name have ended, zeroes the slots,
-    /// exports the memory, and makes the record. If any of this fails, gives the slots back and returns the cause.
+    /// Prepares this rank's part. Waits until the transfers of the last plan of this name have ended, for at most an
+    /// eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then zeroes the slots, exports the
+    /// memory, and makes the record. If a step fails or the wait times out, frees the slots and returns the cause.
     fn prepare(
         &self,
         plan: &str,
@@ -267,7 +272,8 @@ impl Exchange {
         Named { generations: generations.clone(), last: last.clone() }
     }
 
-    /// Builds the agreed plan; `None` if the agreement does not fit this rank's transfers.
+    /// Builds the agreed plan. Returns `None` if the agreement does not fit this rank's transfers, or if an allocation
+    /// that they access is not open.
     fn agreed(&self, met: &Met<'_>, transfers: &[Transfer]) -> Option<Plan> {
         let shared = &self.owner.shared;
         let routes = met.agreement.routes(shared.rank()).filter(|routes| routes.len() == transfers.len())?;
@@ -299,7 +305,8 @@ impl Exchange {
         plans.entry(met.plan.to_owned()).or_default().last = cores.into_iter().map(Arc::downgrade).collect();
     }
 
-    /// Creates the state of a plan, or of this rank's regions towards one peer, with these slots, and registers it.
+    /// Creates and registers the state of a plan, or of the regions of this rank and one peer. `slots` are this rank's
+    /// slots for that plan or peer.
     pub(super) fn core(
         &self,
         met: &Met<'_>,
@@ -324,8 +331,8 @@ impl Exchange {
         core
     }
 
-    /// Gives up a plan that was not made on this rank. If `is_nobodys`, no other rank can have the plan, and this call
-    /// frees its slots. Otherwise it hands the plan to the closing thread.
+    /// Cleans up after an agreement that made no plan or regions on this rank. If `is_nobodys`, no other rank can have
+    /// the plan or the regions, and this call frees the slots. Otherwise the closing thread does the cleanup.
     fn let_go(
         &self,
         key: &str,
@@ -339,8 +346,8 @@ impl Exchange {
         if is_nobodys {
             return shared.slots().give_back(candidate.slots.clone());
         }
-        // The others may still have the plan. The closing thread closes the memory that was opened from them, and then
-        // tells them that this rank has closed the plan.
+        // The other members may have the plan. The closing thread closes their memory on this rank, and then tells them
+        // that this rank has closed the plan.
         let plan = &candidate.record.plan;
         for (slots, peers) in contribution.peers(&candidate.slots, others, shared.info.global_ranks()) {
             let imports = opened.iter().filter(|((peer, _), _)| peers.contains(peer));

@@ -16,8 +16,8 @@ use crate::{
     rendezvous::{Buffer, Layout, PeerMemory, protocol::Subject},
 };
 
-/// Contiguous memory of this rank's device, or a [part](Self::part) of such memory. The memory is a block of a
-/// symmetric pool or of a caching allocator, an allocation that peers can map, memory of `cuMemAlloc`, or
+/// A contiguous range of this rank's device memory. The memory is a block of a symmetric pool or of a
+/// [caching allocator](Self::block), a [`PeerMemory`], memory of `cuMemAlloc`, or
 /// [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
@@ -58,7 +58,7 @@ impl From<&Memory> for Memory {
 }
 
 impl From<DeviceMemory> for Memory {
-    /// Wraps memory of `cuMemAlloc`, which peers open by legacy IPC handle.
+    /// Wraps memory of `cuMemAlloc`. Peers in other processes open it by legacy IPC handle.
     fn from(memory: DeviceMemory) -> Self {
         Self::owned(Owned::from(memory))
     }
@@ -70,26 +70,28 @@ impl Memory {
         Self { backing: Backing::Owned(Arc::new(owned)), offset: 0, bytes }
     }
 
-    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open the block's
-    /// segment. They use a file descriptor or fabric handle if the segment is virtual memory of a source with such
-    /// [handles](caching_alloc::driver::Sharing), and a legacy IPC handle if it is memory of `cuMemAlloc`.
+    /// Wraps a block of a [caching allocator](caching_alloc) on the device of `context`. Peers open the segment that
+    /// contains the block. If the segment is virtual memory with exportable
+    /// [handles](caching_alloc::driver::Sharing), peers in other processes use its file descriptor or fabric handle. If
+    /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
     /// The block and its segments are held until no rank needs the memory any more. Then the block is freed to its
     /// stream's cache. By then, work that the caller enqueued on other streams must have ended or be
     /// [recorded](caching_alloc::core::Block::record_stream).
     ///
-    /// A block of a re-mappable pool may lie in several pages, which have a handle each. Such a block can be a
-    /// [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a [`part`](Self::part) of
-    /// it that lies in one page.
+    /// A block of a re-mappable pool may lie in several pages, and each page has its own handle. Such a block can be
+    /// shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
+    /// [`part`](Self::part) of the block that lies in one page.
     ///
     /// # Errors
     /// [`TransferError::Unheld`] if a page of the block is about to move or to be released. [`TransferError::Driver`]
-    /// if the driver fails, or if the block is on another device or not memory of the driver.
+    /// if the driver fails, if the block is not on the device of `context`, or if the driver did not allocate the
+    /// block's memory.
     pub fn block(context: &Context, block: impl Into<Arc<Block>>) -> Result<Self, TransferError> {
         Ok(Self::owned(Owned::block(context, block.into())?))
     }
 
-    /// Wraps `bytes` bytes of device memory of another owner, from `ptr` on. The range may lie anywhere in an
+    /// Wraps `bytes` bytes of device memory that begin at `ptr` and belong to `owner`. The range may lie anywhere in an
     /// allocation of `cuMemAlloc`, or in a mapping of virtual memory. `owner` is dropped once no rank needs the memory
     /// any more.
     ///
@@ -98,8 +100,8 @@ impl Memory {
     /// mapping begins at the first byte of its physical memory, because peers map the physical memory from there.
     ///
     /// # Errors
-    /// [`TransferError::Driver`] for an address that the driver did not allocate; [`TransferError::OutOfBounds`] if
-    /// the range leaves the allocation.
+    /// [`TransferError::Driver`] if the driver fails, or did not allocate `ptr`. [`TransferError::OutOfBounds`] if the
+    /// range leaves the allocation.
     pub unsafe fn foreign(
         context: &Context,
         ptr: DevicePtr,
@@ -110,10 +112,10 @@ impl Memory {
         Self::owned(owned).part(offset, bytes)
     }
 
-    /// Returns the `bytes` bytes of this memory from byte `offset` on.
+    /// Returns the `bytes` bytes of this memory that begin at byte `offset`.
     ///
     /// # Errors
-    /// [`TransferError::OutOfBounds`].
+    /// [`TransferError::OutOfBounds`] if the range leaves this memory.
     pub fn part(&self, offset: usize, bytes: usize) -> Result<Self, TransferError> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.bytes => {
@@ -123,11 +125,12 @@ impl Memory {
         }
     }
 
-    /// Returns the memory of a tensor that begins `offset` elements after the first byte.
+    /// Returns the bytes of a tensor with this layout. `offset` is the distance of the tensor from the first byte of
+    /// this memory, in elements of the tensor's data type.
     ///
     /// # Errors
-    /// [`TransferError::NotContiguous`] for a tensor with gaps or in another order: copy engines move contiguous
-    /// bytes. [`TransferError::OutOfBounds`].
+    /// [`TransferError::NotContiguous`] if the elements are not contiguous in row-major order: copy engines move
+    /// contiguous bytes. [`TransferError::OutOfBounds`] if the tensor leaves this memory.
     pub fn view(&self, layout: &Layout, offset: usize) -> Result<Self, TransferError> {
         let dense = Layout::contiguous(layout.shape(), layout.data_type());
         // The stride of a dimension of length 1 has no effect.
@@ -141,7 +144,7 @@ impl Memory {
         self.part(begin, layout.bytes().unwrap_or(usize::MAX))
     }
 
-    /// Address of its first byte on this rank.
+    /// Address of the first byte on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.backing {
@@ -151,14 +154,14 @@ impl Memory {
         base + self.offset
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the part of this memory in each allocation that contains some of it. Returns `None` if the memory lies
-    /// in a retired segment of a pool.
+    /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
+    /// Returns `None` if the memory lies in a retired segment of a pool.
     pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
         let owned = match &self.backing {
             Backing::Virtual(buffer) => {
@@ -187,7 +190,8 @@ impl Memory {
         Some(owned.allocations().iter().enumerate().filter_map(piece).collect())
     }
 
-    /// Returns the only piece of memory that lies in one allocation. Otherwise returns a description of the problem.
+    /// Returns this memory as one piece. Fails with a description if the memory lies in several allocations or in a
+    /// retired segment.
     pub(super) fn piece(&self) -> Result<Piece, String> {
         let mut pieces = self.pieces().ok_or("the block is of no segment of its pool")?;
         match (pieces.pop(), pieces.len()) {
@@ -201,12 +205,12 @@ impl Memory {
     }
 }
 
-/// The part of a memory in one allocation.
+/// The part of a [`Memory`] that lies in one allocation.
 pub(super) struct Piece {
     pub(super) id: AllocationId,
     /// Length of the whole allocation in bytes.
     pub(super) whole: usize,
-    /// First byte of the part in the allocation.
+    /// Offset of the part in the allocation, in bytes.
     pub(super) offset: usize,
     /// Length of the part in bytes.
     pub(super) bytes: usize,
@@ -217,7 +221,7 @@ pub(super) struct Piece {
 #[derive(Debug, Clone)]
 pub(crate) struct Allocation {
     memory: Memory,
-    /// Index among the allocations of an [`Owned`] memory.
+    /// For [`Backing::Owned`], the index in `Owned::allocations`. Otherwise 0.
     at: usize,
 }
 
@@ -240,7 +244,7 @@ impl Allocation {
         handles_of(&physical.ok_or("the memory has no pages")?)
     }
 
-    /// The allocation's physical memory, if it is virtual memory.
+    /// The allocation's physical memory. `None` for memory of `cuMemAlloc`, and for a retired segment of a pool.
     pub(super) fn physical(&self, context: &Context) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
         match &self.memory.backing {
             Backing::Owned(_) => Ok(self.owned().and_then(|(_, allocation)| allocation.physical()).cloned()),

@@ -1,10 +1,10 @@
 //! One-sided transfers: put and get between ranks by copy engines, without a collective and without a kernel.
 //!
-//! The members of a group [exchange](Exchange::exchange) a plan. Each names its transfers, and both ends of every
-//! transfer are checked against each other before anything is opened. All members get the plan, or none does. Then a
-//! [`Plan`]'s [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and [`wait`](Plan::wait) are enqueued on
-//! streams any number of times. If ranks differ, all of them get the same typed error within the
-//! [time limit](ExchangeOptions::deadline).
+//! The members of a group [exchange](Exchange::exchange) a plan. Each member lists its ends of transfers. The two ends
+//! of every transfer are checked against each other before any memory is opened. All members get the plan, or none
+//! does. Then the members call [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and [`wait`](Plan::wait)
+//! of their [`Plan`], any number of times. Each call enqueues work on a stream. If the lists of the ranks do not match,
+//! all ranks get the same typed error within the [time limits](ExchangeOptions::deadline).
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -31,10 +31,10 @@
 //! # }
 //! ```
 //!
-//! *Regions.* A plan names both ends of each transfer. If the peers change from call to call, as in the transfer of a
+//! *Regions.* A plan fixes both ends of each transfer. If the peers change from call to call, as in the transfer of a
 //! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once.
-//! Then any member [transfers](Regions::transfer) lists of [`Descriptor`]s between its regions and those of any other,
-//! without a call of the peer and without the store.
+//! Then any member can [transfer](Regions::transfer) between its regions and those of any other member. A list of
+//! [`Descriptor`]s gives the ranges to copy. The peer makes no call for this, and the store is not used.
 //!
 //! ```no_run
 //! # use caching_alloc::core::Block;
@@ -78,21 +78,26 @@
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
-//! | `share`, `handles` | opening of peers' memory: once, until the last plan is closed |
+//! | `share`, `handles` | opening of peers' memory: each allocation once, until its last plan is closed |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
-//! | `close`, `lease` | closing of plans; lent memory stays until peers have closed it |
-//! | `quiet` | when memory is closed or freed in a process of several ranks |
+//! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
+//! | `quiet` | the times at which a process of several ranks may close or free memory |
+//! | `shared` | state that an exchange, its plans and its threads share |
+//! | `error` | errors of transfers |
 //!
-//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the peers' memory that it has opened. A
-//! peer's allocation is identified by a number that is never reused. It is opened once for all plans and regions of an
-//! exchange, and closed with the last of them. Memory that peers may access is freed only after they have reported that
-//! they closed it. If the lease expires first, the memory is [quarantined](Exchange::quarantine) instead.
+//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the open memory of the peers. A peer's
+//! allocation is identified by an id that is never reused. An exchange opens each allocation once for all of its plans
+//! and regions, and closes the allocation with the last of them. Memory that peers may access is freed only after they
+//! have reported that they closed it. If they do not report this within the [lease](ExchangeOptions::lease), the memory
+//! is [quarantined](Exchange::quarantine) instead.
 //!
-//! Ranks of one process use each other's memory without a handle. Other ranks open plain memory (`cuMemAlloc`) by
-//! legacy IPC handle. This handle gives a peer the whole allocation, and the driver does not define what happens if the
-//! owner frees the allocation while a peer has it open. Other ranks open virtual memory by file descriptor or
-//! fabric handle. The driver then keeps the pages until the peer closes them.
+//! Ranks of one process use each other's memory without a handle. For ranks of different processes, the kind of memory
+//! decides:
+//! - Memory of `cuMemAlloc` is opened by legacy IPC handle. This handle gives a peer the whole allocation. The driver
+//!   does not define what happens if the owner frees the allocation while a peer has it open.
+//! - Virtual memory is opened by file descriptor or fabric handle. The driver keeps the pages until the peer closes
+//!   them.
 
 mod close;
 mod contribution;
@@ -149,7 +154,7 @@ use crate::{
     rendezvous::{GroupInfo, PeerMemory, Rendezvous},
 };
 
-/// The operation in the errors of exchanges.
+/// Name of the operation in errors of [`Exchange::new`] and [`Exchange::exchange`].
 const OPERATION: &str = "exchange";
 
 /// The one-sided transfers of a group, as seen by one member. Clones share the state.
@@ -158,20 +163,20 @@ pub struct Exchange {
     owner: Arc<Owner>,
 }
 
-/// The state of an exchange. Its handles, plans and regions share it, and the last one of them drops it.
+/// The state of an [`Exchange`]. Shared by the clones of the exchange, and by its plans and regions.
 struct Owner {
     shared: Arc<Shared>,
     rendezvous: Rendezvous,
     options: ExchangeOptions,
     prefix: String,
-    /// For each set of ranks, the number of its next agreement. The lock of the number is held during the agreement, so
-    /// the agreements of one set run one at a time.
+    /// For each set of ranks, the number of the set's next agreement. The lock of the number is held during the
+    /// agreement, so the agreements of one set run one at a time.
     numbers: Mutex<HashMap<Vec<u32>, Arc<Mutex<u64>>>>,
     plans: Mutex<HashMap<String, Named>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The plans, or the regions, of one name.
+/// The current generation of one name, and the state of the last plan or regions agreed under this name.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
@@ -192,14 +197,14 @@ impl Drop for Owner {
 }
 
 impl Exchange {
-    /// Creates an exchange for a group. Collective: all members call it, equally often and with the same options. Each
-    /// `Exchange` has its own slots: words in device memory by which members signal each other. The members map each
-    /// other's slots in this call.
+    /// Creates an exchange for a group. Collective: all members call this function, the same number of times and with
+    /// the same options. Each `Exchange` has its own slots: words in device memory by which members signal each other.
+    /// The members map each other's slots in this call.
     ///
     /// # Errors
-    /// [`ErrorKind::RendezvousRefused`] is the same on every member. [`ErrorKind::Closing`],
+    /// All members get the same [`ErrorKind::RendezvousRefused`]. [`ErrorKind::Closing`],
     /// [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver) and [`Thread`](ErrorKind::Thread) are
-    /// failures of this rank. Also the other errors of [`Rendezvous::rendezvous`].
+    /// failures of this rank. The other errors of [`Rendezvous::rendezvous`] are possible too.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -243,11 +248,13 @@ impl Exchange {
         &self.owner.shared.info
     }
 
-    /// Returns one end of a transfer with the rank at place `peer` of the group. The peer names the other end, at the
-    /// same index among its transfers with this rank.
+    /// Returns this rank's end of a transfer with `peer`, a rank within the group. The peer must list the other end.
+    /// The n-th transfer of a plan that this rank lists with the peer matches the n-th that the peer lists with this
+    /// rank.
     ///
     /// # Errors
-    /// [`TransferError`]: `ToSelf`, `NoSuchRank`, `Empty`.
+    /// [`TransferError`]: `ToSelf` if `peer` is this rank, `NoSuchRank` if the group has no such rank, `Empty` if the
+    /// memory has 0 bytes.
     pub fn transfer(
         &self,
         peer: usize,
@@ -259,47 +266,50 @@ impl Exchange {
     }
 
     /// Agrees on the plan called `plan` with the other members. Collective over the group: every member calls it with
-    /// its own ends of transfers, or with none. Members may list their transfers in different orders, except those
-    /// between the same two ranks. After the agreement, the members open the memory of their peers that they have not
-    /// open yet.
+    /// its own ends of transfers, or with an empty list. Two ranks must list the transfers between them in the same
+    /// order. Otherwise the order does not matter. If the lists of all members match, each member opens the memory of
+    /// its peers that it does not have open yet.
     ///
-    /// An earlier plan of that name becomes stale: its calls fail. This rank first waits until that plan's transfers
-    /// have ended. If they take longer than an eighth of [`ExchangeOptions::deadline`], the call fails on all members.
+    /// This rank first waits until the transfers of an earlier plan of that name have ended. If they take longer than
+    /// an eighth of [`ExchangeOptions::deadline`], the call fails on all members. After the call has succeeded, the
+    /// earlier plan is stale: its `ready`, `put`, `get` and `wait` return [`TransferError::StalePlan`].
     ///
     /// # Errors
     /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), within the limits of
     /// [`ExchangeOptions::deadline`]. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A
     /// member gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
-    /// ([`ErrorKind::GroupOver`]), or if it cannot read the decision ([`ErrorKind::Unreadable`]).
+    /// ([`ErrorKind::GroupOver`]), if it cannot read the decision ([`ErrorKind::Unreadable`]), or if the agreement does
+    /// not fit its own transfers, which is a bug ([`ErrorKind::OutOfStep`]).
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
     }
 
-    /// Returns the number of peers' allocations that are open.
+    /// Returns the number of peers' allocations that this rank has open.
     #[must_use]
     pub fn open_handles(&self) -> usize {
         self.owner.shared.handles.count()
     }
 
     /// Returns the number of free channels of this rank, out of [`ExchangeOptions::channels`]. A plan or a set of
-    /// regions needs adjacent channels, so it can fail although enough are free.
+    /// regions needs adjacent channels, so the exchange of a plan can fail although enough channels are free.
     #[must_use]
     pub fn free_channels(&self) -> usize {
         self.owner.shared.slots().free()
     }
 
-    /// Returns the plans and regions that peers have not closed within the [lease](ExchangeOptions::lease), and forgets
-    /// them: the next call returns only later ones.
+    /// Takes the plans and regions that peers have not closed within the [lease](ExchangeOptions::lease). Each of them
+    /// is returned by one call only.
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the dropped plans are closed here and by their peers, or until the deadline. Regions count as plans
-    /// here. At the deadline, transfers under way are given up and leases count as overdue. Returns the quarantined
-    /// plans, as [`quarantine`](Self::quarantine) does. Not collective, but peers must have dropped their plans too. If
-    /// this is the last handle and no plan is left, the call also ends the exchange's threads.
+    /// Waits until the dropped plans are closed on this rank and on their peers, or until the deadline. At the
+    /// deadline, transfers under way are given up and leases count as overdue. Returns the quarantined plans, as
+    /// [`quarantine`](Self::quarantine) does. All of this also applies to regions. Not collective, but a peer closes a
+    /// plan only after the peer has dropped the plan. If this is the last clone of the exchange, and all plans and
+    /// regions are dropped, the call also ends the exchange's threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
     /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they
@@ -323,7 +333,7 @@ impl Exchange {
 }
 
 /// Allocates this rank's slots, and creates the [`Tools`] to read them. Does not share the slots with peers yet. If
-/// another rank of this process is closing memory, first waits for at most `patience` until it has finished.
+/// another rank of this process is closing memory, first waits until that rank has finished, for at most `patience`.
 fn prepared(
     info: &GroupInfo,
     context: &Context,

@@ -7,27 +7,28 @@ use cuda_driver::vmm::HandleTypes;
 /// Options of a group's exchanges. All members pass the same values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
-    /// Determines the time limits of an agreement on a plan or on regions. A rank waits at most half of it for the
-    /// other members to arrive. Then the limit is a quarter of it, but at least 10 s, for opening peers' memory, and
-    /// an eighth of it, but at least 5 s, for the members' answers. So with a short deadline, the call may take longer
-    /// than the deadline.
+    /// Determines the time limits of an agreement on a plan or on regions:
+    /// - Waiting for the other members to arrive: half of the deadline.
+    /// - Opening peers' memory: a quarter of the deadline, at least 10 s and at most 10 min.
+    /// - Waiting for the members' results: an eighth of the deadline, at least 5 s and at most 10 min.
+    ///
+    /// With a short deadline, the call may therefore take longer than the deadline.
     pub deadline: Duration,
     /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory for the
     /// signals of one transfer. A plan uses one channel for each of its transfers, and a set of regions one for each
     /// other member.
     pub channels: usize,
-    /// The time within which peers must close the memory that this rank lent them. It begins when this rank has closed
-    /// the dropped plan or regions. Memory that a peer closes later is [quarantined](super::Exchange::quarantine).
+    /// The time within which peers must close this rank's memory, counted from when this rank has closed the dropped
+    /// plan or regions. If a peer has not closed the memory by then, the memory is
+    /// [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
-    /// Handle types by which the ranks share the slots of their channels. The default is all types that the driver
-    /// [grants](HandleTypes::granted).
-    /// Across hosts, every rank needs fabric handles.
+    /// Handle types by which the ranks share the slots of their channels. `None` stands for all types that the driver
+    /// [grants](HandleTypes::granted). Across hosts, every rank needs fabric handles.
     pub handles: Option<HandleTypes>,
 }
 
 impl Default for ExchangeOptions {
-    /// A deadline of 30 seconds, 4096 channels, and a lease of 60 seconds. Slots are shared by file descriptor, and
-    /// by fabric handle where the driver grants it.
+    /// A deadline of 30 seconds, 4096 channels, a lease of 60 seconds, and all handle types that the driver grants.
     fn default() -> Self {
         Self {
             deadline: Duration::from_secs(30),

@@ -20,11 +20,11 @@ use process_group::error_text;
 use super::{TransferError, protocol::Way};
 use crate::rendezvous::fresh_number;
 
-/// The name under which reports list this module's holds on segments.
+/// Name of this module's holds on segments in the allocator's reports.
 const HOLDER: &str = "symm-mem exchange";
 
-/// The numbers of the allocations that exchanges use, by first address. Each holder of a number also holds the
-/// allocation. So while a number is alive, no other allocation can get its address.
+/// The numbers of the allocations that exchanges use. The key is the address of an allocation's first byte. Each holder
+/// of a number also holds the allocation. So while a number is alive, no other allocation can have the same address.
 static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
 /// The number of an allocation in this process. It is never reused.
@@ -60,12 +60,12 @@ pub(super) struct OwnedAllocation {
     number: Arc<Number>,
     pub(super) base: DevicePtr,
     pub(super) bytes: usize,
-    /// `None` for memory that the driver has no virtual-memory handle for, as that of `cuMemAlloc`.
+    /// `None` if the driver has no virtual-memory handle for the memory, for example memory of `cuMemAlloc`.
     physical: Option<PhysicalMemory>,
 }
 
 impl OwnedAllocation {
-    /// The allocation of `bytes` bytes at `base`. The caller keeps it alive.
+    /// Describes the allocation of `bytes` bytes at `base`. The caller must keep the allocation alive.
     fn new(context: &Context, base: DevicePtr, bytes: usize) -> Result<Self, Error> {
         let physical = match PhysicalMemory::retain(context, base, bytes) {
             Ok(physical) => Some(physical),
@@ -87,7 +87,7 @@ impl OwnedAllocation {
 
 impl Owned {
     /// See [`Memory::foreign`](super::Memory::foreign). Returns the memory of the whole allocation, and the offset of
-    /// `ptr` in it.
+    /// `ptr` in the allocation, in bytes.
     pub(super) fn foreign(
         context: &Context,
         ptr: DevicePtr,
@@ -142,7 +142,7 @@ impl Owned {
         &self.allocations
     }
 
-    /// The handle by which peers can open memory of `cuMemAlloc`.
+    /// Exports the legacy IPC handle by which peers can open memory of `cuMemAlloc`.
     pub(super) fn legacy(&self, allocation: &OwnedAllocation) -> Result<Way, String> {
         let exported = self.context.export_ipc(allocation.base);
         let IpcHandle(handle) = exported.map_err(|error| {
@@ -166,7 +166,7 @@ impl From<DeviceMemory> for Owned {
     }
 }
 
-/// The handles by which peers can open virtual memory.
+/// Exports the fabric handle of virtual memory, if it has one, and tells whether a file descriptor can be exported.
 pub(super) fn handles_of(physical: &PhysicalMemory) -> Result<Way, String> {
     let kinds = physical.handle_types();
     let fabric = match kinds.contains(HandleTypes::FABRIC) {

@@ -20,8 +20,8 @@ use super::{
     watch::Watched,
 };
 
-/// Transfers that all members have agreed on, as returned by [`Exchange::exchange`](super::Exchange::exchange). A
-/// transfer is named by its index in the list passed there. Cheap to clone.
+/// Transfers that all members have agreed on, as returned by [`Exchange::exchange`](super::Exchange::exchange). The
+/// argument `at` of the functions below is the index of a transfer in the list passed to `exchange`. Cheap to clone.
 ///
 /// A round of a transfer:
 ///
@@ -31,18 +31,18 @@ use super::{
 /// | 2 | waits for `ready`, copies, and signals the end of the copy | |
 /// | 3 | | [`wait`](Self::wait): waits for the end of the copy |
 ///
-/// All of them enqueue work and return at once. The operations of one transfer run in the order in which they were
-/// enqueued, on any streams; different transfers are independent. On the device, a wait polls a word in this device's
-/// own memory, which one peer writes. The words count rounds, so the signal of one round is not taken for that of
-/// a later round.
+/// These four functions enqueue work, and do not wait for that work. The operations of one transfer run in the order in
+/// which they were enqueued, even on different streams. Different transfers are independent. On the device, a wait
+/// polls a word in this device's own memory, which one peer writes. The words count rounds, so the signal of one round
+/// is not taken for that of a later round.
 ///
 /// *Waits can delay other work.* Streams of a device that share a hardware queue block each other: with many streams,
 /// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. The following two limits were measured on H200 with driver
 /// 580:
 ///
-/// - All copies from peers go through one queue in the order of their calls, on any streams and priorities. Puts and
-///   copies within a device do not. So a `get` whose peer is not ready blocks every later `get`. Call `get` in an order
-///   in which the peers can become ready, and use puts for buffers that become ready in any order.
+/// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
+///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
+///   every later `get`. Call `get` in the order in which the peers become ready. If that order is unknown, use puts.
 /// - A signal that is enqueued during a copy of the same device may arrive only after the copy. So call
 ///   [`ready`](Self::ready) before `put` and `get`, and use a second buffer for consecutive transfers.
 ///
@@ -52,13 +52,15 @@ use super::{
 /// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
 /// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
 /// toggle before it signals the other end. So the toggle is 0 whenever the other end may set it again, for any number
-/// of launches. Both ends must capture. Within one graph, a transfer's `ready` and `wait` alternate and end with
-/// `wait`. [`launch`](Self::launch) sets the deadline of a graph, or [`watch`](Self::watch) after each launch.
+/// of launches. Both ends of a transfer must be captured. Within one graph, a transfer's `ready` and `wait` alternate
+/// and end with `wait`. Captured calls ignore their `deadline` argument. To set a deadline for a graph, launch it with
+/// [`launch`](Self::launch), or call [`watch`](Self::watch) after each launch.
 ///
 /// *Deadlines* count from the call, and include earlier work of the stream. If a peer is late, the plan fails on all
 /// ends: its waits are released, so that streams and context stay usable. [`check`](Self::check) then returns the
 /// [`Fault`]: it names the late peer, or on other ranks the peer that has given up. Call `check` before you use
-/// transferred data. The calls of a failed plan return the fault. The next exchange of its name makes a new plan.
+/// transferred data. After the failure, all calls that enqueue work return the fault. To continue, exchange a plan of
+/// the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -81,7 +83,7 @@ pub(super) struct TransferEnd {
 
 impl Drop for Inner {
     /// Hands the plan to the closing thread. That thread waits for transfers under way, closes the peers' memory, and
-    /// then tells the peers that it has.
+    /// then tells the peers that this rank has closed the plan.
     fn drop(&mut self) {
         self.owner.shared.closer.close(self.core.clone());
     }
@@ -106,7 +108,8 @@ impl Plan {
         &self.inner.core.plan
     }
 
-    /// Generation of the plan: counts the exchanges of its name.
+    /// Generation of the plan, the same on all members. Higher than the generations of all earlier plans and regions of
+    /// this name on this rank.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.core.generation
@@ -118,16 +121,17 @@ impl Plan {
         self.inner.core.wires.len()
     }
 
-    /// Lets the peer of transfer `at` copy: into this buffer for a put, from it for a get.
+    /// Signals to the peer of transfer `at` that it may copy: into this rank's buffer for a put, from this rank's
+    /// buffer for a get.
     ///
     /// # Safety
-    /// Until [`wait`](Self::wait) has completed on its stream, no other code writes the buffer, and for a put no
-    /// other code reads it. If the plan fails instead, the same holds until all ends have dropped the plan. A graph
-    /// that captures this call is not launched after this rank has dropped the plan.
+    /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
+    /// no other code reads the buffer. If the plan fails before that, the same holds until all ends have dropped the
+    /// plan. A graph that captures this call is not launched after this rank has dropped the plan.
     ///
     /// # Errors
-    /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if the previous round was
-    /// not waited for (not checked in a capture), `StalePlan`, `Fault`, and errors of the driver.
+    /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
+    /// not called for the previous round (not checked in a capture), `StalePlan`, `Fault`, and `Driver`.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
         const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
@@ -175,23 +179,26 @@ impl Plan {
         self.enqueue(at, stream, ("wait", PASSIVE), &[Step::Wait, Step::Reset], awaited)
     }
 
-    /// Sets a deadline for the work enqueued on `stream` so far. Call it after each launch of a graph that captures
-    /// transfers of this plan. If the work has not ended by the deadline, the plan fails.
+    /// Sets a deadline for the work enqueued on `stream` so far. Call this after each launch of a graph that captures
+    /// transfers of this plan. If the work has not ended by the deadline, the plan fails. A process of several ranks
+    /// must use [`launch`](Self::launch) instead.
     ///
     /// # Errors
     /// [`TransferError::Fault`], if the plan has failed; [`TransferError::Driver`]. If the driver cannot record the end
     /// of the work, the plan fails too ([`Fault::Broken`]).
     pub fn watch(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let _gate = quiet::enqueueing();
-        // A launched graph is watched until it ends, also if the plan has failed since.
+        // A launched graph is watched until it ends, even if the plan has already failed.
         self.bound(stream, deadline)?;
         Ok(self.inner.core.fault()?)
     }
 
-    /// Launches a graph that captures transfers of this plan, with a deadline: if it has not ended by then, the plan
-    /// fails. A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and
-    /// `watch`, a thread of an exchange could close memory. That thread would wait inside the driver for the end of the
-    /// launched graph, and meanwhile block the threads of other ranks.
+    /// Launches a graph that captures transfers of this plan. If the graph has not ended by the deadline, the plan
+    /// fails. If the plan has already failed, returns the fault and does not launch.
+    ///
+    /// A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and `watch`, a
+    /// thread of an exchange could close memory. That thread would wait inside the driver for the end of the launched
+    /// graph, and meanwhile block the threads of other ranks.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -216,7 +223,7 @@ impl Plan {
         let recorded =
             watch.event(&owner.shared.context).and_then(|done| stream.record(&done).map(|()| done));
         let done = recorded.inspect_err(|error| {
-            // A launch cannot be undone.
+            // The launch cannot be undone, and its end cannot be watched. So the plan fails.
             core.fail(Fault::Broken { transfer: 0, cause: error.to_string() });
             watch.failed(core);
         })?;
@@ -224,8 +231,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Fails if transferred data is not valid. Call it after the streams were synchronized. Copies a few bytes
-    /// from the device, and waits for this copy.
+    /// Returns an error if the plan has failed on this rank or on a peer: transferred data is not valid then. Call this
+    /// after the streams were synchronized. Copies a few bytes from the device, and waits for this copy.
     ///
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].
@@ -239,7 +246,8 @@ impl Plan {
         Ok(core.fault()?)
     }
 
-    /// Gives the plan up: all of its waits are released, here and on the other ends once they notice.
+    /// Makes the plan fail with [`Fault::Aborted`]. The watch thread then releases the plan's waits on this rank. The
+    /// peers release theirs when they notice the failure.
     pub fn abort(&self) {
         self.inner.core.fail(Fault::Aborted);
         self.inner.owner.shared.watch.failed(&self.inner.core);
@@ -272,8 +280,8 @@ impl Plan {
             return steps.iter().try_for_each(|step| Ok(captured(step, wire, end, stream)?));
         }
         let begins = !matches!(asked, "wait");
-        // New rounds may be held back (see `quiet`). A `wait` is not, because it completes a round that has begun.
-        // Neither is a round that the other end has begun.
+        // New rounds may be held back (see `quiet`). A `wait` is never held back, because it completes a round that has
+        // begun. A round that the other end has begun is not held back either.
         let _gate = quiet::beginning(|| !begins || wire.rounds.reach(wire.turn().round.wrapping_add(1)));
         // Locked until the event `done` is recorded: the steps of two threads must not interleave.
         let mut turn = wire.turn();
@@ -339,7 +347,7 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step of a round, with counts.
+/// Enqueues one step of a round that is not captured. Signals use the count words.
 fn eager(
     step: &Step,
     (wire, end): (&Wire, &TransferEnd),
@@ -347,7 +355,8 @@ fn eager(
     round: u32,
 ) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.count, wire.theirs.count);
-    // SAFETY: the words lie in the ranks' slots, which stay mapped until nothing is under way. For buffers see `copy`.
+    // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. For buffers see
+    // `copy`.
     unsafe {
         match step {
             Step::Wait => stream.wait_value32(own, WaitCondition::GreaterOrEqual, round),
@@ -358,7 +367,7 @@ fn eager(
     }
 }
 
-/// Enqueues one step of a captured round, with toggles.
+/// Captures one step of a round. Signals use the toggle words.
 fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.toggle, wire.theirs.toggle);
     // SAFETY: as in `eager`; the caller of the capture has promised that the plan outlives every launch.

@@ -1,23 +1,25 @@
-//! Finds the times at which a process may close peers' memory and free plans' memory. This matters in a process of
-//! several ranks.
+//! Finds the times at which a process of several ranks may close peers' memory and free the memory of plans.
 //!
-//! The driver closes or frees memory only once the device is idle. While it waits, other threads of the process block
-//! inside the driver, also those of other ranks. But the device may wait for work that one of these threads was about
-//! to enqueue: a deadlock (seen on four H200, ranks as threads: three of four runs). So memory is closed only in a
-//! *quiet moment*: no rank of the process has a transfer under way. Until the memory is closed, no transfer may begin.
+//! The driver closes or frees memory only once the device is idle. While the driver waits for that, other threads of
+//! the process block inside the driver, including threads of other ranks. But the device may wait for work that one of
+//! these threads was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one
+//! thread per rank). So memory is closed only in a *quiet moment*: when no rank of the process has a transfer under
+//! way. Until the memory is closed, no transfer may begin.
 //!
-//! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after a
-//! while without a quiet moment, new rounds are held back. A round that one end has begun is not held back: its other
-//! end may begin too. Rounds are held back rarely and for a short time, because a transfer under way may depend on a
-//! held-back round in a way that this module does not know. So it is possible that no quiet moment ever comes. Code
-//! that waits for memory to be closed must use a deadline of its own.
+//! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after
+//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]: calls that begin a round block.
+//! If one end has begun a round, the call on the other end is not held back. If no quiet moment comes, rounds are not
+//! held back again for [`REST`], because a transfer under way may depend on a held-back round in a way that this module
+//! does not know. So it is possible that no quiet moment ever comes. Code that waits for memory to be closed must use a
+//! deadline of its own.
 //!
 //! Only transfers are counted. Other work on a device may also wait for another rank of the process: NCCL kernels, or
 //! kernels that wait for signals. When a program drops a plan in such a process, this other work must have ended, or
 //! must depend only on work that is already enqueued.
 //!
 //! A process of one rank closes memory without a quiet moment: its device depends on other processes, and those do not
-//! block in this process's driver. While it does so, no second rank is admitted, since that rank might enqueue at once.
+//! block in this process's driver. While such a process closes memory, a second rank cannot create an exchange in it,
+//! because that rank might enqueue transfers at once.
 
 use std::{
     collections::HashMap,
@@ -35,35 +37,35 @@ use process_group::store::Deadline;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Longest time for which new rounds are held back.
 const HOLD: Duration = Duration::from_millis(50);
-/// Time without holding back after an attempt that failed.
+/// After rounds were held back and no quiet moment came: the time until rounds may be held back again.
 const REST: Duration = Duration::from_secs(1);
-/// Polling interval of threads that wait for each other here.
+/// Polling interval of threads that wait in this module.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Transfers under way in this process.
+/// Number of transfers and graph launches under way in this process.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Locked shared by threads that enqueue a transfer, and by threads that close memory in a process of one rank.
-/// Locked exclusively by a thread that closes memory in a process of several ranks, and by a second rank when it is
-/// admitted. Exclusive lockers only try, so shared lockers wait only while one of them holds the lock.
+/// Locked exclusively by a thread that closes memory in a process of several ranks, and by [`Present::new`]. Exclusive
+/// locks are taken only with `try_write`, so a shared lock never waits behind a thread that itself waits for the lock.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 /// Times at which new rounds are held back.
 static HOLDS: Mutex<Holds> = Mutex::new(Holds { due: None, until: None });
-/// Set while [`HOLDS`] must be consulted: avoids its lock otherwise.
+/// True while [`HOLDS`] may hold new rounds back. Read first, so that the lock is taken only in that case.
 static HELD: AtomicBool = AtomicBool::new(false);
-/// Registry of the counters of [`Rounds`], by name.
+/// The counters of [`Rounds`], by name.
 static ROUNDS: Mutex<Option<HashMap<String, Weak<AtomicU32>>>> = Mutex::new(None);
 
 /// Times at which new rounds are held back.
 struct Holds {
-    /// Earliest time to hold new rounds back; `None` if no thread waits for a quiet moment.
+    /// Earliest time from which new rounds may be held back. `None` if no thread waits for a quiet moment.
     due: Option<Instant>,
-    /// New rounds are held back until then.
+    /// Time until which new rounds are held back. `None` if they are not held back.
     until: Option<Instant>,
 }
 
-/// Counts one more operation under way, until [`ended`].
+/// Counts one more operation as under way, until [`ended`] is called for it.
 pub(super) fn begun() {
     UNDER_WAY.fetch_add(1, Ordering::AcqRel);
 }
@@ -72,12 +74,14 @@ pub(super) fn ended() {
     UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Returns the gate. A caller holds it from before it enqueues an operation until it has counted it with [`begun`].
+/// Locks [`GATE`] shared. The caller takes the lock before it enqueues an operation, and holds it until it has counted
+/// the operation with [`begun`].
 pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Like [`enqueueing`], but blocks while new rounds are held back, unless an operation under way waits for this one.
+/// Like [`enqueueing`], but first blocks while new rounds are held back and `is_awaited` returns false. `is_awaited`
+/// returns whether an operation under way waits for the operation of the caller.
 pub(super) fn beginning(is_awaited: impl Fn() -> bool) -> RwLockReadGuard<'static, ()> {
     while is_held() && !is_awaited() {
         thread::sleep(LOOK);
@@ -90,8 +94,8 @@ fn is_held() -> bool {
 }
 
 /// Returns the permission to close memory, or `None` if memory cannot be closed now. In a process of several ranks, no
-/// thread can enqueue a transfer until the permission is dropped. May hold new rounds back. In that case it waits until
-/// nothing is under way, for at most [`HOLD`].
+/// thread can enqueue a transfer until the permission is dropped. May hold new rounds back. In that case, waits until
+/// no operation is under way, for at most [`HOLD`].
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
@@ -135,22 +139,23 @@ fn unless_held<T>(tried: Result<T, TryLockError<T>>) -> Option<T> {
     }
 }
 
-/// See [`moment`].
+/// Permission to close memory, as returned by [`moment`].
 pub(super) enum Moment {
     OfOneRank { _gate: RwLockReadGuard<'static, ()> },
     OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
 }
 
-/// Registration of an exchange in [`RANKS`]. Its drop removes the entry.
+/// Entry of an exchange in [`RANKS`]. Dropping this value removes the entry.
 #[derive(Debug)]
 pub(super) struct Present(u32);
 
 impl Present {
-    /// Registers an exchange of `rank`. A second rank waits until no thread of the first closes memory or enqueues a
-    /// transfer. Returns `None` if one still does at the deadline.
+    /// Registers an exchange of `rank`. If all other exchanges of this process belong to one other rank, first waits
+    /// until no thread of that rank closes memory or enqueues a transfer. Returns `None` if a thread still does so at
+    /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Held until the rank is registered: a thread that closes memory as the only rank holds the gate while it
+            // Held until the rank is registered. A thread that closes memory as the only rank locks the gate before it
             // checks for other ranks.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
@@ -181,13 +186,13 @@ impl Drop for Present {
     }
 }
 
-/// Progress of rounds that ranks run together: the last round that any rank of this process has begun. The counter
-/// wraps; values are compared as serial numbers.
+/// The last round that any rank of this process has begun, of the rounds that several ranks run together. The counter
+/// wraps around. Values are compared as serial numbers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 
 impl Rounds {
-    /// Returns the counter of `name`, which the ranks of this process share.
+    /// Returns the counter called `name`. All ranks of this process that use the name share the counter.
     pub(super) fn of(name: String) -> Self {
         let mut rounds = ROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
         let rounds = rounds.get_or_insert_default();
@@ -256,7 +261,7 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends see the later of their rounds, also when the numbers wrap.
+        /// Both ends see the later of their rounds, even when the numbers wrap around.
         #[test]
         fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
             let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));

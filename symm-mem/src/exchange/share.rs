@@ -1,4 +1,5 @@
-//! Opening of peers' memory that a rank lacks, once all members have agreed on a plan.
+//! Exports this rank's memory to its peers. Once all members have agreed on a plan or on regions, opens the memory of
+//! the peers that is not open yet.
 
 use std::{
     collections::HashMap,
@@ -32,10 +33,10 @@ use crate::{
     },
 };
 
-/// Tag of the message that opens a connection of two processes; its descriptor is `/dev/null`.
+/// Tag of the first message on a connection of two processes. The message carries a file descriptor of `/dev/null`.
 const HELLO: Tag = Tag(*b"plan");
 
-/// Memory that other ranks of this process can take.
+/// Exported allocations, which other ranks of this process find by token.
 static SHARED: LocalRegistry<Allocation> = LocalRegistry::new();
 
 /// Exports of this rank. The other ranks can open them until the offer is dropped.
@@ -46,7 +47,7 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Opens an endpoint, and exports the allocations of these pieces, which peers access.
+    /// Opens an endpoint, and exports the allocations that contain these pieces, each once.
     pub(super) fn make<'a>(
         context: &Context,
         pieces: impl IntoIterator<Item = &'a Piece>,
@@ -83,7 +84,8 @@ impl Offer {
     }
 }
 
-/// The exports of `from` that `to` lacks and receives as file descriptors, as indices into `from.exports`.
+/// Returns the exports of `from` that `to` must receive as file descriptors, as indices into `from.exports`. Empty if
+/// the two ranks are on different hosts or in one process.
 fn handed(from: &Record, to: &Record) -> Vec<usize> {
     let here = from.host == to.host && from.process != to.process;
     let is_descriptor = |at: &usize| {
@@ -94,8 +96,8 @@ fn handed(from: &Record, to: &Record) -> Vec<usize> {
     if here { missing(from, to).into_iter().filter(is_descriptor).collect() } else { Vec::new() }
 }
 
-/// Sends the others the descriptors that they lack, and opens the memory that this rank lacks. `place` is the index
-/// of this rank in `records`.
+/// Sends the other ranks the file descriptors that they need. Opens and returns the peers' memory that this rank
+/// accesses and has not open yet. `place` is the index of this rank in `records`.
 pub(super) fn open(
     context: &Context,
     offer: &Offer,
@@ -123,8 +125,8 @@ pub(super) fn open(
     Ok(opened)
 }
 
-/// Exchanges descriptors with other processes of this host. Returns those received, by the index of the peer's record
-/// and the index of its export.
+/// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The key
+/// is the index of the peer's record, and the index of the export in that record.
 fn hand_over(
     context: &Context,
     offer: &Offer,
@@ -146,8 +148,8 @@ fn hand_over(
     let met =
         exchange(&offer.listener, place as u64, &others, endpoint_of, &[(HELLO, hello.as_fd())], deadline);
     let mut met = met.map_err(|error| outcome_of(&error, rank))?;
-    // All ranks visit pairs in the same order, and in each pair the lower place sends first: this excludes a
-    // deadlock.
+    // Each rank visits its peers in ascending order of their indices in `records`. In each pair, the rank with the
+    // lower index sends first. This avoids a deadlock.
     met.sort_by_key(|met| met.link.place());
     for peer in &met {
         let at = peer.link.place() as usize;
@@ -269,7 +271,7 @@ mod tests {
         }
     }
 
-    /// The error of rank 0 if rank 1 sends a descriptor of `/dev/null` under this tag.
+    /// Returns the error of rank 0 if rank 1 sends a file descriptor of `/dev/null` with this tag.
     fn told_of(tag: Tag) -> String {
         let _turn = turn();
         let world = World::builder().devices(1).start().unwrap();

@@ -26,8 +26,8 @@ use super::{
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
 /// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host copies of the
-/// slots. Callers read `mirror`. The watch thread reads `glance`; `glanced` is recorded after the last copy to it.
-/// `present` is the entry of this exchange in the list of ranks of this process.
+/// slots. Calls of users read `mirror`. The watch thread reads `glance`; the event `glanced` is recorded after the last
+/// copy to `glance`. `present` is the entry of this exchange in the list of ranks of this process.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -54,14 +54,14 @@ impl Tools {
     }
 }
 
-/// State of an exchange without its user-facing handle.
+/// State of an exchange that its handles, plans, regions and threads share.
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
     /// Stream for the exchange's own accesses to slots: it zeroes them, copies them to the host, and writes signals
     /// after a failure or a close. The signals of transfers use the callers' streams.
     pub(super) control: Stream,
-    /// The ranks' slots.
+    /// The slots of all ranks, mapped on this rank.
     pub(super) slab: SymmetricMemory,
     pub(super) slots: Mutex<Slots>,
     pub(super) handles: Handles,
@@ -124,7 +124,7 @@ impl Shared {
         self.slab.own().ptr()
     }
 
-    /// Zeroes slots that no peer knows yet.
+    /// Zeroes slots that no peer knows yet. Blocks until that is done.
     pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
@@ -163,7 +163,7 @@ pub(super) fn own_rank(info: &GroupInfo) -> u32 {
     info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
 }
 
-/// Checks that a stream is of the context of the exchange.
+/// Returns an error if the stream does not belong to the exchange's context.
 pub(super) fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (found, wanted) = (stream.context().device().ordinal(), shared.context.device().ordinal());
     if stream.context() == &shared.context {
@@ -182,7 +182,7 @@ impl Mirror {
         PinnedMemory::new(context, bytes, PinnedFlags::PORTABLE).map(Self)
     }
 
-    /// Enqueues a copy of slots on the control stream.
+    /// Enqueues a copy of these slots to the host on the control stream.
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
@@ -191,13 +191,13 @@ impl Mirror {
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 
-    /// Enqueues a copy of all slots on the control stream.
+    /// Enqueues a copy of all slots to the host on the control stream.
     pub(super) fn read_all(&self, shared: &Shared) -> Result<(), cuda_driver::Error> {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
 
-    /// Returns the first peer that has given the plan up, as of the last copy. A peer that has dropped its regions also
-    /// counts, if this rank waits for a notification that the peer has not sent.
+    /// Returns the first peer, as a rank of the job, that had given the plan up when the slots were last copied. A peer
+    /// that has dropped its regions also counts, if this rank waits for a notification that the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let mut slots = core.slots.clone().zip(&core.wires);
         let abandoned = slots.find(|(slot, wire)| {

@@ -8,20 +8,20 @@ use cuda_driver::DevicePtr;
 /// when the peer learns of it.
 ///
 /// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals
-/// that the copy is done. Each of these signals writes the count or the toggle below. Notifications of regions only
-/// write the count.
+/// that the copy is done. Each of these signals writes the count below, or in a graph the toggle. Notifications of
+/// regions only write the count.
 ///
 /// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its waits.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|
-/// | count | the peer, increasing | number of the last round that the peer has signalled, or of its notifications |
+/// | count | the peer, increasing | the last round that the peer has signalled, or the number of its notifications |
 /// | toggle | set by the peer, reset by this rank | 1 if the peer has signalled for the current round of a graph |
 /// | abort | the peer | 1 if the peer has given up: the other words are invalid |
 /// | left | the peer | 1 if the peer has dropped its regions: no further notification comes |
 pub(super) const SLOT_BYTES: usize = 16;
 
-/// The words of a slot.
+/// Addresses of the words of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Words {
     pub(super) count: DevicePtr,
@@ -30,7 +30,7 @@ pub(super) struct Words {
     pub(super) left: DevicePtr,
 }
 
-/// The words of slot `slot` in the slab (array of slots) at `slab`.
+/// The addresses of the words of slot `slot` in the slab (array of slots) at `slab`.
 pub(super) fn words(slab: DevicePtr, slot: usize) -> Words {
     let begin = slab + slot * SLOT_BYTES;
     Words { count: begin, toggle: begin + 4usize, abort: begin + 8usize, left: begin + 12usize }

@@ -30,7 +30,7 @@ impl Transfer {
         Ok(Self { peer, part, memory })
     }
 
-    /// The peer's place in the group.
+    /// The peer's rank in the group.
     #[must_use]
     pub fn peer(&self) -> usize {
         self.peer

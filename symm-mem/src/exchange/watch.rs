@@ -1,12 +1,13 @@
 //! The watch thread of an exchange, which enforces the deadlines of its transfers. A stream waits for a word in device
-//! memory without a time limit, and a host thread that waits for the stream cannot check the time either. The watch
-//! thread makes no call that waits for the device or for other threads.
+//! memory without a time limit. A host thread that is blocked in the synchronization of such a stream cannot enforce a
+//! deadline either. So the watch thread makes no call that blocks until the device or another rank has made progress.
 //!
 //! When a plan has failed, the thread writes two kinds of words, both on the exchange's control stream:
 //! 1. It sets the abort words of the peers.
 //! 2. It sets the words that this rank's streams wait for, which releases the streams.
 //!
-//! A released stream may then write to a peer. Because of the order, the peer can see by then that the plan has failed.
+//! A released stream may then write to a peer. Because step 1 comes first, the peer can see by then that the plan has
+//! failed.
 //! While operations of the plan are under way, the thread repeats step 1 until it succeeds. After that it repeats step
 //! 2, because a peer may overwrite the words.
 
@@ -37,7 +38,8 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// The index of the transfer, and the event that the operation waits for. `None` if it waits for none.
+    /// The index of the transfer, and the step that the operation waits for. `None` if it waits for no step; then it
+    /// cannot be late.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -210,7 +212,8 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// The first operation of a stream that has not ended: its plan, its transfer, and the step that it waits for.
+/// The first operation of a stream among those that have not ended: its plan, its transfer, and the step that it waits
+/// for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
 /// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed.
@@ -226,8 +229,8 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // A late operation is queried even behind a busy one: two threads may have enqueued their operations in one
-        // order, and called `begin` in the other.
+        // A late operation is queried even if an operation listed before it has not ended: two threads may have
+        // enqueued their operations in one order, and called `begin` in the opposite order.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -262,9 +265,10 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// If an operation takes long, enqueues a copy of the slots to the host. A later call reads the copy, because this
-/// thread never waits for the device. If the copy shows that a peer has given up the operation's plan, that call marks
-/// the plan as failed. `begun` is the time at which the copy was enqueued, or `None` if no copy is under way.
+/// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call reads the
+/// copy, because this thread never waits for the device. If the copy shows that a peer has given up the operation's
+/// plan, that call marks the plan as failed. `begun` is the time at which the copy was enqueued, or `None` if no copy
+/// is under way.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],
@@ -281,8 +285,8 @@ fn look_around(
     }
     let copied = begun.map(|begun| (begun, glanced.query()));
     if let Some((_, Ok(false))) = copied {
-        // If the device does not get to the copy, further ones fill its queue, and a call that enqueues one then
-        // blocks.
+        // No second copy is enqueued before the first has ended. If the device is stuck, copies would fill its queue,
+        // and the call that enqueues the next one would block.
         return;
     }
     if let Some((begun, Ok(true))) = copied {
@@ -300,8 +304,8 @@ fn look_around(
     *begun = read.is_ok().then_some(now);
 }
 
-/// Tells the peers of failed plans, and releases the plans' waits on this rank. Keeps the plans that have operations
-/// under way.
+/// Reports failed plans to their peers, and releases the plans' waits on this rank. Keeps those plans in `failed` that
+/// have operations under way.
 fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     let mut seen = HashSet::new();
     failed.retain(|core| {
@@ -313,8 +317,8 @@ fn give_up(shared: &Shared, watched: &[Watched], failed: &mut Vec<Arc<Core>>) {
     });
 }
 
-/// Tells the peers of a failed plan, and releases its waits on this rank. Returns true if the call must be repeated,
-/// because operations of the plan are under way.
+/// Reports a failed plan to its peers, and releases the plan's waits on this rank. Returns true if the call must be
+/// repeated, because operations of the plan are under way.
 fn tell_and_release(shared: &Shared, watched: &[Watched], core: &Arc<Core>) -> bool {
     let under_way = watched.iter().any(|watched| Arc::ptr_eq(&watched.core, core));
     if !core.told.load(Ordering::Acquire) {

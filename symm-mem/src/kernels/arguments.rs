@@ -11,8 +11,8 @@ pub(super) enum Placing {
     Address = 0,
     /// An offset in the rank's own buffer.
     Own = 1,
-    /// An offset in the rank's own buffer: that of the input. All ranks read it, so a block writes each part only after
-    /// the blocks with the same number on all ranks have read that part.
+    /// The offset of the input, in the rank's own buffer. All ranks read the input, so a block overwrites each part
+    /// only after the blocks with the same number on all ranks have read that part.
     OntoInput = 2,
     /// The same offset in every rank's buffer: each rank writes its slice there.
     Everywhere = 3,
@@ -27,7 +27,7 @@ impl Placing {
     ];
 }
 
-/// Combines `bytes` bytes at offset `input` of all ranks' buffers.
+/// Arguments of a kernel that combines the `bytes` bytes at offset `input` of all ranks' buffers.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Reduce {
@@ -43,8 +43,8 @@ pub(super) struct Reduce {
 // SAFETY: `repr(C)`, numbers without padding: the device's structure of the same name.
 unsafe impl Parameter for Reduce {}
 
-/// Moves `bytes` bytes from each rank's buffer to consecutive places from `output` on. The bytes of rank r begin at
-/// `input + r * stride`.
+/// Arguments of the kernel that copies `bytes` bytes from each rank's buffer. The bytes of rank r begin at offset
+/// `input + r * stride` in the buffer of rank r, and are copied to `output + r * bytes`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Gather {
@@ -65,8 +65,8 @@ pub(super) const PACK: u64 = 16;
 /// Threads of a block.
 pub(super) const THREADS: u32 = 512;
 /// Largest number of blocks of a collective. Each block waits for the block with the same number on every other rank,
-/// through a channel of its own. If ranks share a device, all their blocks must therefore be resident at once. Those of
-/// eight ranks fit on a device of 132 multiprocessors, which holds two blocks on each.
+/// through a channel of its own. If ranks share a device, all their blocks must therefore be resident at once. The
+/// blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor holds two blocks.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
 /// Number of blocks that share `bytes` bytes; the same on all ranks.

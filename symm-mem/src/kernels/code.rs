@@ -14,17 +14,18 @@ use super::fault::Waiting;
 use super::pad::LINE;
 use super::{Kernel, MOST_RANKS, PadLayout};
 
-/// The smallest compute capability of a device that the kernels run on, and the architecture of their PTX.
+/// The lowest compute capability on which the kernels run, as (major, minor). It is also the target architecture of
+/// their PTX.
 pub const LEAST_CAPABILITY: (u32, u32) = (7, 0);
 
-/// Separates the units in the packed PTX.
+/// Separates the [`Unit`]s in the packed PTX.
 #[doc(hidden)]
 pub const PTX_SEPARATOR: &str = "\0";
 
-/// The PTX of all units in one frame of zstd.
+/// The PTX of all units, compressed as one zstd frame.
 const PACKED: &[u8] = include_bytes!("../../kernels/kernels.ptx.zst");
 
-/// The PTX of every unit, in their order.
+/// The PTX of every unit, in the order of [`UNITS`].
 static UNPACKED: LazyLock<Vec<String>> = LazyLock::new(|| {
     let text = unpack(PACKED).expect("the crate's PTX is a frame of zstd");
     text.split(PTX_SEPARATOR).map(str::to_owned).collect()
@@ -36,7 +37,7 @@ fn unpack(packed: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// A unit that is compiled and loaded as one module.
+/// A compilation unit of the device code: one source file with macros. Its PTX is loaded as one module.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Unit {
@@ -44,9 +45,9 @@ pub struct Unit {
     pub name: &'static str,
     /// Path of its source below `kernels/`.
     pub source: &'static str,
-    /// Macros defined for its compilation, beside [`defines`].
+    /// Macros defined for its compilation, in addition to [`defines`].
     pub defines: &'static [&'static str],
-    /// Its kernels.
+    /// Names of its kernels.
     pub(super) entries: &'static [&'static str],
 }
 
@@ -62,7 +63,7 @@ impl Unit {
 
 macro_rules! units {
     ($($name:literal from $source:literal with $defines:tt: $entries:expr;)*) => {
-        /// Every unit. After a change of this list, `cargo xtask codegen kernels` compiles the PTX again.
+        /// Every unit. After a change of this list, run `cargo xtask codegen kernels` to compile the PTX again.
         pub const UNITS: &[Unit] = &[$(Unit {
             name: $name,
             source: $source,

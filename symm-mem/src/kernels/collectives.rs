@@ -16,9 +16,11 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Target {
-    /// Over the input, at the place that the type of the call states ([`AllReduce`], [`ReduceScatter`], [`AllGather`]).
+    /// The result overwrites the input, or a part of it: see [`AllReduce`], [`ReduceScatter`] and [`AllGather`].
+    /// [`AllToAll`] does not support this.
     InPlace,
-    /// An address that this rank's device can write; it may differ between ranks. No rank's input may lie there.
+    /// An address that this rank's device can write. The address may differ between ranks. The result must not overlap
+    /// any rank's input.
     Address(DevicePtr),
     /// An offset in bytes in the rank's own buffer, the same on all ranks. The result lies entirely before or behind
     /// the input. An all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
@@ -35,7 +37,7 @@ pub enum Algorithm {
     TwoShot,
 }
 
-/// `output[i]` = the combination of all ranks' `input[i]`. In place, it overwrites the input.
+/// `output[i]` = the combination of all ranks' `input[i]`. In place, the output overwrites the input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AllReduce {
     /// First byte of the elements in every rank's buffer: an offset in bytes, of any alignment.
@@ -52,8 +54,8 @@ pub struct AllReduce {
     pub algorithm: Algorithm,
 }
 
-/// `output[i]` = the combination of all ranks' `input[rank * elements + i]`. In place, it overwrites this rank's part
-/// of its input.
+/// `output[i]` = the combination of all ranks' `input[rank * elements + i]`, where `rank` is this rank. In place, the
+/// output overwrites this rank's part of the input in its own buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReduceScatter {
     /// First byte of the `world * elements` elements in every rank's buffer: an offset in bytes, of any alignment.
@@ -68,11 +70,12 @@ pub struct ReduceScatter {
     pub op: ReduceOp,
 }
 
-/// `output[rank * bytes ..]` = that rank's `bytes` bytes. In place, the output begins at `input`, and each rank's
-/// bytes are already at their position in it.
+/// `output[r * bytes ..]` = the `bytes` bytes of rank `r`, for every rank `r`. In place, the output begins at `input`,
+/// and the bytes of rank `r` are already at `input + r * bytes` in its own buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// First byte of the data in every rank's buffer, or of the output in place: an offset in bytes, of any alignment.
+    /// First byte of the rank's data in every rank's buffer; in place, first byte of the output. An offset in bytes, of
+    /// any alignment.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -80,7 +83,8 @@ pub struct AllGather {
     pub bytes: u64,
 }
 
-/// `output[rank * bytes ..]` = `bytes` bytes of that rank's `input[this rank * bytes ..]`. Cannot be in place.
+/// `output[r * bytes ..]` = the `bytes` bytes at `input[rank * bytes ..]` of rank `r`, for every rank `r`, where `rank`
+/// is this rank. Cannot be in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllToAll {
     /// First byte of the `world * bytes` bytes in every rank's buffer: an offset in bytes, of any alignment.
@@ -91,13 +95,14 @@ pub struct AllToAll {
     pub bytes: u64,
 }
 
-/// Collectives. All ranks make the same calls with the same arguments, except for [`Target::Address`]. Inputs lie in
-/// the ranks' [buffers](Ranks::buffers), and must not change until all ranks have completed the call.
+/// Collectives. All ranks make the same calls with the same arguments, except that the addresses in [`Target::Address`]
+/// may differ. Inputs lie in the ranks' [buffers](Ranks::buffers). Other work must not write an input until the kernels
+/// of all ranks have completed.
 ///
-/// Elements are combined in ascending order of the ranks, so all ranks get the same bits. Integers wrap around; an
-/// average is the wrapped sum divided, rounded towards zero. [`F16`](DataType::F16) and [`Bf16`](DataType::Bf16) are
-/// combined in f32 and rounded once. The minimum and maximum of a number and a NaN is the number. For
-/// [`Bool`](DataType::Bool), a sum is a logical or, and a product a logical and.
+/// Elements are combined in ascending order of the ranks, so all ranks get the same bits. Integers wrap around. An
+/// integer average is the wrapped sum divided by the number of ranks, rounded towards zero. [`F16`](DataType::F16) and
+/// [`Bf16`](DataType::Bf16) are combined in f32 and rounded once. The minimum and maximum of a number and a NaN is the
+/// number. For [`Bool`](DataType::Bool), a sum is a logical or, and a product a logical and.
 impl Kernels {
     /// Combines the inputs of all ranks; every rank gets the whole result.
     ///
@@ -201,7 +206,7 @@ impl Kernels {
         unsafe { self.gather(stream, ranks, kernel, gather) }
     }
 
-    /// Gives every rank its bytes from each rank.
+    /// Gives every rank its part of each rank's input.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -279,13 +284,13 @@ impl Kernels {
         Ok(())
     }
 
-    /// Loads the kernels that combine elements of this type, and the kernel that moves bytes. Without this call, the
-    /// first launch loads them. Loading may wait for running work of the device. So if several ranks share a device,
-    /// all must load before any of them launches.
+    /// Loads the kernels that combine elements of this type, and the kernel of all-gather and all-to-all. Without this
+    /// call, the first launch of a kernel loads it. Loading may wait for running work of the device. So if several
+    /// ranks share a device, all must load before any of them launches.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel
-    /// that moves bytes is loaded.
+    /// of all-gather and all-to-all is loaded.
     pub fn prepare(&self, dtype: DataType) -> Result<(), KernelError> {
         let _gather = self.function(GATHER, 0)?;
         match combining(dtype, ReduceOp::Max) {
@@ -295,7 +300,8 @@ impl Kernels {
     }
 }
 
-/// Unit and entry of the kernel for this type and operation, if there is one.
+/// Returns the index of the unit of the kernel for this type and operation, and the kernel's index in that unit.
+/// Returns `None` if there is no such kernel.
 fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     if !op.allows(dtype) {
         return None;
@@ -312,7 +318,7 @@ fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     Some((REDUCE + element, operation))
 }
 
-/// A collective's shape, in parts of equal size.
+/// The sizes of a collective's input and result, counted in parts of equal length.
 struct Shape<'a> {
     kernel: Kernel,
     ranks: &'a Ranks,
@@ -324,7 +330,8 @@ struct Shape<'a> {
 }
 
 impl Shape<'_> {
-    /// Length of a part in bytes. Fails if the total is too large, or if no kernel supports `ranks`.
+    /// Returns the length in bytes of a part of `elements` elements. Fails if the total is too large, or if no kernel
+    /// supports `ranks`.
     fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
         let kernel = self.kernel;
         self.ranks.check(kernel)?;
@@ -345,8 +352,8 @@ impl Shape<'_> {
         if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
     }
 
-    /// Pins this rank's memory that the launch uses, if a graph captures the launch. Offsets are pinned only if the
-    /// array of buffers is registered ([`own_buffer`]).
+    /// Pins this rank's memory that the launch uses, if a graph captures the launch. Memory at an offset is pinned
+    /// only if the array of buffers is registered ([`own_buffer`]).
     fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
         let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
         let own = |offset: u64, bytes: u64| {

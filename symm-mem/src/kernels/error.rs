@@ -10,7 +10,7 @@ use super::{Kernel, MOST_RANKS, Waiting};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Late {
-    /// The kernel that waited; `None` for a number that this crate does not know.
+    /// The kernel that waited; `None` if the fault record has a kernel number that this crate does not know.
     pub kernel: Option<Kernel>,
     /// The event that it waited for.
     pub waiting: Waiting,
@@ -42,8 +42,8 @@ impl std::fmt::Display for Late {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A kernel gave up waiting. The context is intact. This rank's kernels on the same signal pad do nothing until
-    /// the pad is zeroed.
+    /// A kernel gave up waiting. The context is intact. This rank's later kernels on the same signal pad do nothing.
+    /// [`FaultRecord`](super::FaultRecord) describes how to recover.
     #[error("{0}; the kernels of this rank do nothing until all ranks' pads are made anew")]
     Late(Late),
     /// [`Ranks::deadline_ns`](super::Ranks::deadline_ns) is 0.
@@ -65,7 +65,7 @@ pub enum KernelError {
     NoSuchRank {
         /// The kernel.
         kernel: Kernel,
-        /// Role in which the rank was named.
+        /// Role of the rank in the call: `as` for the caller's own rank, or `to` or `from` for a peer.
         what: &'static str,
         /// The rank.
         rank: u32,
@@ -79,15 +79,15 @@ pub enum KernelError {
         kernel: Kernel,
         /// The channel.
         channel: u32,
-        /// Number of channels of programs.
+        /// Number of channels that programs can use.
         channels: u32,
     },
-    /// The number of bytes is too large.
+    /// The offset of the input plus the bytes of all ranks is 2^56 or more.
     #[error("{kernel} of {elements} elements a rank: the ranks' bytes cannot be counted")]
     TooLong {
         /// The kernel.
         kernel: Kernel,
-        /// Number of elements, or bytes, of each rank.
+        /// The number of elements in the call; for all-gather and all-to-all, the number of bytes.
         elements: u64,
     },
     /// The type cannot be combined by this operation.
@@ -100,7 +100,7 @@ pub enum KernelError {
         /// The operation.
         op: String,
     },
-    /// The result would partly overwrite data that ranks still read.
+    /// The result at a [`Target::Offset`](super::Target::Offset) would overwrite input that ranks still read.
     #[error(
         "{kernel} would write {written} bytes at offset {output} over its input, {read} bytes at offset {input}"
     )]

@@ -13,7 +13,7 @@ use super::{Kernel, KernelError, Late};
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// The peer's consumption of the previous signal. The signal's word stays 1 until then.
+    /// The peer's consumption of the previous signal, which resets the signal's word in the peer's pad from 1 to 0.
     Room = 1,
     /// The peer's signal.
     Signal = 2,
@@ -24,7 +24,7 @@ impl Waiting {
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
-/// The record's layout, as on the device. All zero: nothing is written.
+/// The record's layout, as on the device.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Layout {
@@ -41,9 +41,10 @@ pub(super) struct Layout {
 /// The record into which the kernels of one rank write their first failure: pinned host memory, which the host may
 /// read at any time.
 ///
-/// The record must live as long as kernels that refer to it may run. A failure stays in the record, because the rank's
-/// signals are invalid once a kernel has given up. Before a rank [`clear`](Self::clear)s its record, the kernels of all
-/// ranks must have ended, and all [`PadLayout::bytes`](super::PadLayout::bytes) of each rank's pad must be zeroed.
+/// The record must live as long as kernels that refer to it may run. A failure stays in the record until
+/// [`clear`](Self::clear). Once a kernel has given up, the rank's signals are invalid. So before a rank clears its
+/// record, the kernels of all ranks must have ended, and all [`PadLayout::bytes`](super::PadLayout::bytes) of each
+/// rank's pad must be zeroed.
 #[derive(Debug)]
 pub struct FaultRecord {
     memory: PinnedMemory,

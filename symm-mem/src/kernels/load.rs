@@ -19,7 +19,7 @@ use super::{Kernel, KernelError, MOST_RANKS, Ranks};
 ///   first kernel. The fault record is the rank's own [`FaultRecord`](super::FaultRecord). The stream's device may read
 ///   and write all of this memory.
 /// - **Order**: launches that use the same channels of the same pads are ordered on each rank: on one stream, or by
-///   events. Collectives share one set of channels of their own: on each rank only one runs at a time.
+///   events. All collectives use the same channels, so on each rank only one collective may run at a time.
 /// - **Life**: this handle, or a clone of it, stays alive.
 /// - **Progress**: the ranks' kernels can run at the same time. Several ranks on one device need room for all of
 ///   their blocks at once.
@@ -72,7 +72,7 @@ impl Kernels {
         &self.inner.context
     }
 
-    /// The functions of a unit, in the order of its entries.
+    /// Returns the functions of a unit, in the order of its entries. The first call for a unit loads it.
     fn unit(&self, unit: usize) -> Result<&[Function], KernelError> {
         let place = &self.inner.units[unit];
         if let Some(functions) = place.get() {

@@ -4,8 +4,8 @@
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
 //! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
 //! intact. The first kernel of a rank that gives up describes the wait in the rank's [`FaultRecord`]. From then on
-//! kernels of this rank do nothing. To recover after the kernels of all ranks have ended, zero all pads and
-//! [clear](FaultRecord::clear) the records.
+//! kernels of this rank do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads
+//! and [clear](FaultRecord::clear) the records.
 //!
 //! | module | holds |
 //! |---|---|
@@ -64,9 +64,9 @@ pub struct Ranks {
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,
-    /// This rank's [`FaultRecord`].
+    /// Device address of this rank's fault record ([`FaultRecord::ptr`]).
     pub fault: DevicePtr,
-    /// This rank's number.
+    /// This rank's number: its index in [`buffers`](Self::buffers) and [`pads`](Self::pads).
     pub rank: u32,
     /// Number of ranks, at most [`MOST_RANKS`].
     pub world: u32,

@@ -1,7 +1,7 @@
 //! Looks up this rank's buffer in an array of peers' buffers in device memory.
 //!
-//! A captured kernel has such an array and an offset as arguments. Code that makes an array registers it here, so that
-//! the graph can pin this rank's buffer.
+//! A captured kernel gets the array's address and an offset as arguments. Code that creates an array registers the
+//! array here, so that the graph can pin this rank's buffer.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +10,10 @@ use std::{
 
 use cuda_driver::DevicePtr;
 
-/// For each registered array, by its address: the buffer in it that belongs to the array's rank.
+/// Maps the device address of each registered array to the buffer of the rank that registered the array.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
-/// The registration of an array. Dropping this value removes the array from the table, so the owner drops this value
+/// The registration of an array. Dropping this value removes the array from [`OWN`], so the owner must drop this value
 /// before it frees the array.
 #[derive(Debug)]
 pub(crate) struct OwnBuffer {

@@ -11,12 +11,12 @@ pub(super) const LINE: usize = 128;
 /// |---|---|
 /// | [`USER_CHANNELS`](Self::USER_CHANNELS) × world | signals of the program: `barrier`, `put_signal`, `wait_signal` |
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel for each block |
-/// | from the next multiple of 128 bytes | 1 once a kernel of the rank has given up; the rest is unused |
+/// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
 /// The word of (channel, source rank) has the index `world * channel + source` in the pad, as in PyTorch's pads. The
 /// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A put of the source sets the word to
 /// 1, and a wait of the pad's rank resets it to 0. So on one channel, at most one signal at a time is in flight from
-/// each rank to each other.
+/// one rank to another.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;
@@ -32,8 +32,8 @@ pub struct PadLayout {
 impl PadLayout {
     /// Number of channels on which programs signal.
     pub const USER_CHANNELS: u32 = 32;
-    /// Number of channels on which collective kernels signal. Each thread block has its own channel, so this is also
-    /// the largest number of blocks of a collective kernel.
+    /// Number of channels on which collective kernels signal. Each thread block has its own channel, so a collective
+    /// kernel has at most this many blocks.
     pub const KERNEL_CHANNELS: u32 = 32;
 
     /// The layout in a group of `world` ranks.
@@ -42,14 +42,14 @@ impl PadLayout {
         Self { world: world as usize }
     }
 
-    /// Offset in bytes of a word: the signal of rank `source` on `channel`. The kernels' channels follow the
-    /// program's.
+    /// Offset in the pad, in bytes, of the word for signals from rank `source` on `channel`. Channels from
+    /// [`USER_CHANNELS`](Self::USER_CHANNELS) on are those of collective kernels.
     #[must_use]
     pub const fn slot(self, channel: u32, source: u32) -> usize {
         4 * (self.world * channel as usize + source as usize)
     }
 
-    /// Offset in bytes of the word that tells whether a kernel of the rank has given up.
+    /// Offset in the pad, in bytes, of the word that is 1 once a kernel of the rank has [given up](crate::kernels).
     #[must_use]
     pub const fn gave_up(self) -> usize {
         self.slot(Self::USER_CHANNELS + Self::KERNEL_CHANNELS, 0).next_multiple_of(LINE)

@@ -9,7 +9,7 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 /// Number of threads of a warp.
 const WARP: u32 = 32;
 
-/// Indices of the kernels in their unit.
+/// Indices of the kernels in their unit (PTX module), [`SIGNALS`].
 const BARRIER: usize = 0;
 const PUT: usize = 1;
 const WAIT: usize = 2;
@@ -32,14 +32,14 @@ impl Kernels {
         check_channel(Kernel::Barrier, channel)?;
         let config = LaunchConfig::new(1, ranks.world.next_multiple_of(WARP));
         let barrier = self.function(SIGNALS, BARRIER)?;
-        // SAFETY: the kernel's parameters; the rest is the caller's promise.
+        // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(barrier, &config, (*ranks, channel))? };
         Ok(())
     }
 
-    /// Signals rank `to` on a channel: writes of this rank before the signal, on this stream, are visible to that
-    /// rank after its [`wait_signal`](Self::wait_signal). The kernel first waits until that rank has taken the previous
-    /// signal on the channel.
+    /// Signals rank `to` on a channel: writes of this rank before the signal, on this stream, are visible to rank `to`
+    /// after its [`wait_signal`](Self::wait_signal). The kernel first waits until a wait of rank `to` has reset this
+    /// rank's previous signal on the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
@@ -89,7 +89,7 @@ impl Kernels {
         ranks.check_rank(kernel, what, peer)?;
         check_channel(kernel, channel)?;
         let function = self.function(SIGNALS, entry)?;
-        // SAFETY: the kernel's parameters; the rest is the caller's promise.
+        // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(function, &LaunchConfig::new(1, WARP), (*ranks, peer, channel))? };
         Ok(())
     }

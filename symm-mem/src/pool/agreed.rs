@@ -14,17 +14,17 @@ use crate::{
 impl SymmetricPool {
     /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes` bytes. Use this
     /// method if the needed sizes differ between ranks, for example with the number of tokens that each rank got. The
-    /// block has the same placement on every rank, and is large enough for each.
+    /// block has the same placement on every rank, and is large enough for every rank.
     ///
-    /// Collective over the whole domain: every rank calls it at the same point of the program, also a rank that needs
-    /// nothing (0 bytes). This rank waits for the others for at most `deadline`. [`SymmetricBlock::bytes`] returns the
-    /// agreed length. If no rank needs anything, all ranks get [`ErrorKind::AgreedAllocation`].
+    /// Collective over the whole domain: every rank calls it at the same point of the program, including a rank that
+    /// needs 0 bytes. This rank waits for the others for at most `deadline`. [`SymmetricBlock::bytes`] returns the
+    /// agreed length. If all ranks need 0 bytes, all of them get [`ErrorKind::AgreedAllocation`].
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`]: with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not call this in time,
-    /// or with another reason why the ranks did not agree. [`ErrorKind::AgreedAllocation`] if this rank cannot allocate
-    /// the agreed length. [`ErrorKind::Store`], [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this rank
-    /// could not learn the agreed length.
+    /// [`ErrorKind::Refused`]: with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not make this call in
+    /// time, or with another reason if the ranks do not agree. [`ErrorKind::AgreedAllocation`] if this rank cannot
+    /// allocate the agreed length. [`ErrorKind::Store`], [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this
+    /// rank could not learn the agreed length.
     #[track_caller]
     pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
         let call = CallContext::of_pool("agreed allocation", self.id());
@@ -44,9 +44,9 @@ impl SymmetricPool {
         })
     }
 
-    /// Records the end of a retirement or an agreement on a length, in which this rank was `member`. If `has_met` is
-    /// true, all members have taken part. Returns the earlier meetings of the same kind whose keys the caller must
-    /// remove from the store. Returns an empty list for a commit.
+    /// Records the end of a retirement or of an agreement on a length, in which this rank was `member`. `has_met` tells
+    /// whether all members have taken part. Returns the earlier agreements of the same kind whose keys the caller must
+    /// remove from the store. For a commit, does nothing and returns an empty list.
     pub(crate) fn end_round(&self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let mut meetings = self.meetings();
@@ -66,7 +66,7 @@ impl SymmetricPool {
         rounds.take_left().into_iter().map(place).collect()
     }
 
-    /// Begins the next agreement on a length. This rank needs `bytes`.
+    /// Begins the next agreement on a length. This rank needs `bytes` bytes.
     pub(crate) fn begin_length(&self, bytes: u64, deadline: Duration) -> Start<LengthProtocol> {
         let round = self.meetings().lengths.count();
         let domain = self.domain();

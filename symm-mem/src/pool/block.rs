@@ -7,12 +7,13 @@ use cuda_driver::DevicePtr;
 
 use super::memory::Memory;
 
-/// A block of a symmetric pool, at the same place on every rank of the domain. Clones share the block. It is freed
-/// when the last clone is dropped; if captured work uses it, not before the graph is dropped too.
+/// A block of a symmetric pool, with the same [placement](Self::placement) on every rank of the domain. Clones share
+/// the block. Dropping the last clone frees the block. If a captured graph uses the block, it is freed only after the
+/// graph is dropped too.
 ///
-/// Freeing is part of the sequence of requests that must be equal on all ranks. So every rank must drop the last clone
-/// at the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of
-/// this block before its uses of the block that gets the memory next.
+/// A free is one of the requests that all ranks must make in the same order. So every rank must drop the last clone at
+/// the same point of the program. The next allocation may reuse the memory, so every rank must order its uses of this
+/// block before its uses of the block that gets the memory next.
 #[derive(Debug)]
 pub struct SymmetricBlock {
     memory: Arc<Memory>,
@@ -26,7 +27,7 @@ impl SymmetricBlock {
         Self { memory, placed, requested }
     }
 
-    /// Address of its first byte on this rank.
+    /// Address of the block's first byte on this rank.
     pub fn ptr(&self) -> DevicePtr {
         DevicePtr(self.placed.address)
     }
@@ -40,7 +41,7 @@ impl SymmetricBlock {
         &self.memory
     }
 
-    /// Its place in the pool, the same on every rank.
+    /// The block's segment, and its offset in the segment. The same on every rank.
     pub fn placement(&self) -> Placement {
         self.placed.placement
     }

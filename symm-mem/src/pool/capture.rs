@@ -7,16 +7,15 @@ use super::{SymmetricBlock, memory::Memory};
 /// A declared capture in progress. While it lives, the pool is frozen: an allocation that needs a new segment fails,
 /// and a commit or retirement is refused on all members.
 ///
-/// A graph keeps most blocks that it uses without a declaration: those of collectives and messages of a group, of
-/// kernels of [`kernels`](crate::kernels) and of transfers of an [`exchange`](crate::exchange). A stream that
-/// captures them pins the blocks until the graph and its executables are dropped, if
-/// [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the capture. A declaration is for uses that
-/// this crate does not see: blocks used by the program's own kernels only, and captures begun by another library. It
-/// also keeps the pool from growing.
+/// Most captures need no declaration. If [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the
+/// capture, the graph and its executables pin the blocks that captured collectives and messages of a group use, and
+/// those of [`kernels`](crate::kernels) and of transfers of an [`exchange`](crate::exchange). Declare a capture for
+/// uses that this crate does not see: blocks that only the program's own kernels use, and captures begun by another
+/// library. A declaration also keeps the pool from growing.
 ///
-/// Blocks that are looked up or allocated during the capture count as used by it, with their segments, even if their
-/// owners drop them before the capture ends. A capture that is dropped without [`finish`](Self::finish) leaves no
-/// pin.
+/// The capture pins all blocks that are looked up or allocated while it is in progress, and their segments, even if
+/// their owners drop the blocks before the capture ends. Dropping this value without [`finish`](Self::finish) removes
+/// the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     memory: Arc<Memory>,
@@ -38,7 +37,7 @@ impl PoolCapture {
         self.used.push(block.clone());
     }
 
-    /// Ends the capture. Keep the pin as long as the graph and its executables live.
+    /// Ends the capture, and returns its pin. Keep the pin as long as the graph and its executables live.
     pub fn finish(mut self) -> GraphPin {
         self.is_finished = true;
         let (pin, segments) = (self.pin, self.memory.end_capture(self.pin));
@@ -55,10 +54,11 @@ impl Drop for PoolCapture {
     }
 }
 
-/// The memory that a captured graph was declared to use. While it lives, its blocks are not reused, no rank retires
-/// its segments, and the pool's memory stays.
+/// A pin of the memory that a captured graph was declared to use. While the pin lives, its blocks are not reused, no
+/// rank retires its segments, and the pool's memory is not freed.
 ///
-/// Dropping it frees blocks without another owner: drop it at the same point of the program on every rank.
+/// Dropping the pin frees those of its blocks that have no other owner, so every rank must drop the pin at the same
+/// point of the program.
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
@@ -69,7 +69,7 @@ pub struct GraphPin {
 }
 
 impl GraphPin {
-    /// The blocks that were declared with [`PoolCapture::uses`].
+    /// The blocks that were declared with [`PoolCapture::uses`]. Other pinned blocks are not included.
     pub fn blocks(&self) -> &[SymmetricBlock] {
         &self.blocks
     }

@@ -1,4 +1,5 @@
-//! The streams of dropped slices, whose work may still use the blocks.
+//! The streams of dropped slices. A slice is a typed block that is bound to a stream (`SymmetricPool::alloc`). When it
+//! is dropped, its block is freed at once, although work on the stream may still use the block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,8 +25,8 @@ impl DroppedOn {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the work on these streams. Returns false if some of this work may still run. This call does not wait
-    /// for a stream that captures, because that would invalidate the capture: it returns false then.
+    /// Waits for the work on these streams. Returns false if some of this work may still run: if a stream captures, or
+    /// if a driver call fails. Waiting for a stream that captures would invalidate the capture.
     pub(super) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
             // If a capture is open, the calls below must neither join it nor invalidate it.

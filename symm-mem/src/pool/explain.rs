@@ -16,14 +16,14 @@ use crate::{
 pub enum Path {
     /// Through a window: the members' kernels read and write each other's memory.
     Window {
-        /// Number of windows that the group's communicator registered before it; equal on all members.
+        /// Number of windows that the group's communicator registered before this window; equal on all members.
         serial: u64,
         /// Offset of the buffer in the window, in bytes.
         offset: u64,
     },
     /// The buffer is registered with this rank's communicator, so that transports need no copies.
     Registered,
-    /// Through the communicator's own buffers.
+    /// Through NCCL's internal buffers.
     Plain,
 }
 
@@ -31,29 +31,29 @@ pub enum Path {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Why {
-    /// All members have agreed on its window.
+    /// All members have agreed on the window of the buffer's segment.
     Agreed,
-    /// All members have agreed that it lies at the same place everywhere, but is not in a window.
+    /// All members have agreed on the buffer's segment, but the segment is in no window. Contains the reason.
     NoWindow(NoWindows),
-    /// As for [`NoWindow`](Self::NoWindow), it is not in a window. All members have also agreed not to register it with
-    /// `ncclCommRegister`, because one of them cannot.
+    /// All members have agreed on the buffer's segment, but the segment is in no window, and no member has registered
+    /// it with `ncclCommRegister`, because one of them cannot.
     NotRegistered {
-        /// Reason why it has no window.
+        /// Reason why the segment has no window.
         window: NoWindows,
-        /// The rank that cannot register it, and the reason.
+        /// The rank that cannot register the segment, and the reason.
         registration: String,
     },
-    /// It is not in this pool.
+    /// The buffer does not begin in this pool.
     Elsewhere,
-    /// It extends beyond its segment.
+    /// The buffer extends beyond the segment in which it begins.
     SpansSegments(LookupError),
-    /// Its segment has not been committed for the group. Contains the refusal of the last commit, or the difference
-    /// that the last commit reported in [`CommitReport::pending`](crate::CommitReport::pending). `None` if neither
-    /// exists.
+    /// The buffer's segment has not been committed for the group. Contains the refusal of the last commit, or the
+    /// difference that the last commit reported in [`CommitReport::pending`](crate::CommitReport::pending). `None` if
+    /// neither exists.
     NotCommitted(Option<Refusal>),
     /// The group is poisoned.
     Poisoned(Poison),
-    /// Members of the group are outside the pool's domain.
+    /// These ranks are members of the group, but outside the pool's domain.
     OutsideDomain(Vec<u32>),
 }
 
@@ -62,12 +62,12 @@ pub enum Why {
 pub struct Explanation {
     /// The group.
     pub group: GroupId,
-    /// Place of the buffer in the pool, equal on all ranks whose pools got the same requests. `None` for
+    /// Segment and offset of the buffer, equal on all ranks whose pools got the same requests. `None` for
     /// [`Why::Elsewhere`], [`Why::SpansSegments`] and [`Why::OutsideDomain`].
     pub placement: Option<Placement>,
-    /// True if `placement` is not `None` and a block of this rank's pool contains at least one of the bytes. If false
-    /// for a buffer with a placement, its block was freed, or there was none. Collectives still access the buffer
-    /// without an error as long as the segment lives.
+    /// True if `placement` is not `None` and at least one byte of the buffer is in a block of this rank's pool. If
+    /// there is a placement but no block, the block was freed or never allocated. Collectives still access such a
+    /// buffer without an error, until its segment is freed.
     pub is_allocated: bool,
     /// The path.
     pub path: Path,
@@ -110,13 +110,13 @@ impl fmt::Display for Explanation {
 
 impl SymmetricPool {
     /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also tells whether a block of
-    /// this rank's pool is there.
+    /// this rank's pool contains any of these bytes.
     ///
     /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
     /// buffer without a window, the path tells whether this rank's communicator has registered the buffer.
     ///
-    /// For a buffer of the pool without a window, this blocks until a commit of the group that is in progress has
-    /// ended, unless the group is poisoned.
+    /// If the buffer is in the pool but in no window, and the group is not poisoned, this call waits for the end of a
+    /// commit of the group that is in progress.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

@@ -1,8 +1,8 @@
 //! The published table of a pool, and the index that look-ups read.
 //!
-//! Reading the index must cost little, compared with a scan of a few segments. So each thread keeps the last few
-//! indexes that it read. A look-up uses a kept index if its version is that of the pool. An index holds only numbers,
-//! so a thread may keep it after the pool is dropped.
+//! Getting the current index must cost much less than the search in it. So each thread caches the last few indexes that
+//! it read. A look-up uses a cached index if the index has the pool's current version. An index contains only numbers,
+//! so a thread may cache it even after the pool is dropped.
 
 use std::{
     cell::RefCell,
@@ -75,8 +75,8 @@ impl Index {
         Ok(Some(BufferLocation { placement, standing }))
     }
 
-    /// The place of the `bytes` bytes at `address`; `None` if they do not begin in a segment. An error if they begin in
-    /// a segment and extend beyond it.
+    /// Returns the segment of the `bytes` bytes at `address`, and their offset in it. `None` if they do not begin in a
+    /// segment. An error if they begin in a segment and extend beyond it.
     #[inline]
     fn place(&self, address: u64, bytes: u64) -> Result<Option<Placement>, LookupError> {
         let Some((begin, end, ordinal)) = self.around(address) else { return Ok(None) };
@@ -87,14 +87,14 @@ impl Index {
     }
 }
 
-/// The version of the next table, over all pools. A version identifies a table.
+/// The version of the next table that any pool publishes. No two tables of the process have the same version.
 static VERSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Number of indexes that a thread keeps.
 const KEPT: usize = 4;
 
 thread_local! {
-    /// The indexes that this thread has read last, one for each `slot` of a [`Published`]. Pools may share a slot.
+    /// For each `slot` of a [`Published`], the index that this thread read last. Several pools may share a slot.
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 
@@ -103,7 +103,7 @@ thread_local! {
 pub(crate) struct Published {
     table: ArcSwap<Table>,
     index: ArcSwap<Index>,
-    /// The version of `index`, or of an earlier one.
+    /// The version of `index`, or of an earlier index while `store` runs.
     version: AtomicU64,
     slot: usize,
 }
@@ -130,7 +130,8 @@ impl Published {
         self.table.load_full()
     }
 
-    /// The place of the `bytes` bytes at `address`, if they lie in one segment.
+    /// Returns the segment of the `bytes` bytes at `address`, and their offset in it. `None` if they do not lie in one
+    /// segment.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<Placement> {
         self.read(|index| index.place(address, bytes)).ok().flatten()
     }
@@ -144,7 +145,7 @@ impl Published {
         self.version.store(version, Ordering::Release);
     }
 
-    /// Reads the index, which is at least as new as the last table whose publication happened before this call.
+    /// Calls `read` with an index that is at least as new as the last table that was published before this call.
     #[inline]
     pub(super) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
         let version = self.version.load(Ordering::Acquire);

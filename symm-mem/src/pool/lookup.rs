@@ -15,14 +15,14 @@ use crate::{
 pub enum Standing {
     /// Not committed for the group: its members must not use it as symmetric memory.
     Pending,
-    /// All members have it at the same place, without a window.
+    /// Committed without a window: all members have agreed on the segment.
     Agreed,
-    /// All members have it at the same place, without a window, and have registered it with
+    /// Committed without a window, and all members have registered the segment with
     /// `ncclCommRegister`.
     Registered,
-    /// All members have it in this window. Adjacent segments may share a window.
+    /// Committed: all members have the segment in this window. Adjacent segments may share a window.
     Window {
-        /// Number of windows that the group's communicator registered before it; equal on all members.
+        /// Number of windows that the group's communicator registered before this window; equal on all members.
         serial: u64,
     },
 }
@@ -39,9 +39,9 @@ impl Standing {
 /// Result of looking up an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferLocation {
-    /// Its place in the pool, equal on all ranks of the domain.
+    /// Segment and offset of the address, equal on all ranks of the domain.
     pub placement: Placement,
-    /// State of its segment in the group of the look-up.
+    /// State of this segment in the group of the look-up.
     pub standing: Standing,
 }
 
@@ -57,11 +57,11 @@ pub enum LookupError {
     SpansSegments {
         /// First address of the range.
         address: u64,
-        /// Its length in bytes.
+        /// Length of the range in bytes.
         bytes: u64,
-        /// The segment in which it begins.
+        /// Ordinal of the segment in which the range begins.
         ordinal: u32,
-        /// First address behind the segment.
+        /// First address after the segment.
         end: u64,
     },
 }
@@ -77,13 +77,13 @@ pub(super) struct Extent {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings {
     pub(super) standings: Vec<Standing>,
-    /// By ordinal: the window that contains the segment, and the segment's offset in the window.
+    /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
 }
 
 impl Standings {
-    /// Enters segment `ordinal`, with its window and its offset in the window, if it has a window.
+    /// Sets the state of segment `ordinal`. `window` is its window, and its offset in the window in bytes.
     pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {
@@ -94,7 +94,8 @@ impl Standings {
         self.windows[at] = window;
     }
 
-    /// Marks these segments, which were entered without a window, as registered with `ncclCommRegister`.
+    /// Marks the segments `ordinals`, which have no window, as registered with `ncclCommRegister`. `registered` are
+    /// this rank's registrations, by ordinal.
     pub(crate) fn enter_registered(
         &mut self,
         ordinals: impl IntoIterator<Item = u32>,
@@ -121,14 +122,14 @@ impl Standings {
         serials.len()
     }
 
-    /// The segments that share the window of segment `ordinal`, including itself.
+    /// The segments in the window of segment `ordinal`, including this segment. Empty if it has no window.
     fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
         let own = self.at(ordinal).serial();
         let shares = move |standing: &Standing| own.is_some() && standing.serial() == own;
         (0..).zip(&self.standings).filter(move |(_, standing)| shares(standing)).map(|(ordinal, _)| ordinal)
     }
 
-    /// Removes segment `ordinal`.
+    /// Resets segment `ordinal` to [`Standing::Pending`].
     pub(crate) fn remove(&mut self, ordinal: u32) {
         if let Some(standing) = self.standings.get_mut(ordinal as usize) {
             *standing = Standing::Pending;
@@ -144,13 +145,13 @@ impl Standings {
     }
 }
 
-/// All segments by address, and their states by group, or why a group is poisoned. Immutable: an update replaces the
-/// whole table.
+/// The segments that are not retired, by address; their states, by group; and the poisoned groups. Immutable: an update
+/// replaces the whole table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(super) extents: Vec<Extent>,
     pub(super) groups: Vec<(GroupId, Standings)>,
-    /// The groups that are poisoned, and why.
+    /// The poisoned groups, each with the reason.
     dead: Vec<(GroupId, Poison)>,
 }
 
@@ -200,7 +201,7 @@ impl Table {
         self.dead.iter().find(|(id, _)| *id == group).map(|(_, poison)| poison)
     }
 
-    /// States of the pool's segments in `group`; `None` if it has not committed any, is poisoned, or was forgotten.
+    /// States of the pool's segments in `group`. `None` if the group has no commit, is poisoned, or was forgotten.
     pub(crate) fn standings(&self, group: GroupId) -> Option<&Standings> {
         self.groups.iter().find(|(id, _)| *id == group).map(|(_, standings)| standings)
     }
@@ -222,8 +223,8 @@ impl Table {
         registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
-    /// Finds one of the segments `ordinals` that shares a window with segments that are not in `ordinals`. Returns it,
-    /// the group of the window, and the other segments. `None` if there is none.
+    /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Returns the found
+    /// segment, the group of the window, and the segments of the window that are not in `ordinals`.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {

@@ -1,8 +1,8 @@
 //! A pool's memory, its owners, and the pins of graphs.
 //!
-//! Owners are the pool, its blocks, its graph pins, the graphs that use it, and every communicator that has windows
-//! in it. The last owner to be dropped frees the segments, so memory is never freed under a window. A retired segment
-//! is freed earlier, once all ranks have reported that nothing can access it.
+//! Owners of the memory are the pool, its blocks, its graph pins, graphs that use the memory, and every communicator
+//! that has windows in it. The last owner to be dropped frees the segments, so memory in a window is never freed. A
+//! retired segment is freed earlier, once all ranks have reported that nothing can access it.
 //!
 //! Every call that enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]).
 //! The graph and its executables hold the pin. If another library began the capture, its graph cannot hold a pin. Then
@@ -28,7 +28,7 @@ use process_group::{
 use super::dropped::DroppedOn;
 use crate::{agreement::PoolId, rendezvous::PeerMappingCache};
 
-/// The part of a pool that captured work has used.
+/// The segments and blocks that one pin holds.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Used {
     segments: BTreeSet<u32>,
@@ -73,8 +73,8 @@ impl Pins {
         }
     }
 
-    /// The pins for a graph that cannot hold a pin itself: those of the declared captures, or the one that is never
-    /// released.
+    /// The pins for a graph that cannot hold a pin itself: those of the declared captures in progress, or [`FOR_GOOD`]
+    /// if there are none.
     fn without_graph(&self) -> Vec<u64> {
         if self.declared.is_empty() { vec![FOR_GOOD] } else { self.declared.iter().copied().collect() }
     }
@@ -121,7 +121,7 @@ struct Hold {
     pins: u64,
     /// Number of owners besides the first one.
     further_owners: u64,
-    /// The block, if its last owner has dropped it. It is freed with the last pin.
+    /// The block, if its last owner has dropped it. The block is freed when its last pin is removed.
     dropped: Option<Placed>,
 }
 
@@ -207,7 +207,7 @@ impl Memory {
         pins.used.get(&pin).map(|used| used.segments.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Records a use of `bytes` bytes at `place` for all declared captures: it is unknown which one uses them.
+    /// Adds the `bytes` bytes at `place` to the pins of all declared captures: it is unknown which capture uses them.
     #[cold]
     pub(super) fn note_use(&self, place: Placement, bytes: u64) {
         let mut arena = self.arena();
@@ -253,8 +253,8 @@ impl Memory {
         }
     }
 
-    /// Pins segment `ordinal` for the graph that `stream` captures, because the graph uses the peers' mappings of it.
-    /// Its blocks on this rank are not pinned.
+    /// Pins segment `ordinal`, but not this rank's blocks in it, for the graph that `stream` captures. For graphs that
+    /// access this segment in peers' memory.
     pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
@@ -267,8 +267,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Pins memory for a graph that cannot hold a pin itself: the pins of the declared captures hold it, or it is
-    /// pinned forever.
+    /// Pins memory for a graph that cannot hold a pin itself. Uses the pins of the declared captures in progress. If
+    /// there are none, pins the memory forever.
     pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {
         let pins = self.arena().pins().without_graph();
         self.hold_range(&pins, address, bytes);
@@ -279,8 +279,8 @@ impl Memory {
         self.arena().pins().blocks.entry(place).or_default().further_owners += 1;
     }
 
-    /// An owner of `block` has dropped it. Frees it now if that was the last owner and nothing pins the block, or later
-    /// with its last pin.
+    /// Removes one owner of `block`. After the last owner, the block is freed: now if it is not pinned, otherwise when
+    /// its last pin is removed.
     pub(super) fn drop_block(&self, block: &Placed) {
         let mut arena = self.arena();
         let blocks = &mut arena.pins().blocks;
@@ -325,17 +325,18 @@ impl GraphMemory for Memory {
 /// The arena of a pool, locked.
 pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
-/// The panic message for a missing arena. Cannot occur: [`Memory::inside`] is `None` only while the memory is dropped,
-/// and an [`Arena`] borrows the memory.
+/// The message of a panic that cannot occur: [`Memory::inside`] is `None` only while the memory is dropped, and an
+/// [`Arena`] borrows the memory.
 const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
-    /// Number of captures and graphs that use a segment.
+    /// Number of pins of segment `ordinal`, one for each capture or graph that uses the segment.
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
         self.0.as_ref().and_then(|inside| inside.pins.segments.get(&ordinal).copied()).unwrap_or(0)
     }
 
-    /// The parts of the `bytes` bytes at `address` in segments that are not retired: place and length of each.
+    /// Divides the `bytes` bytes at `address` by segment. Returns the placement and the length in bytes of each part.
+    /// Skips bytes outside of segments and in retired segments.
     fn places(&self, address: u64, bytes: u64) -> Vec<(Placement, u64)> {
         let end = address.saturating_add(bytes);
         let part = |segment: &SymmetricSegment| {

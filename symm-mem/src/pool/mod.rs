@@ -2,14 +2,14 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `memory` | the segments, kept until nothing can access them |
+//! | `memory` | the segments, which stay allocated until nothing can access them |
 //! | `block`, `capture` | the owners of memory |
 //! | `index` | the published table, and the search for an address |
 //! | `lookup` | from an address to its segment and the segment's state in a group |
 //! | `dropped` | the streams of dropped slices |
 //! | `explain` | how a group's collectives access a buffer, and why |
 //! | `peers` | addresses of a block on the other members of a group, by its window |
-//! | `places` | places of buffers, for groups that compare them before each operation |
+//! | `places` | placements of buffers, which the members of a group compare |
 //! | `agreed` | allocations of a length that the ranks agree on |
 //! | `retire` | removal of segments, on all ranks or on none |
 //! | `scope` | regions of a program whose allocations are committed at the end |
@@ -71,12 +71,12 @@ use crate::{
     domain::Domain,
 };
 
-/// A pool whose blocks lie at the same place on every rank of its domain. Its segments become windows of the groups
-/// for which it is committed.
+/// A pool whose blocks have the same placement (segment and offset) on every rank of its domain. Its segments become
+/// windows of the groups for which it is committed.
 ///
-/// The ranks of the domain must make the same requests in the same order; [`commit`](Self::commit) reports it if they
-/// did not. Use it from one thread at a time: it is `Sync`, but the order of the requests of two threads is not
-/// deterministic.
+/// The ranks of the domain must make the same requests in the same order. If they did not, [`commit`](Self::commit)
+/// reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the order of the requests of
+/// two threads is not deterministic.
 pub struct SymmetricPool {
     id: PoolId,
     domain: Domain,
@@ -91,7 +91,7 @@ pub struct SymmetricPool {
     _invalidation: places::PlacesInvalidation,
 }
 
-/// State of the meetings of the whole domain.
+/// Counters of the agreements in which the whole domain takes part: on lengths, and on retirements.
 #[derive(Debug, Default)]
 struct Meetings {
     lengths: Rounds,
@@ -99,15 +99,15 @@ struct Meetings {
 }
 
 impl SymmetricPool {
-    /// Makes a pool of `domain` on the device of `context`. Its segments are virtual memory. Other processes can map
-    /// this memory by file descriptor, and by fabric handle if the driver [grants](Sharing::granted) that. The segments
-    /// are contiguous in the address space. Their sizes follow from `geometry`, which must be equal on all ranks. Not
-    /// collective, but all ranks must make a domain's pools in the same order. For other kinds of memory use
-    /// [`with_source`](Self::with_source).
+    /// Makes a pool of `domain` on the device of `context`. Its segments are allocated with CUDA virtual memory
+    /// management. Other processes can map this memory by file descriptor, and by fabric handle if the driver
+    /// [grants](Sharing::granted) that. The segments have adjacent addresses. Their sizes follow from `geometry`, which
+    /// must be equal on all ranks. Not collective, but all ranks must make a domain's pools in the same order. For
+    /// other kinds of memory use [`with_source`](Self::with_source).
     ///
     /// # Errors
-    /// [`SymmetricError::Source`] if the device has no virtual memory, or not enough free memory for a test of the
-    /// handle types.
+    /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has not enough free
+    /// memory for a test of the handle types. [`SymmetricError::Granularity`].
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = Sharing::granted(context)
             .and_then(|sharing| VirtualMemorySource::new(context, sharing))
@@ -122,7 +122,7 @@ impl SymmetricPool {
     /// members.
     ///
     /// # Errors
-    /// [`SymmetricError::Granularity`].
+    /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
     pub fn with_source(
         domain: &Domain,
         source: Arc<dyn SegmentSource>,
@@ -167,8 +167,9 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Makes room for a block of `bytes` bytes: a new segment, unless a segment has that room already. Later blocks
-    /// that fit there need no new segment, for example in a graph capture. The next commit makes the segment a window.
+    /// Makes room for a block of `bytes` bytes: adds a segment, unless a segment already has a free range of that size.
+    /// Later blocks that fit into the range need no new segment, for example in a graph capture. The next commit makes
+    /// the new segment a window.
     ///
     /// Does not wait for other ranks. A reservation is part of the sequence of requests that must be equal on all
     /// ranks.
@@ -200,8 +201,8 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Publishes a new segment before its block is returned. Pins the block for the declared captures, and for the
-    /// captures that this thread has begun: they may use the block, whichever thread enqueues that work.
+    /// Makes the block of `placed`. If `placed` added a segment, publishes the segment first. Pins the block for the
+    /// declared captures and for the captures that this thread has begun, because these captures may use the block.
     #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
@@ -222,7 +223,7 @@ impl SymmetricPool {
         for stream in captures_of_this_thread() {
             let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if is_own && self.memory.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
-                // The driver failed to report whether the stream captures, so it may.
+                // The driver failed to report whether the stream captures. Assume that it does.
                 self.memory.hold_without_graph(address, bytes);
             }
         }
@@ -235,8 +236,8 @@ impl SymmetricPool {
         }
     }
 
-    /// Looks up the `bytes` bytes at `ptr`: their place, and the state of their segment in `group`. `None` if they
-    /// are not in this pool.
+    /// Looks up the `bytes` bytes at `ptr`: their segment and offset, and the state of the segment in `group`. `None`
+    /// if they do not begin in a segment of this pool.
     ///
     /// Takes no lock and allocates nothing, except during a [declared capture](Self::begin_capture): then it also marks
     /// the bytes as used by the capture.
@@ -257,9 +258,9 @@ impl SymmetricPool {
         Ok(found)
     }
 
-    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in it in bytes: for
-    /// device code and one-sided operations, which name windows and offsets. `None` if [`lookup`](Self::lookup) does
-    /// not find [`Standing::Window`].
+    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
+    /// Device code and one-sided operations take a window and an offset as arguments. `None` if
+    /// [`lookup`](Self::lookup) does not find [`Standing::Window`].
     ///
     /// # Errors
     /// [`LookupError::SpansSegments`].
@@ -291,13 +292,13 @@ impl SymmetricPool {
         arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.bytes).sum()
     }
 
-    /// State of the allocation log: number of operations, and their hash. Equal on all ranks that made the same
+    /// State of the allocation log: number of operations, and the hash over them. Equal on all ranks that made the same
     /// requests.
     pub fn log(&self) -> LogPoint {
         self.memory.arena().log().state().into()
     }
 
-    /// Removes the state of a group whose communicator has ended.
+    /// Removes the state of a group whose communicator has ended, including its poison.
     pub fn forget(&self, group: GroupId) {
         let group_state = self.group_states().get(&group).cloned();
         if let Some(group_state) = group_state {
@@ -328,7 +329,7 @@ impl SymmetricPool {
         self.table.load_full()
     }
 
-    /// Replaces the table, under the arena's lock.
+    /// Replaces the table with the result of `change`, which runs under the arena's lock.
     pub(crate) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
         // The lock also orders this with the publication of new segments.
         let _alone = self.memory.arena();

@@ -9,23 +9,23 @@ use crate::{
 };
 
 impl SymmetricPool {
-    /// Returns the addresses of `block` on every member of `group`, as this rank's device accesses them. They are
-    /// NCCL's own mappings of the block's window, so nothing is exchanged or mapped again. Not collective; call it
+    /// Returns the address of `block` on every member of `group`, as mapped on this rank's device. NCCL mapped the
+    /// memory when it registered the window, so this call neither exchanges nor maps anything. Not collective; call it
     /// after a [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
     /// retired.
     ///
     /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
-    /// block gives the same type with every NCCL release, also for groups without windows.
+    /// block returns the same type with every NCCL release, also for groups without windows.
     ///
     /// # Safety
-    /// The addresses are valid while the group's communicator is: nothing may use them after it was aborted or
-    /// destroyed.
+    /// The addresses are valid only until the group's communicator is aborted or destroyed. Nothing may use them
+    /// afterwards.
     ///
     /// # Errors
-    /// [`WindowPeersError::NoWindow`] for a block that is in no window of the group, or of another pool;
+    /// [`WindowPeersError::NoWindow`] if the block is in no window of the group, or belongs to another pool;
     /// [`WindowPeersError::Comm`] if NCCL fails, does not return before `deadline`, or is older than 2.29;
     /// [`WindowPeersError::OutOfReach`] if this device cannot access a member's memory directly;
-    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be made.
+    /// [`WindowPeersError::Driver`] if the device array of the addresses cannot be made.
     ///
     /// ```no_run
     /// # use process_group::{ProcessGroup, store::Deadline};

@@ -1,4 +1,5 @@
-//! Places of buffers (segment and offset in a pool). The members of a group compare them before each operation.
+//! Places of buffers (segment and offset in a pool), which the members of a group compare: places in windows in each
+//! operation, and all places in checked mode.
 
 use std::sync::{Arc, Weak};
 
@@ -8,7 +9,7 @@ use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, pla
 use super::{BufferLocation, Standing, SymmetricPool, index::Published};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// The places of one pool in one group. Look-ups find nothing once the pool is dropped.
+/// Looks up places in one pool for one group. Finds nothing once the pool is dropped.
 struct Places {
     pool: PoolId,
     group: GroupId,
@@ -22,9 +23,9 @@ impl SymmetricPlaces for Places {
         SymmetricPlan { identity, name: self.pool.to_string() }
     }
 
-    /// Returns the place of a range, if it lies in a segment that the group has committed. The segment need not have a
-    /// window. So the members' places are compared whether or not there are windows. If the range begins in a segment,
-    /// committed or not, and extends beyond it, returns the text of that error instead.
+    /// Returns the place of a range if the range lies in a segment that the group has committed, with or without a
+    /// window. If the range begins in a segment, committed or not, and extends beyond it, returns the text of
+    /// [`LookupError::SpansSegments`](super::LookupError::SpansSegments). Otherwise returns `None`.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {
@@ -44,7 +45,7 @@ impl SymmetricPlaces for Places {
     }
 }
 
-/// Invalidates the places that groups have looked up, when a pool is dropped.
+/// Part of a pool. When the pool is dropped, invalidates the places that groups have cached.
 pub(super) struct PlacesInvalidation;
 
 impl Drop for PlacesInvalidation {

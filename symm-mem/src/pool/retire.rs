@@ -33,12 +33,12 @@ use crate::{
 pub struct RetireReport {
     /// Ordinals of the retired segments.
     pub ordinals: Vec<u32>,
-    /// Number of bytes of these segments that were returned to the driver. Memory that the driver failed to release is
-    /// not counted, nor is memory of earlier retirements that this call returned.
+    /// Number of bytes of these segments that this call returned to the driver. Memory that the driver failed to
+    /// release is not counted. Memory of earlier retirements is not counted, even if this call returned it.
     ///
-    /// It is 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory.
-    /// The memory is then returned by the next retirement after the pool has [forgotten](SymmetricPool::forget) the
-    /// group, or with the rest of the pool's memory.
+    /// 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory. The
+    /// next retirement after the pool has [forgotten](SymmetricPool::forget) the group then returns the memory.
+    /// Without such a retirement, the memory is returned with the rest of the pool's memory.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
     pub windows: usize,
@@ -59,12 +59,12 @@ impl SymmetricPool {
     ///
     /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
     /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
-    /// and both ends of each message. Every rank must pass all of its groups that have committed any of the segments.
-    /// No block and no [graph](super::GraphPin) of any rank may hold the segments.
+    /// and the send and the receive of each message. Every rank must pass all of its groups that have committed any of
+    /// the segments. No rank may have a block in the segments or a [graph](super::GraphPin) that uses them.
     ///
-    /// The protocol waits until all devices are idle. Then every rank unmaps its peers' segments and deregisters its
-    /// windows, group by group in one order. When all ranks have reported that, the memory is freed. Addresses of
-    /// other blocks stay valid.
+    /// Every rank waits until its devices are idle. Once all ranks have reported that, every rank unmaps its peers'
+    /// segments and deregisters its windows, group by group in one order. Once all ranks have reported that too, every
+    /// rank frees the memory of the segments. Addresses of other blocks stay valid.
     ///
     /// # Errors
     /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
@@ -72,7 +72,7 @@ impl SymmetricPool {
     /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch),
     /// [`QuiesceFailed`](crate::Refusal::QuiesceFailed), [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that
     /// a commit can return too. If a rank dies or fails while it deregisters its windows, the others get
-    /// [`ErrorKind::Poisoned`], which is the same on every rank of the domain, except that each lists its own groups.
+    /// [`ErrorKind::Poisoned`]: with the same reason on every rank, and with the poisoned groups of the rank itself.
     #[track_caller]
     pub fn retire(
         &self,
@@ -109,7 +109,8 @@ impl SymmetricPool {
         Err(call.error(ErrorKind::of_ending(ending, failure, poisoned)))
     }
 
-    /// The groups that take part, in ascending order, and a problem with one of them, if any.
+    /// Returns the groups that take part, in ascending order, and a description of a problem with one of the groups,
+    /// if there is one.
     fn parties<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Party<'a>>, Option<String>) {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
@@ -133,7 +134,7 @@ impl SymmetricPool {
         (parties, trouble)
     }
 
-    /// Begins a retirement of `ordinals`, ascending, with the groups of `group_states`.
+    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -184,8 +185,8 @@ impl SymmetricPool {
         Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
 
-    /// Runs this rank's part in the retirement. Also returns the number of windows that this rank deregistered, and the
-    /// store's error if the store failed.
+    /// Runs this rank's part in the retirement. Returns its result, the number of windows that this rank deregistered,
+    /// and the store's error if the store failed.
     fn run_retirement(
         &self,
         start: Start<RetireProtocol>,
@@ -208,8 +209,8 @@ impl SymmetricPool {
                 }
             }
         };
-        // Once windows are deregistered, every live rank posts its outcome before the time limit. If the wait ended
-        // early because a group has ended, ranks that still deregister would be blamed.
+        // From the deregistration on, the end of a group does not end the wait. Every live rank posts its outcome
+        // before the deadline. If the wait ended earlier, ranks that still deregister would be named as culprits.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {
@@ -238,7 +239,8 @@ impl SymmetricPool {
             .cloned()
             .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
             .collect();
-        // The driver's wait has no deadline. It runs on a thread that continues until the device is idle.
+        // The driver's wait has no deadline, so another thread waits. After a timeout, the thread continues until the
+        // devices are idle.
         let (done, wait) = mpsc::channel();
         let rest = move || {
             let rested = contexts.iter().try_for_each(Context::synchronize);
@@ -268,8 +270,8 @@ impl SymmetricPool {
             match deregister_from(party, ordinals, &table, deadline) {
                 Ok(windows) => gone += windows,
                 Err(error) => match (party.group.standing(), error) {
-                    // The group's end caused the failure. The windows of the other groups are deregistered all the
-                    // same.
+                    // The group's end caused the failure. The windows of the other groups are deregistered
+                    // nevertheless.
                     (Err(ended), _) => {
                         over.push(party.group.id());
                         end.get_or_insert(ended.to_string());
@@ -313,8 +315,8 @@ impl SymmetricPool {
         }
     }
 
-    /// Takes the segments out of use, and frees their memory if nothing can access it. Returns the number of bytes
-    /// freed.
+    /// Removes the segments from the pool. Frees their memory, and memory of earlier retirements, unless a group of
+    /// this pool is poisoned. Returns the number of bytes freed of these segments.
     #[track_caller]
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         self.update_table(|table| table.without_segments(ordinals));
@@ -333,7 +335,7 @@ impl SymmetricPool {
             let out = arena.retire(*ordinal);
             debug_assert!(out.is_ok(), "{out:?}");
         }
-        // A poisoned group's communicator may have windows that could not be freed.
+        // A poisoned group's communicator may still have windows in the memory.
         if is_reached {
             return 0;
         }
@@ -386,18 +388,19 @@ fn deregister_from(
     Ok(count)
 }
 
-/// Circumstances of a retirement: its groups and the calling thread. Collecting them does not fail: problems go into
-/// the record, so that all ranks learn of them.
+/// Whether this rank can begin a retirement, and the work that it has enqueued on the groups. Errors of these checks go
+/// into `readiness`, which becomes part of the rank's record, so that all ranks learn of them.
 pub(crate) struct Found {
     pub(crate) readiness: Readiness,
     pub(crate) enqueued: Vec<Enqueued>,
 }
 
 impl Found {
-    /// Checks the groups that take part, and the pool's own context.
+    /// Checks the groups that take part, the pool's own context, and the calling thread. `trouble` is a problem that is
+    /// already known.
     fn of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Self {
         let trouble = trouble.or_else(|| {
-            // If a group has ended, its cause says more than the error of its communicator.
+            // If a group has ended, its error is more specific than that of its communicator.
             parties.iter().find_map(|party| match party.group.standing() {
                 Err(ended) => Some(ended.to_string()),
                 Ok(()) => party.group.communicator().check().err().map(|error| error.to_string()),

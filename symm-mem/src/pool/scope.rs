@@ -1,5 +1,5 @@
-//! Regions of a program whose new segments are committed at the end, and a symmetric pool as a source of a caching
-//! allocator.
+//! Regions of a program whose new segments are committed at the end, and a symmetric pool as the segment source of a
+//! caching allocator.
 
 use std::{
     collections::BTreeMap,
@@ -21,10 +21,10 @@ use crate::{
     error_kind::ErrorKind,
 };
 
-/// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish).
+/// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish), which commits the new segments.
 ///
-/// If it is dropped without `finish`, nothing is committed. The new segments stay without windows, and the next commit
-/// or the next finished scope registers them. Dropping it neither blocks nor fails.
+/// If the scope is dropped without `finish`, nothing is committed. The new segments stay without windows, and the next
+/// commit or the next finished scope registers them. The drop neither blocks nor fails.
 #[must_use = "only `finish` commits the new segments"]
 pub struct PoolScope<'a> {
     pool: &'a SymmetricPool,
@@ -34,8 +34,9 @@ pub struct PoolScope<'a> {
 }
 
 impl<'a> PoolScope<'a> {
-    /// Makes the requests of this thread to an allocator use `pool` until the end of the scope. `pool` is a pool of
-    /// that allocator with a [`PoolSource`] of the scope's pool. A second call replaces the first.
+    /// Routes this thread's requests to a caching allocator to `pool`, a pool of that allocator, until the end of the
+    /// scope. The source of `pool` must be a [`PoolSource`] of the scope's symmetric pool. A second call replaces the
+    /// first.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -49,31 +50,31 @@ impl<'a> PoolScope<'a> {
 
     /// Ends the scope, and commits the pool's new segments for the scope's groups, as [`commit_all`] does. Collective
     /// over each group: all members call it at the same point of the program. Returns one result for each group, in the
-    /// order given.
+    /// order of the groups in [`SymmetricPool::scope`].
     ///
     /// All members take part in the first commit of a group, also those without new segments. If they have different
     /// numbers of segments, under the default policy all get
-    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). It says what to allocate or to drop, or
-    /// that the pools cannot be made equal again. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member
-    /// that has not called `finish` or `commit` by the deadline: look at its first error.
+    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The refusal says what to allocate or to
+    /// drop, or that the pools cannot be made equal again. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names
+    /// a member that has not called `finish` or `commit` by the deadline: look at the first error of that member.
     ///
     /// After the first commit of a group, a rank without new segments for the group skips the commit: it neither uses
     /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
-    /// segments, and all of them skip the commit or none. After a refused request, a rank does not skip commits until
-    /// the request is granted, or until a commit finds that the requests of all members are equal. So the next commit
-    /// reports a lack of memory on one rank to all members.
+    /// segments, so either all of them skip the commit or none does. After a failed request, a rank does not skip
+    /// commits until the request is repeated with success, or until a commit finds that the requests of all members are
+    /// equal. So the next commit reports a lack of memory on one rank to all members.
     ///
-    /// If a member has made other requests, it may skip a commit that the others do not skip. The others then wait
-    /// until their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. A skipped
-    /// commit is counted, so the next commit of that member meets the next commit of the others. That commit compares
-    /// all requests and reports the first difference. If that member begins its next commit while the others still wait
-    /// in the earlier one, both commits fail with a `SyncTimeout` that names a circle, and the commit after them
-    /// reports the difference. Until then, collectives on different memory are detected: the members compare a hash of
-    /// each collective, which contains the places of the collective's buffers in committed segments.
+    /// A member that has made other requests may skip a commit that the others do not skip. The others then wait until
+    /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. The member counts the
+    /// skipped commit, so all members meet again in the next commit. That commit compares all requests and reports the
+    /// first difference. If the member begins its next commit while the others still wait in the earlier one, both
+    /// commits fail with a `SyncTimeout` that lists the circle of ranks that wait for each other, and the commit after
+    /// them reports the difference. Until then, collectives on different windows or offsets are detected: the members
+    /// compare a hash of each collective, which contains the positions of the collective's buffers in windows.
     ///
     /// # Errors
-    /// Those of [`SymmetricPool::commit`], for each group. [`ErrorKind::GroupOver`] for a group that has ended or was
-    /// aborted, at once, if this rank has nothing new for it.
+    /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or
+    /// was aborted, it gets [`ErrorKind::GroupOver`] at once.
     #[must_use = "each result may be an error"]
     pub fn finish(self) -> Vec<Result<CommitReport, Error>> {
         let Self { pool, groups, options, route } = self;
@@ -94,7 +95,8 @@ impl fmt::Debug for PoolScope<'_> {
 }
 
 impl SymmetricPool {
-    /// Begins a region whose new segments become windows of `groups` at its end.
+    /// Begins a region of the program. [`PoolScope::finish`] ends the region, and commits the pool's new segments for
+    /// `groups`.
     ///
     /// ```no_run
     /// # use process_group::ProcessGroup;
@@ -113,9 +115,9 @@ impl SymmetricPool {
         PoolScope { pool: self, groups: groups.to_vec(), options: CommitOptions::default(), route: None }
     }
 
-    /// Skips the commit if this rank has nothing to commit for the group. Returns the result of the skipped commit
-    /// then, otherwise `None`. A commit is also needed if the group has had none, if it is poisoned, or after a refused
-    /// request.
+    /// Skips the commit for `group` if this rank need not commit, and returns the result of the skipped commit. Returns
+    /// `None` if a commit is needed: if there are new segments, if a request has failed since the last commit that
+    /// found equal requests, if the group is poisoned, or if the group has had no commit.
     fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.group_states().get(&id).cloned()?;
@@ -157,21 +159,21 @@ impl SymmetricPool {
     }
 }
 
-/// A symmetric pool as the source of a pool of a caching allocator. Each segment of that pool is a block of the
-/// symmetric pool.
+/// A symmetric pool as the segment source of a pool of a caching allocator (the *routed pool* below). Each segment of
+/// the routed pool is a block of the symmetric pool.
 ///
-/// The ranks must request and free the same segments in the same order. This holds if all ranks allocate and drop the
-/// same blocks of the allocator's pool in the same order, and use them on one stream. Otherwise the places of blocks
-/// may differ, which the next commit or the hash of a collective reports.
+/// The ranks must request and free the same segments in the same order. They do so if all ranks allocate and drop the
+/// same blocks of the routed pool in the same order, and use them on one stream. Otherwise the placement of blocks may
+/// differ between ranks. The next commit, or the hash of a collective, reports the difference.
 ///
-/// Calls that release cached segments of all pools of an allocator free segments of this pool too, so all ranks must
-/// make them alike: `Allocator::empty_cache` and the collection of idle segments. An allocator also releases cached
-/// segments before it refuses a request for lack of memory, which depends on the free memory of each rank. An allocator
-/// that serves only this pool does so only if the symmetric pool itself is out of memory.
+/// `Allocator::empty_cache` and the collection of idle segments release cached segments of all pools of the allocator,
+/// including the routed pool. So all ranks must make these calls at the same points of the program. An allocator also
+/// releases cached segments before it refuses a request for lack of memory, and that depends on the free memory of each
+/// rank. An allocator whose only pool is the routed pool does so only if the symmetric pool itself is out of memory.
 ///
 /// A request for a new segment blocks the calling thread until the streams of dropped slices
-/// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, such as during a
-/// capture of the stream. A request that fails so counts as an allocation and a free.
+/// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, for example
+/// because the stream captures. The symmetric pool's log then contains an allocation and a free.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -191,7 +193,7 @@ impl SymmetricPool {
 #[derive(Debug)]
 pub struct PoolSource {
     pool: Arc<SymmetricPool>,
-    /// The blocks, by address.
+    /// The blocks that are segments of the routed pool, by address.
     blocks: Mutex<BTreeMap<u64, SymmetricBlock>>,
 }
 
@@ -218,7 +220,7 @@ impl SegmentSource for PoolSource {
                 SymmetricError::OutOfMemory { .. } => SourceError::OutOfMemory { wanted: bytes },
                 error => SourceError::Failed { call: "SymmetricPool::allocate", source: Box::new(error) },
             })?;
-        // The allocator uses the memory on streams that the pool does not know.
+        // The allocator may use the memory on any stream, so the work on dropped slices must be done.
         if !self.pool.memory().dropped_on().wait() {
             let source = "the work on dropped slices of the pool cannot be waited for: a stream of theirs captures, or failed";
             return Err(SourceError::Failed { call: "SymmetricPool::allocate", source: source.into() });

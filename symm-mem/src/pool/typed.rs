@@ -28,8 +28,8 @@ pub enum SliceError {
          capture, or use one stream for all slices of the pool"
     )]
     WhileCapturing,
-    /// The streams could not be ordered. This includes a capture of one of them that another thread began during the
-    /// call.
+    /// A driver call to order the streams failed, for example because another thread began a capture on one of them
+    /// during the call.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
 }
@@ -40,9 +40,10 @@ struct SliceMemory {
     stream: Stream,
 }
 
-// SAFETY: the stream is that of the slice. A dropped block is placed again for a slice of the same stream, or of one
-// that waits for this stream first. Users of untyped blocks promise to order their uses after those of the former
-// owner. The pool keeps the memory until no block, window or graph uses it, and the streams of dropped slices are done.
+// SAFETY: `stream` returns the slice's stream, which `alloc` has checked. The memory of a dropped block goes to a slice
+// of the same stream, or of one that waits for this stream first. Users of untyped blocks promise to order their uses
+// after those of the former owner. The pool frees the memory only after no block, window or graph uses it and the work
+// on the streams of dropped slices has ended.
 // A leaked clone of a block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
@@ -62,8 +63,9 @@ impl Drop for SliceMemory {
 
 impl SymmetricPool {
     /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
-    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of as many bytes: every
-    /// rank must allocate and drop its slices in the same order, and a commit makes their segments windows.
+    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of the slice's size in
+    /// bytes: every rank must allocate and drop its slices in the same order, and a commit makes their segments
+    /// windows.
     ///
     /// Dropping the slice frees its block without a wait for the device. A later call may give the memory to a slice of
     /// another stream. So each call makes its `stream` wait for the work on the streams of all slices dropped so far.
@@ -84,10 +86,12 @@ impl SymmetricPool {
     /// ```
     ///
     /// # Errors
-    /// [`SliceError`]. The pool's log of requests, which must be equal on all ranks, records a call that fails with
-    /// [`SliceError::Pool`], except for an invalid size ([`SymmetricError::Size`]). If a call fails with
-    /// [`SliceError::Driver`] after the block was placed, the log records an allocation and a free. The log records no
-    /// other failed call.
+    /// [`SliceError`]. The pool's log of requests must be equal on all ranks, and records some of the failed calls:
+    /// - [`SliceError::Pool`]: recorded as an allocation, except for an invalid size ([`SymmetricError::Size`]), which
+    ///   is not recorded.
+    /// - [`SliceError::Driver`]: recorded as an allocation and a free if the block was already placed. Otherwise not
+    ///   recorded.
+    /// - Other errors: not recorded.
     #[track_caller]
     pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
         if self.context.as_ref() != Some(stream.context()) {

@@ -17,9 +17,9 @@ use cuda_driver::{
 
 use super::{Layout, buffers::PeerMappingCache, protocol::Subject};
 
-/// Memory that peers can map, as an allocation of its own. Clones share the memory.
+/// An allocation outside of all pools that peers can map. Clones share the memory.
 ///
-/// The pages stay allocated while any handle on any rank lives, because a peer's mapping keeps them.
+/// The pages stay allocated while a handle on this rank or a peer's mapping exists.
 #[derive(Debug, Clone)]
 pub struct PeerMemory {
     pub(super) inner: Arc<Inner>,
@@ -47,7 +47,7 @@ pub enum AllocationError {
     /// The error of the driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// A size of 0 bytes, a size larger than the address space, or one larger than the mapping.
+    /// The size is 0 bytes, overflows `usize`, or exceeds the mapping given to [`PeerMemory::from_mapping`].
     #[error("{}; expected at least 1 byte, and no more than the mapping has", match bytes {
         Some(bytes) => format!("invalid size of {bytes} bytes"),
         None => "invalid size of more bytes than fit into an address".to_owned(),
@@ -111,12 +111,12 @@ impl PeerMemory {
     ///
     /// - `mapping` must cover all of the physical memory, because peers map all of it. It must give access to this
     ///   rank's device. The physical memory must be exportable, and accessible to the devices of the peers.
-    /// - `bytes` is the size that the memory reports ([`bytes`](Self::bytes)), at most that of the mapping.
+    /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most the size of the mapping.
     /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
     ///   memory.
     ///
     /// # Errors
-    /// [`AllocationError::Size`] if `bytes` is 0 or more than the mapping has.
+    /// [`AllocationError::Size`] if `bytes` is 0 or larger than the mapping.
     pub fn from_mapping(mapping: Mapping, bytes: usize, id: Option<u64>) -> Result<Self, AllocationError> {
         Self::mapped(mapping, bytes, id.map_or(Subject::Allocation, |id| Subject::Persistent { id }))
     }
@@ -243,7 +243,7 @@ impl CudaAllocator {
         Self { context: context.clone(), handles, persistent: Mutex::default() }
     }
 
-    /// The handle types of its memory.
+    /// The handle types of the memory that it allocates.
     #[must_use]
     pub fn handles(&self) -> HandleTypes {
         self.handles

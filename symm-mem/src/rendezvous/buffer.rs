@@ -9,12 +9,12 @@ use cuda_driver::{Context, DevicePtr, Stream, vmm::PhysicalMemory};
 use super::{PeerMemory, buffers::PeerMappingCache, protocol::Subject};
 use crate::pool::{Memory as PoolMemory, SymmetricBlock};
 
-/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. It keeps the
-/// memory allocated.
+/// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. The buffer keeps
+/// the block or the `PeerMemory` allocated.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     memory: Memory,
-    /// The offset in the block or allocation, in bytes.
+    /// The offset in the block, segment or allocation, in bytes.
     offset: usize,
     bytes: usize,
 }
@@ -22,7 +22,7 @@ pub struct Buffer {
 #[derive(Debug, Clone)]
 enum Memory {
     Pool(SymmetricBlock),
-    /// A whole segment of a pool. It may be retired.
+    /// A whole segment of a pool. The pool can retire the segment while this buffer exists.
     Segment(Arc<PoolMemory>, u32),
     Own(PeerMemory),
 }
@@ -45,6 +45,7 @@ pub(crate) struct Allocation {
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,
+    /// True if the memory belongs to a pool that a declared capture has frozen.
     pub(super) frozen: bool,
 }
 
@@ -67,7 +68,7 @@ impl From<&Buffer> for Buffer {
 }
 
 impl Buffer {
-    /// All `bytes` bytes of a segment of a pool. Does not keep the segment from being retired.
+    /// Creates a buffer of all `bytes` bytes of a segment. The pool can retire the segment while the buffer exists.
     pub(crate) fn of_segment(memory: &Arc<PoolMemory>, ordinal: u32, bytes: u64) -> Self {
         Self { memory: Memory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
     }
@@ -96,7 +97,7 @@ impl Buffer {
         base + self.offset
     }
 
-    /// Its length in bytes.
+    /// The length of the buffer in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -107,8 +108,8 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
-    /// The segment number of the allocation, by which the mapping cache identifies it. 0 for an allocation that belongs
-    /// to no pool.
+    /// The number of the segment that contains the buffer, or 0 for an allocation that belongs to no pool. It is part
+    /// of the key in [`PeerMappingCache`].
     pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
     }
@@ -130,7 +131,7 @@ impl Buffer {
         }
     }
 
-    /// The whole allocation; `None` if it is a segment that was retired.
+    /// The whole allocation that contains the buffer, or `None` if it is a retired segment.
     pub(crate) fn allocation(&self) -> Option<Allocation> {
         let (memory, Placement { ordinal, .. }) = match self.memory.in_pool() {
             Ok(place) => place,
@@ -151,7 +152,8 @@ impl Buffer {
         })
     }
 
-    /// The physical memory of the allocation; `None` if it is a segment that was retired meanwhile.
+    /// The physical memory of `allocation`, the value that [`allocation`](Self::allocation) has returned. `None` if it
+    /// is a segment that was retired since then.
     pub(crate) fn physical(
         &self,
         context: &Context,

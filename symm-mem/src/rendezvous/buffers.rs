@@ -14,7 +14,8 @@ use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WindowPeersError {
-    /// A rank's memory is not directly accessible: it is on another host, or there is no link.
+    /// This rank's device cannot access another rank's memory directly: the rank is on another host, or neither NVLink
+    /// nor PCIe gives peer access.
     #[error("the window of rank {rank} cannot be reached directly from here")]
     OutOfReach {
         /// The rank, in the communicator.
@@ -45,9 +46,9 @@ pub enum WindowPeersError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Origin {
-    /// This rank has mapped it.
+    /// This crate has mapped the peers' memory on this rank.
     Mapped,
-    /// NCCL has mapped it for a window.
+    /// NCCL has mapped the peers' memory for a window.
     Window,
 }
 
@@ -59,20 +60,20 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Dropped before the array.
+    /// Registers this rank's own buffer under the address of the array. Dropped before the array.
     _own: Option<OwnBuffer>,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
     /// Dropped after the array, which contains their addresses.
     _mapped: Vec<Mapping>,
-    /// Keeps the block, so that its segment is not retired.
+    /// The block in the window, or `None` for a whole window. Keeps the block's segment from being retired.
     _block: Option<SymmetricBlock>,
 }
 
 impl PeerBuffers {
-    /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank, this rank's
-    /// own at index `place`. `mapped` are the mappings of the other ranks' memory.
+    /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank. The address
+    /// of this rank's own memory is at index `place`. `mapped` are the mappings of the other ranks' memory.
     pub(super) fn mapped(
         context: &Context,
         (place, addresses): (usize, Vec<DevicePtr>),
@@ -84,8 +85,8 @@ impl PeerBuffers {
         Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
     }
 
-    /// Returns every rank's memory of a window of `communicator`, as NCCL has mapped it (2.29 and later). Contacts no
-    /// other rank. `deadline` limits the calls of NCCL.
+    /// Returns the addresses of every rank's memory in a window of `communicator`. NCCL has mapped this memory. Needs
+    /// NCCL 2.29 or later. Contacts no other rank. `deadline` limits the calls of NCCL.
     ///
     /// # Safety
     /// The addresses are valid only while the window is registered. They must not be used after that.
@@ -93,7 +94,7 @@ impl PeerBuffers {
     /// # Errors
     /// [`WindowPeersError::OutOfReach`] for a rank whose memory is not accessible from this device;
     /// [`WindowPeersError::Comm`] with the errors of [`Communicator::window_peers`], which needs NCCL 2.29;
-    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be made.
+    /// [`WindowPeersError::Driver`] if the array of the addresses cannot be allocated or filled.
     pub unsafe fn of_window(
         communicator: &Communicator,
         window: &Window,
@@ -102,7 +103,8 @@ impl PeerBuffers {
         Self::inside_window(communicator, window, 0, window.bytes(), deadline)
     }
 
-    /// Like [`of_window`](Self::of_window), but for a pool's block at `offset` in the window. Keeps the block.
+    /// Like [`of_window`](Self::of_window), but for a pool's block at `offset` bytes in the window. The result keeps
+    /// the block, so that its segment is not retired.
     pub(crate) fn of_block(
         communicator: &Communicator,
         window: &Window,
@@ -169,8 +171,9 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
 /// Identifies a [`Rendezvous`](super::Rendezvous) in the caches of the allocations. Compared by address.
 pub(super) type RendezvousKey = Arc<()>;
 
-/// The [`PeerBuffers`] of an allocation or of a pool's segments, by the [`Rendezvous`](super::Rendezvous) and the
-/// number of the segment. The cache is stored in the allocation or the pool, and freed with it.
+/// The [`PeerBuffers`] of one allocation or of one pool's segments. The key is the [`Rendezvous`](super::Rendezvous)
+/// and the number of the segment, or 0 for an allocation. The cache is stored in the allocation or the pool, and freed
+/// with it.
 #[derive(Debug, Default)]
 pub(crate) struct PeerMappingCache {
     entries: Mutex<Vec<PeerMapping>>,
@@ -202,13 +205,14 @@ impl PeerMappingCache {
         Some((mapping.since, mapping.buffers.clone()))
     }
 
-    /// Removes the buffers of these segments, for all groups. The peers' memory is unmapped, unless a handle keeps it.
+    /// Removes the entries of these segments for every [`Rendezvous`](super::Rendezvous). The peers' memory is unmapped
+    /// once no handle uses it.
     pub(crate) fn forget(&self, ordinals: &[u32]) {
         self.lock().retain(|mapping| !ordinals.contains(&mapping.ordinal));
     }
 
-    /// Sets the buffers of a segment for `group`, and removes the entries of every [`Rendezvous`](super::Rendezvous)
-    /// that has been dropped.
+    /// Sets the buffers of a segment for `group`. `since` is the number of the rendezvous that mapped them. Also
+    /// removes the entries of every [`Rendezvous`](super::Rendezvous) that has been dropped.
     pub(super) fn put(&self, group: &RendezvousKey, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
         let mut mappings = self.lock();
         mappings.retain(|mapping| mapping.group.strong_count() > 0 && !mapping.is(group, ordinal));

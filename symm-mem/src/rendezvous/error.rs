@@ -12,7 +12,7 @@ pub enum ViewError {
         /// The number of ranks in the group.
         world: usize,
     },
-    /// The view exceeds the buffer.
+    /// The view exceeds the buffer, or the part of the signal pad that programs may use.
     #[error("a view of {needed:?} bytes at byte {offset:?} leaves the {what} of {bytes} bytes")]
     OutOfBounds {
         /// `buffer` or `signal pad`.

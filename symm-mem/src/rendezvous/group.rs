@@ -20,7 +20,8 @@ use crate::{
     group_object::GroupObject,
 };
 
-/// A group as a rendezvous needs it: its members, this rank's place among them, and the store that they use to agree.
+/// The information on a group that a rendezvous needs: its id and name, its members, this rank's place (index) in the
+/// list of members, and the store for the members' agreements.
 #[derive(Clone)]
 pub struct GroupInfo {
     pub(super) id: GroupId,
@@ -40,9 +41,9 @@ pub enum GroupInfoError {
     AlreadySet {
         /// The group.
         name: String,
-        /// This rank's place in it, as set before.
+        /// This rank's place in the group that was set.
         rank: usize,
-        /// Its members, as set before.
+        /// The members of the group that was set.
         ranks: Vec<u32>,
     },
     /// No group of this name was set.
@@ -53,7 +54,7 @@ pub enum GroupInfoError {
         /// The names of all groups that are set.
         known: Vec<String>,
     },
-    /// This rank's place is not among the members, or a rank occurs twice.
+    /// This rank's place is not below the number of members, or a rank occurs twice.
     #[error(
         "place {rank} in a group of the ranks {ranks:?}: expected a place below their number, and each rank once"
     )]
@@ -66,9 +67,9 @@ pub enum GroupInfoError {
 }
 
 impl GroupInfo {
-    /// Creates the information of a group without a process group. `ranks` are its members as ranks of the job, and
-    /// `rank` is this rank's place among them. All members give the same name and ranks. Two groups that share a
-    /// store have different names.
+    /// Creates the information on a group that has no [`ProcessGroup`]. `ranks` are the members as ranks of the job.
+    /// `rank` is this rank's place (index) in `ranks`. All members must give the same name and ranks. Two groups that
+    /// share a store must have different names.
     ///
     /// # Errors
     /// [`GroupInfoError::NoSuchPlace`].
@@ -85,8 +86,8 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two groups' names collide, their members meet in the store. They get an error if their lists
-        // of ranks or the numbers of their rendezvous differ.
+        // If the hashes of two groups' names collide, both groups use the same keys in the store. Their members get an
+        // error if the two groups' lists of ranks or numbers of rendezvous differ.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
@@ -123,12 +124,12 @@ impl GroupInfo {
     }
 
     /// Returns an error once the group has ended, so that callers stop waiting for the other members. Always succeeds
-    /// for information that was not made from a process group.
+    /// for a group that has no [`ProcessGroup`].
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 
-    /// The object of an agreement of the members.
+    /// The object for an agreement of the members. It ends the agreement's waits once the group has ended.
     pub(crate) fn object(&self) -> impl Object + use<'_> {
         GroupObject {
             rank: self.ranks[self.rank],
@@ -145,14 +146,15 @@ impl GroupInfo {
     }
 
     /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`, unless `kind` is a refusal that all members got and that is not about missing members.
+    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange stays, unless it is about missing or lost
+    /// members. All members get such a refusal.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
             ErrorKind::ExchangeRefused(refusal) => (true, refusal.is_of_the_missing()),
             _ => (false, false),
         };
-        // Removes the sockets of killed processes.
+        // A missing member may have been killed. This call removes the sockets of killed processes.
         if is_of_the_missing {
             link::sweep();
         }
@@ -197,8 +199,8 @@ impl Groups {
     /// Sets a group's information.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`] if the name is set, even with the same information: a second group of this name
-    /// is not the same group.
+    /// [`GroupInfoError::AlreadySet`] if the name is set, even with the same information, which may be that of another
+    /// group with this name.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);

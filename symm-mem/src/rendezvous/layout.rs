@@ -2,7 +2,7 @@
 
 use process_group::comm::DataType;
 
-/// A shape with strides, in elements, and the data type of the elements.
+/// The shape and the strides of a tensor, both in elements, and the data type of the elements.
 ///
 /// ```
 /// use process_group::comm::DataType;
@@ -33,7 +33,7 @@ impl Layout {
         Self { shape, strides, data_type }
     }
 
-    /// A layout with the given strides; `None` if their number differs from that of the dimensions.
+    /// A layout with the given strides, or `None` if the number of strides differs from the number of dimensions.
     #[must_use]
     pub fn strided(
         shape: impl Into<Vec<usize>>,
@@ -68,7 +68,8 @@ impl Layout {
         self.shape.iter().try_fold(1usize, |all, length| all.checked_mul(*length))
     }
 
-    /// The number of bytes from the first element to the end of the last, 0 without elements; `None` on overflow.
+    /// The number of bytes from the start of the first element in memory to the end of the last one. Returns 0 if there
+    /// are no elements, and `None` on overflow.
     #[must_use]
     pub fn bytes(&self) -> Option<usize> {
         if self.shape.contains(&0) {

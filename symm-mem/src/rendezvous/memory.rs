@@ -18,7 +18,7 @@ pub struct PeerView {
 /// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is local and
 /// cheap.
 ///
-/// It keeps this rank's memory and the mappings of the other ranks' memory, until all handles on this rank are
+/// This rank's memory stays allocated, and the other ranks' memory stays mapped, until all handles on this rank are
 /// dropped. Do not drop the last handle while work on the devices uses the memory: unmapping does not wait for that
 /// work.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl SymmetricMemory {
         &self.peers
     }
 
-    /// The ranks' signal pads. No other group uses them.
+    /// The ranks' signal pads. They belong to one [`Rendezvous`](super::Rendezvous), and no other one uses them.
     #[must_use]
     pub fn signal_pads(&self) -> &PeerBuffers {
         &self.group.pads().peers
@@ -106,7 +106,7 @@ impl SymmetricMemory {
     /// [`USER_CHANNELS`](crate::kernels::PadLayout::USER_CHANNELS) are accessible.
     ///
     /// # Errors
-    /// Those of [`buffer`](Self::buffer).
+    /// [`ViewError::NoSuchRank`], or [`ViewError::OutOfBounds`] if the tensor exceeds these words.
     pub fn signal_pad(&self, rank: usize, layout: &Layout, offset: usize) -> Result<PeerView, ViewError> {
         let pads = self.signal_pads();
         let no_rank = ViewError::NoSuchRank { rank, world: self.world_size() };

@@ -1,10 +1,10 @@
 //! Peers' memory, as in PyTorch's SymmetricMemory.
 //!
 //! The members of a group call [`Rendezvous::rendezvous`]. Each member posts a description of its memory, and all
-//! agree before anything is opened. Then each maps the others' memory, and all members succeed or none. As a result,
-//! every rank has the addresses of the buffer on all ranks ([`SymmetricMemory`]), for kernels and copies of its own
-//! device, and signal pads for signals between the ranks. If ranks differ, all of them get the same typed error
-//! before the deadline.
+//! members agree before any of them opens memory. Then each member maps the others' memory. All members succeed, or
+//! none does. On success, every rank has a [`SymmetricMemory`]. It has the addresses of all ranks' buffers, for kernels
+//! and copies of the rank's own device. It also has the addresses of the signal pads, for signals between the ranks. If
+//! the descriptions differ, all members get the same typed error before the deadline.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType};
@@ -25,14 +25,14 @@
 //! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
 //! | [`protocol`] | the agreement without I/O |
 //! | `share` | transfers memory between processes |
-//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: such memory, or a block of a pool |
+//! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout`, `error` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
-//! | `pads`, `signals` | the ranks' signals to each other, and their order |
+//! | `pads`, `signals` | signals between ranks, and the order of operations on them |
 //! | `group` | [`GroupInfo`]: the required information on a group |
 //!
-//! An allocation is mapped once for a group. In a pool, the whole segment is mapped, so all its blocks share one
-//! mapping. The allocation and the handles keep the mappings; the last one to be dropped unmaps them. A peer's mapping
-//! keeps the pages allocated, so no rank can free memory that another rank has mapped.
+//! A [`Rendezvous`] maps an allocation once. In a pool, the whole segment is mapped, so all its blocks share one
+//! mapping. The mappings exist until the allocation and all handles on this rank are dropped. A peer's mapping keeps
+//! the pages allocated, so no rank can free memory that another rank has mapped.
 
 mod allocation;
 mod buffer;
@@ -84,15 +84,16 @@ use crate::{
     kernels::PadLayout,
 };
 
-/// The operation in the errors of a rendezvous.
+/// The name of the operation in the errors of a rendezvous.
 const OPERATION: &str = "rendezvous";
 
-/// Options of a group's rendezvous. All members give the same.
+/// Options of a group's rendezvous. Give the same options on all members. If `shared_devices` differs, the rendezvous
+/// is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. The members wait for each other for half of this time: a member may come that
-    /// much later than the first. Two later phases have lower bounds, which can exceed the time limit: at least 10 s to
-    /// map the memory, and then at least 5 s to wait for the outcomes of the others.
+    /// The time limit of the agreement. A member waits for half of this time for the others to call. Two later phases
+    /// may last longer than a short time limit allows: at least 10 s to map the memory, and then at least 5 s to wait
+    /// for the outcomes of the other members.
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
@@ -167,11 +168,11 @@ impl fmt::Debug for Inner {
 
 impl Inner {
     fn pads(&self) -> &Pads {
-        // Only `Rendezvous::new` has an `Inner` whose pads are not set, and does not call this.
+        // Only `Rendezvous::new` has an `Inner` whose pads are not set, and it does not call this function.
         self.pads.get().expect("a group's rendezvous begins with its pads")
     }
 
-    /// The bytes of a pad that programs may use.
+    /// The number of bytes that programs may use, at the start of a pad.
     fn pad_bytes(&self) -> usize {
         let world = self.info.world_size();
         PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
@@ -181,11 +182,12 @@ impl Inner {
 /// The memory that a rank contributes to a rendezvous.
 struct Candidate {
     buffer: Buffer,
+    /// The number of the earlier rendezvous that mapped the peers' memory on this rank, or `None`.
     mapped: Option<u64>,
 }
 
 impl Rendezvous {
-    /// Creates the rendezvous of a process group. Collective over it, like [`new`](Self::new).
+    /// Creates the rendezvous of a process group. Collective over the group, like [`new`](Self::new).
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -197,9 +199,10 @@ impl Rendezvous {
     /// it the same number of times. In the call each member maps the signal pads of the others.
     ///
     /// # Errors
-    /// All members get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member gets another kind if its
-    /// store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), if it cannot read the
-    /// decision ([`ErrorKind::Unreadable`]), or for a bug of this crate ([`ErrorKind::OutOfStep`]).
+    /// If the members refuse, all of them get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member
+    /// gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]),
+    /// if it cannot read the decision ([`ErrorKind::Unreadable`]), or for a bug of this crate
+    /// ([`ErrorKind::OutOfStep`]).
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
@@ -230,13 +233,13 @@ impl Rendezvous {
         &self.inner.info
     }
 
-    /// Maps the corresponding buffers of all other members. Collective: all members call it at the same point of the
-    /// program, each with an allocation of its own, or each with a block of the same pool segment. The buffers have
-    /// the same size, and the same offset in their allocations. The members always agree first. If the peers' memory
-    /// is already mapped on all members, it is not mapped again.
+    /// Maps the corresponding buffers of all other members. Collective: all members must call it in the same order,
+    /// each with an allocation of its own, or each with a block of the same pool segment. The buffers must have the
+    /// same size, and the same offset in their allocations. The members agree on every call. If an earlier rendezvous
+    /// has mapped the memory on all members, it is not mapped again.
     ///
     /// # Errors
-    /// Those of [`new`](Self::new). [`RendezvousOptions::deadline`] states the time limits.
+    /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         let (_, peers) = self.map(&buffer)?;
@@ -253,7 +256,8 @@ impl Rendezvous {
     }
 
     /// Allocates memory for a tensor on every member, and maps it on all others: [`PeerMemory::new`] and
-    /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective, with the same layout.
+    /// [`rendezvous`](Self::rendezvous) in one call. The values are unspecified. Collective: all members must call it
+    /// with the same layout.
     ///
     /// # Errors
     /// A member that cannot allocate gets [`ErrorKind::Allocation`], and the others get
@@ -278,8 +282,8 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the peers' buffers from an earlier rendezvous for this buffer, or for another block of its segment.
-    /// Local.
+    /// Returns the peers' buffers from an earlier rendezvous for any buffer in the same allocation or pool segment.
+    /// Contacts no other rank.
     ///
     /// # Errors
     /// [`ErrorKind::RendezvousMissing`] if there was no such rendezvous.
@@ -291,20 +295,22 @@ impl Rendezvous {
         }
     }
 
-    /// Returns all ranks' allocations from an earlier rendezvous for `buffer` or for another block of its segment, and
-    /// the number of that rendezvous, which is equal on all members. `None` if there was no such rendezvous. Local.
+    /// Returns the number of an earlier rendezvous for any buffer in the allocation or pool segment of `buffer`, and
+    /// all ranks' allocations. The number is equal on all members. `None` if there was no such rendezvous. Contacts no
+    /// other rank.
     pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<(u64, Arc<PeerBuffers>)> {
         buffer.peer_mappings().get(&self.inner.key, buffer.ordinal())
     }
 
-    /// Takes part in a rendezvous without memory, so that all members get `cause` as the reason. Collective.
+    /// Takes part in a rendezvous without memory, so that it is refused on all members with `cause` as the reason.
+    /// Collective.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
         let _ = self.meet(Err(cause));
     }
 
-    /// The prefix of the store keys for anything built on the rendezvous that mapped `memory`. The rendezvous itself
-    /// has used the same prefix. `None` if the mapping is no longer in the cache.
+    /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
+    /// prefix. `None` if the mapping is no longer in the cache.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let Inner { info, identity, .. } = &*self.inner;
         let (since, _) = self.mapping(&memory.buffer)?;
@@ -423,9 +429,10 @@ impl Rendezvous {
     }
 }
 
-/// Counts in the store how often this rank has created the group's rendezvous, and returns the count. The count is part
-/// of all keys, so a later [`Rendezvous`] of the group does not read the keys of an earlier one. [`Rendezvous::new`]
-/// counts before anything else, so that the ranks' counts stay equal if a later step fails.
+/// Counts in the store how often this rank has created a [`Rendezvous`] for the group, and returns the count with this
+/// one included. The count is part of all keys, so a later `Rendezvous` of the group does not read the keys of an
+/// earlier one. [`Rendezvous::new`] calls this function first, so that the ranks' counts stay equal if a later step
+/// fails.
 fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)

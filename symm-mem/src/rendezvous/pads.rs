@@ -1,17 +1,18 @@
 //! A group's signal pads, and the operations that this rank has enqueued on them.
 //!
-//! Order of operations: a *slot* is this rank's signals to one peer on one channel, or its waits for one peer on one
-//! channel. Operations on one slot run in the order in which the host enqueued them, on any streams. A barrier uses
-//! every slot of its channel. The pads order nothing else: different channels are independent, and so are waits and
-//! puts of one channel.
+//! Order of operations: a *slot* is one direction (signals to the peer, or waits for its signals), one peer and one
+//! channel. Operations on one slot run in the order in which this rank enqueued them, even on different streams. A
+//! barrier uses every slot of its channel. The pads order nothing else: different channels are independent, and so are
+//! waits and puts of one channel.
 //!
 //! The ranks cannot deadlock under two conditions:
 //! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
 //!   order.
-//! - If the peer sends the signal for a wait only after an operation of this rank, this rank does not enqueue that
-//!   operation behind the wait on the same stream, because a stream runs its operations in order.
+//! - Suppose that a peer sends a signal only after an operation A of this rank. Then this rank enqueues its wait for
+//!   the signal after A, or on another stream than A. Otherwise A would be behind the wait on one stream, and neither
+//!   would ever end.
 //!
-//! Captured operations are ordered by their graph only.
+//! Only the graph orders captured operations.
 
 use std::{
     collections::HashMap,
@@ -41,7 +42,7 @@ pub(super) type Slot = (Way, u32, u32);
 /// The last operation on a slot.
 #[derive(Debug, Clone)]
 struct Last {
-    /// Kept alive, so that no new stream gets the same handle.
+    /// Keeps the stream alive, so that no new stream gets the same handle.
     stream: Stream,
     done: Arc<Event>,
 }
@@ -75,7 +76,7 @@ pub(super) struct Pads {
     kernels: OnceLock<Kernels>,
     pub(super) fault: FaultRecord,
     pub(super) peers: Arc<PeerBuffers>,
-    /// Kept while this rank's kernels wait on it.
+    /// This rank's own pad. Freed after `drop` has waited for the kernels that use it.
     _own: PeerMemory,
 }
 
@@ -107,7 +108,7 @@ impl Pads {
         if stream.capture_status()? != CaptureStatus::None {
             return launch();
         }
-        // Held until the event is recorded, so that the steps of two threads do not interleave.
+        // The lock is held until the event is recorded, so that the steps of two threads do not interleave.
         let mut lasts = self.lasts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
@@ -116,9 +117,9 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // Reuses the event if all these slots have the same event and no other slot has it. This operation runs after
-        // the one that recorded the event. The reference count is the number of slots, plus one for the clone in
-        // `first`.
+        // Reuses the event if all of `slots` have the same event and no other slot has it. That is correct because this
+        // operation runs after the one that recorded the event. The reference count is then the number of slots, plus
+        // one for the clone in `first`.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));
@@ -138,8 +139,8 @@ impl Pads {
 }
 
 impl Drop for Pads {
-    /// Waits for the enqueued operations, except for those of graphs. Their deadlines bound the time that they wait for
-    /// peers. Earlier work on their streams is waited for too, without a bound.
+    /// Waits for the enqueued operations, except for those of graphs. The deadline of each operation bounds its waits
+    /// for peers. Earlier work on the same streams must end first, and has no time limit.
     fn drop(&mut self) {
         let lasts = self.lasts.get_mut().unwrap_or_else(PoisonError::into_inner);
         let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {

@@ -1,5 +1,5 @@
-//! Transfer of physical memory between ranks: by a clone of its handle in one process, by file descriptor on one host,
-//! by fabric handle between hosts.
+//! Transfer of physical memory between ranks. Ranks of one process clone the handle. Processes of one host send a file
+//! descriptor, or use the fabric handle if there is no descriptor. Ranks of different hosts use the fabric handle.
 
 use std::{
     collections::HashMap,
@@ -24,14 +24,14 @@ use super::{
 };
 use crate::local_registry::{LocalRegistry, LocalToken};
 
-/// Tag of a message with a descriptor of physical memory.
+/// Tag of a message with a file descriptor of physical memory.
 pub(crate) const MEMORY: Tag = Tag(*b"memo");
 
-/// Memory for the other ranks of this process.
+/// Memory that ranks offer to the other ranks of this process, by token.
 static SHARED: LocalRegistry<PhysicalMemory> = LocalRegistry::new();
 
-/// A random number for this process. The process id alone is not unique, since another container may use the same
-/// one.
+/// A random number that identifies this process. A process id is not unique, because a process in another container may
+/// have the same id.
 pub(crate) fn process() -> u64 {
     static PROCESS: OnceLock<u64> = OnceLock::new();
     *PROCESS.get_or_init(|| RandomState::new().hash_one(std::process::id()))
@@ -70,7 +70,8 @@ impl Offer {
 }
 
 /// Maps the memory offered by the other ranks. `place` is the index of this rank in `records`, and `own` the address
-/// of its memory. On failure, returns the outcome that this rank posts.
+/// of its memory. `deadline` limits the exchange of file descriptors. On failure, returns the outcome that this rank
+/// posts.
 pub(super) fn share(
     context: &Context,
     offer: &Offer,
@@ -96,7 +97,7 @@ pub(super) fn share(
     PeerBuffers::mapped(context, (place, addresses), bytes, mappings).map_err(failed)
 }
 
-/// Fetches every rank's memory, in the group's order; the entry of this rank is `None`. On failure, returns the outcome
+/// Returns every rank's memory, in the group's order. The entry of this rank is `None`. On failure, returns the outcome
 /// that this rank posts.
 fn fetch(
     context: &Context,
@@ -147,8 +148,8 @@ fn fetch(
     records.iter().enumerate().map(of_rank).collect()
 }
 
-/// Converts an error of a [link exchange](process_group::link::exchange) to an outcome. `rank` returns the rank at a
-/// place (index in the group).
+/// Converts an error of a [link exchange](process_group::link::exchange) to the outcome that this rank posts. `rank`
+/// converts a place (index in the group) to a rank of the job.
 pub(crate) fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
     match error {
         LinkError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },

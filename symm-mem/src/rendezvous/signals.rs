@@ -10,21 +10,22 @@ use super::{
 };
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
-/// Signals between the ranks of the group, over its own pads. A pad has [`PadLayout::USER_CHANNELS`] channels. On
-/// each channel, one signal at a time is in flight from each rank to each other.
+/// Signals between the ranks of the group, over the pads of its [`Rendezvous`](super::Rendezvous). A pad has
+/// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal at a time is in flight
+/// from each rank to each other.
 ///
-/// Operations on one slot (a direction, a peer, a channel) run in the order in which this rank enqueued them, on any
-/// streams. All other operations are independent: those with another channel or another peer, and a wait and a put of
-/// one channel. So an operation that waits for its peer delays only later operations on its slot or its stream. A
-/// barrier uses all slots of its channel. Captured operations are ordered by their graph.
+/// A slot is a direction, a peer and a channel. Operations on one slot run in the order in which this rank enqueued
+/// them, even on different streams. Operations on different slots are independent. So an operation that waits for its
+/// peer delays only later operations on its slot or its stream. A barrier uses all slots of its channel. Captured
+/// operations are not ordered by slot: only their graph orders them.
 ///
 /// `deadline` limits each wait of an operation, from the start of the wait on the device. A put or a wait waits once. A
 /// barrier waits twice for each peer, for all peers at the same time. An operation that exceeds the deadline ends, and
-/// does not damage the context. [`check`](Self::check) reports it, and from then on the signals of this rank do
-/// nothing. A new [`Rendezvous`](super::Rendezvous) has new pads.
+/// does not damage the context. [`check`](Self::check) then returns an error. From then on, the operations of this rank
+/// on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous): it has new pads.
 impl SymmetricMemory {
-    /// The description of the ranks for kernels. Its buffers are the allocations, which contain this buffer at
-    /// [`offset`](Self::offset) bytes. It is valid while this handle lives.
+    /// The description of the ranks for kernels. [`Ranks::buffers`] has the start of each rank's allocation, and the
+    /// buffer begins [`offset`](Self::offset) bytes after it. The description is valid while this handle lives.
     ///
     /// A wait in a kernel lasts at most `deadline`, and at most 584 years.
     #[must_use]
@@ -62,8 +63,8 @@ impl SymmetricMemory {
         let slots: Vec<Slot> =
             peers.flat_map(|peer| [(Way::To, peer, channel), (Way::From, peer, channel)]).collect();
         self.enqueue(stream, channel, &slots, |kernels| {
-            // SAFETY: the pads and arrays are the group's own. They stay until the enqueued work is done; for launches
-            // of a graph the caller promises this. Operations on one slot are ordered.
+            // SAFETY: the pads and arrays belong to the group. They stay allocated until the enqueued work is done. For
+            // launches of a graph, the caller promises this. Operations on one slot are ordered.
             unsafe { kernels.barrier(stream, &self.ranks(deadline), channel) }
         })
     }
@@ -112,15 +113,15 @@ impl SymmetricMemory {
         })
     }
 
-    /// Checks that all signals arrived in time. Call it after waiting for the stream.
+    /// Checks that no operation on this rank's pads has exceeded its deadline. Call it after waiting for the stream.
     ///
     /// # Errors
-    /// [`KernelError::Late`], with the first late signal.
+    /// [`KernelError::Late`], with the first wait that exceeded its deadline.
     pub fn check(&self) -> Result<(), KernelError> {
         self.group.pads().fault.check()
     }
 
-    /// The first late signal, or `None`. Makes no driver call.
+    /// The first wait that exceeded its deadline, or `None`. Makes no driver call.
     #[must_use]
     pub fn late(&self) -> Option<Late> {
         self.group.pads().fault.read()
@@ -135,7 +136,7 @@ impl SymmetricMemory {
     ) -> Result<(), KernelError> {
         let pads = self.group.pads();
         let kernels = pads.kernels(&self.group.context)?;
-        // Invalid arguments are passed on without a slot; `launch` rejects them.
+        // With an invalid channel or peer, only call `launch`, which returns the error.
         let world = self.world_size() as u32;
         let there = channel < PadLayout::USER_CHANNELS && slots.iter().all(|(_, peer, _)| *peer < world);
         if there { pads.enqueue(stream, slots, || launch(kernels)) } else { launch(kernels) }

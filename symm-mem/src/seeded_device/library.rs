@@ -12,11 +12,11 @@ use nccl_sys::{Api, ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclU
 
 use super::queue::Queue;
 
-/// Makes an NCCL call, and returns its code.
+/// Makes an NCCL call, and returns its result code.
 macro_rules! nccl {
     ($api:expr, $name:ident($($argument:expr),*)) => {{
         let function = $api.$name().expect(stringify!($name));
-        // SAFETY: handles are those of the living world, pointers outlive the call.
+        // SAFETY: the handles belong to the world, which still runs, and the pointers outlive the call.
         unsafe { function($($argument),*) }
     }};
 }
@@ -88,7 +88,7 @@ impl Group {
         self.handle().is_some()
     }
 
-    /// Sums `count` floats at `at` over the members, in place, if the group is alive.
+    /// Sums `count` floats at `at` over the members, in place. Does nothing if the communicator is not alive.
     pub(super) fn all_reduce(&self, at: DevicePtr, count: usize, stream: &Stream) {
         let Some(handle) = self.handle() else { return };
         let (at, stream) = (at.0 as *mut c_void, stream.raw().cast());
@@ -98,8 +98,8 @@ impl Group {
         assert!(code == ncclResult_t::ncclSuccess || !self.is_alive(), "ncclAllReduce: {code:?}");
     }
 
-    /// Registers windows in one NCCL group. Blocks until all members have done so, a call fails, or the communicator is
-    /// aborted.
+    /// Registers windows in one NCCL group. Blocks until all members have registered theirs, a call fails, or the
+    /// communicator is aborted.
     fn register(&self, windows: &[(DevicePtr, usize)]) -> Registration {
         let mut handles: Vec<ncclWindow_t> = vec![ptr::null_mut(); windows.len()];
         must!(self.api, ncclGroupStart());

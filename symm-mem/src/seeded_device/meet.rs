@@ -1,5 +1,5 @@
-//! A rank's rendezvous for its first block. The ranks are threads of one process and pass each other their memory in a
-//! table.
+//! A rank's rendezvous for its first block. The ranks are threads of one process, and share their memory through a
+//! table, [`Offers`].
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{agreement::hash::chain, rendezvous::mapped};
 
-/// Key of shared memory: the group, the number of its rendezvous, and the owner.
+/// Key of shared memory: the group's uid, the number of the group's rendezvous, and the rank that owns the memory.
 type Whose = (u64, u64, u32);
 
 /// Memory that ranks share during a rendezvous.
@@ -155,11 +155,12 @@ impl Rank {
         if gone.is_empty() { Outcome::Mapped } else { Outcome::Alone { gone } }
     }
 
-    /// Returns whether a peer's block holds the mark of that rank. The block has the same place as this rank's.
+    /// Returns true if the first block of a peer contains that peer's [`mark`]. The peer's block has the same offset in
+    /// its segment as this rank's first block.
     fn finds_its_mark(&self, (rank, mapping): &(u32, Mapping)) -> bool {
         let Some((place, _)) = self.first_block() else { return false };
         let mut found = [0];
-        // SAFETY: the mark is written only before the rank's first meeting.
+        // SAFETY: the peer writes its mark only before its first rendezvous, so nobody writes it now.
         let read =
             unsafe { self.context.copy_to_host(&mut found, mapping.ptr() + place.offset as usize + MARK) };
         read.is_ok() && found == [mark(*rank)]

@@ -7,11 +7,11 @@
 //! through the scheduler, on its virtual clock.
 //!
 //! Every seed checks:
-//! - All members of a meeting get the same result by the deadline plus `FLOORS` (the least times of the phases after a
-//!   decision), and no rank waits forever.
+//! - All members of a meeting (a commit or a rendezvous) get the same result by the deadline plus `FLOORS` (the minimum
+//!   time limits of the phases after a decision), and no rank waits forever.
 //! - An error names the culprit, which is the rank that the seed makes differ or fail. A timeout may instead name a
-//!   rank that waited for the culprit in another group. A failed registration may be that of any rank. Groups without
-//!   the culprit stay usable.
+//!   rank that waited for the culprit in another group. If the seed makes a registration call fail, the error may name
+//!   any rank. Groups without the culprit stay usable.
 //! - Sums over windows and the contents of peers' memory are correct.
 //! - Nothing leaks and the device is not misused, even if a rank dies.
 //! - The same seed repeats the same run.
@@ -48,7 +48,7 @@ use crate::{common::turn, simulation::Random};
 struct Run {
     scenario: Scenario,
     ended: Vec<Ended>,
-    /// Number of calls that were made to fail or to be slow.
+    /// Number of calls to which the injected fault was applied, which made them fail or slow.
     struck: u64,
     /// A hash of the scheduler's decisions.
     record: u64,

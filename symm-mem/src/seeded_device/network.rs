@@ -18,7 +18,7 @@ use crate::simulation::Random;
 /// The longest time for the greeting, and for the answer to a request that does not wait for a key.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Bytes in flight, each piece with its time of arrival.
+/// The pieces in flight in one direction of a link, each with its arrival time on the scheduler's clock.
 type Way = VecDeque<(Duration, Vec<u8>)>;
 
 #[derive(Debug, Default)]
@@ -58,7 +58,7 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks a rank as lost. All ranks learn this at once.
+    /// Marks a rank as lost. All ranks can see this at once.
     pub(super) fn lose(&self, rank: u32) {
         self.state().lost = Some(rank);
     }
@@ -106,7 +106,7 @@ impl State {
         self.step(server::Input::Received(id, &bytes));
     }
 
-    /// Handles an input and all resulting work, also if that takes several turns of the server.
+    /// Passes an input to the server, and then ticks the server until it has no more work that is due now.
     fn step(&mut self, input: server::Input<'_>) {
         self.turn(input);
         while self.server.wake_at() == Some(Duration::ZERO) {
@@ -190,8 +190,8 @@ impl Connection {
             .unwrap_or_else(|failure| panic!("the store does not serve {name}: {failure:?}"))
     }
 
-    /// Returns the value under `key` once it exists. Returns `None` if it does not exist until the time `deadline` of
-    /// the scheduler's clock.
+    /// Waits until `key` exists, and returns its value. Returns `None` if the key does not exist by `deadline`, a time
+    /// of the scheduler's clock.
     pub(super) fn get(&mut self, key: String, deadline: Duration) -> Option<Vec<u8>> {
         let key = key.into_bytes();
         let then = Some(Request::Get { key: key.clone() });

@@ -23,7 +23,7 @@ struct Told<'a> {
     members: &'a [u32],
     /// True for the second commit or rendezvous of the group, which has a longer deadline than the first.
     last: bool,
-    /// The index of the first request for which the culprit's device had no memory.
+    /// The index of the first allocation request for which the culprit's device had no memory.
     lacking: Option<u64>,
     /// Prefix of failure messages.
     at: String,
@@ -85,7 +85,8 @@ impl Told<'_> {
         self.is_affected() && self.members.len() > 1
     }
 
-    /// Checks that the scenario explains the result of a commit, and that the result names the culprit.
+    /// Checks that the scenario explains the result of a commit. An error that only the culprit can cause must name the
+    /// culprit.
     fn check_commit(&self, result: &Result<Agreed, Ending>, was_poisoned: bool) {
         let Self { scenario, members, lacking, at, .. } = self;
         let Scenario { trouble, culprit, extra_at, .. } = **scenario;
@@ -170,11 +171,12 @@ impl Told<'_> {
         }
     }
 
-    /// Checks that the scenario explains the result of a rendezvous, and that the result names the culprit.
+    /// Checks that the scenario explains the result of a rendezvous. An error that only the culprit can cause must name
+    /// the culprit.
     fn check_meeting(&self, result: &Result<u64, protocol::Ending>) {
         let Self { scenario, lacking, at, .. } = self;
         let Scenario { trouble, culprit, extra_at, .. } = **scenario;
-        // The culprit comes with another block than the others, or with none.
+        // The culprit offers a different block than the other members, or none.
         let is_other = matches!(trouble, Trouble::Extra(_)) && extra_at == 0 && self.is_parted();
         let is_none = *lacking == Some(0) && self.is_affected();
         let refusal = match result {
@@ -210,8 +212,8 @@ impl Told<'_> {
         }
     }
 
-    /// Checks that the culprit is missing. Others may be too, because a rank that knows of the death does not wait for
-    /// their outcomes.
+    /// Checks that the culprit is one of the `missing` ranks. Other members may be missing too, because a rank that
+    /// knows of the death stops waiting for outcomes.
     fn check_lost(&self, missing: &[u32], text: &str) {
         let Self { scenario: Scenario { culprit, .. }, members, at, .. } = self;
         assert!(missing.contains(culprit), "{at}: {text}");
@@ -231,7 +233,7 @@ impl Told<'_> {
                 return;
             }
             Trouble::Absent if self.is_affected() => assert_eq!(missing, [*culprit], "{at}: {text}"),
-            // A rank that waited for the culprit elsewhere may arrive too late here.
+            // A rank that waited for the culprit in another group may arrive too late in this one.
             Trouble::Absent | Trouble::Late(_) | Trouble::Swapped | Trouble::RegistrationSlow(..) => {}
             _ => panic!("{at}: {text}"),
         }

@@ -37,9 +37,9 @@ impl<T> Queue<T> {
         self.signal.notify();
     }
 
-    /// Returns the next item. Returns `None` once the queue is closed and empty, or if nothing came until the time
-    /// `deadline` of the scheduler's clock. `what` names the thing waited for in error messages. Panics if the
-    /// scheduler ends the wait for another reason, such as a deadlock.
+    /// Returns the next item. Returns `None` once the queue is closed and empty, or if no item came by `deadline`, a
+    /// time of the scheduler's clock. `what` names the thing waited for in error messages. Panics if the scheduler ends
+    /// the wait for another reason, such as a deadlock.
     pub(super) fn take(&self, what: &str, deadline: Option<Duration>) -> Option<T> {
         let waited = sched::wait(
             &self.signal,

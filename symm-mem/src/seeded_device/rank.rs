@@ -41,7 +41,7 @@ use crate::commit::offer::{operation, segment};
 const MIB: u64 = 1 << 20;
 /// Number of elements of the all-reduce that checks a group.
 const COUNT: usize = 256;
-/// Byte offset of the mark for peers in a rank's first block: behind the summed floats.
+/// Byte offset of the value of `mark` in a rank's first block, behind the floats of the all-reduce.
 pub(super) const MARK: usize = 4 * COUNT;
 /// Interval at which a rank that waits for a key of the store checks whether a member of the group is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -64,11 +64,11 @@ pub(super) struct Ended {
     pub(super) begun: Duration,
     pub(super) ended: Duration,
     pub(super) deadline: Duration,
-    /// True if a registration call failed on this rank before it waited for the other members.
+    /// True if a registration call on this rank failed at once, without waiting for the other members.
     pub(super) refused: bool,
     /// Whether the sum over the group, or the contents of peers' memory, were correct. `None` if this was not checked.
     pub(super) right: Option<bool>,
-    /// The index of the rank's first request for which its device had no memory.
+    /// The index of the rank's first allocation request for which its device had no memory.
     pub(super) lacking: Option<u64>,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct Rank {
     taken: Option<DeviceMemory>,
     pub(super) source: Arc<VirtualMemorySource>,
     pub(super) arena: SymmetricArena,
-    /// The block of each request, or `None` if the device had no memory for it.
+    /// The block of each allocation request, or `None` if the device had no memory for it.
     blocks: Vec<Option<Placement>>,
     pub(super) lacking: Option<u64>,
     pub(super) members: BTreeMap<u64, Member>,
@@ -183,7 +183,8 @@ impl Rank {
         }
     }
 
-    /// Makes the rank's requests, and writes its mark into the first block.
+    /// Makes the rank's allocation requests, and writes the value of `mark` into the first block. First fills the
+    /// device with other memory if the scenario limits the memory.
     fn allocate(&mut self) {
         if let Some(left) = self.scenario.left(self.rank) {
             let (free, _) = self.context.memory_info().expect("the device is well");
@@ -225,7 +226,7 @@ impl Rank {
         for group in order {
             self.visit(group, Policy::Strict, DEADLINE, ended)?;
         }
-        // A second round with a long deadline: the ranks must agree as far as they can.
+        // A second round with a long deadline. `Policy::Prefix` commits the segments up to the first difference.
         let absent = |members: &[u32]| trouble == Trouble::Absent && members.contains(&culprit);
         let order: Vec<u64> =
             self.members.iter().filter(|(_, it)| !absent(&it.group.members)).map(|(uid, _)| *uid).collect();
@@ -235,8 +236,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Runs a commit for a group, and then a rendezvous. Runs neither if a member is lost, and no rendezvous if the
-    /// group is poisoned.
+    /// Runs a commit for a group, and then a rendezvous. Skips each of them if a member is lost by then. Also skips the
+    /// rendezvous if the group is poisoned.
     fn visit(
         &mut self,
         group: u64,
@@ -338,8 +339,8 @@ impl Rank {
         }
     }
 
-    /// Runs the commit's state machine to its end, and returns its result. Sets `refused` if a registration call failed
-    /// on this rank before it waited for the other members. Returns an error if the rank dies.
+    /// Runs the commit's state machine to its end, and returns its result. Sets `refused` if a registration call on
+    /// this rank failed at once, without waiting for the other members. Returns an error if the rank dies.
     fn agree(
         &mut self,
         beginning: Beginning<CommitProtocol>,
@@ -474,8 +475,8 @@ impl Rank {
         registration.map_or((Outcome::Blocked, false), |Registration { outcome, refused }| (outcome, refused))
     }
 
-    /// Sums over the group in the first block, if that lies in a committed segment. Returns whether the sum is
-    /// correct, or `None` if nothing was summed or the group was aborted.
+    /// Runs an all-reduce over the group in the rank's first block, if the block lies in a committed segment. Returns
+    /// whether the sum is correct, or `None` if there was no all-reduce or the group was aborted.
     fn sum(&mut self, group: &Group, committed: u64) -> Option<bool> {
         let (block, at) = self.first_block()?;
         if u64::from(block.ordinal) >= committed {
@@ -488,7 +489,7 @@ impl Rank {
         let reduce = || group.all_reduce(at, COUNT, &self.stream);
         self.context.with_current(reduce).expect("the device is well");
         let made = self.stream.synchronize();
-        // If the group is not alive, it was aborted because a member was lost before it joined the all-reduce.
+        // If the group is not alive, it was aborted because a member was lost before that member joined the all-reduce.
         if !group.is_alive() {
             return None;
         }

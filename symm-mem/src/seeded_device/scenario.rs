@@ -31,7 +31,7 @@ pub(super) enum Trouble {
     RegistrationFails(u64),
     /// The registration call with this number, counted over all ranks from 1, is delayed by this time.
     RegistrationSlow(u64, Duration),
-    /// The culprit runs the first commit and rendezvous of its groups in the opposite order of groups.
+    /// In the first round of meetings, the culprit visits its groups in the opposite order.
     Swapped,
     /// The culprit has another release of the library.
     OtherRelease,
@@ -50,7 +50,8 @@ pub(super) struct Scenario {
     pub(super) culprit: u32,
     /// The allocations of every rank, in bytes.
     pub(super) blocks: Vec<u64>,
-    /// Index of the allocation before which the culprit makes the extra one.
+    /// Index of the allocation before which the culprit makes the extra one. If the index is the number of allocations,
+    /// the culprit makes the extra one last.
     pub(super) extra_at: usize,
     /// The longest time of a message, in µs.
     pub(super) slowest: u64,

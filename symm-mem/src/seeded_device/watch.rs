@@ -33,8 +33,9 @@ impl Queues {
 
 /// A request to the rank's watch actor.
 pub(super) enum Watch {
-    /// Abort the group if the verdict under `key` says that it is dead, and exists before `over` is set and before the
-    /// time `until` of the scheduler's clock. `over` is set once the rank stops waiting for the registration.
+    /// Wait for the verdict under `key` until `until`, a time of the scheduler's clock. Then abort the group if the
+    /// verdict says that the group is dead and `over` is not set. `over` is set once the rank stops waiting for the
+    /// registration.
     Verdict { group: Arc<Group>, key: String, until: Duration, over: Arc<AtomicBool> },
     /// Abort this rank's groups that contain the lost rank with this number.
     Lost(u32),

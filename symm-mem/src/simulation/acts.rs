@@ -17,8 +17,8 @@ use super::{
 use crate::{Standing, agreement::PoolId, commit::several};
 
 impl World {
-    /// Executes the next action of the rank's program, if there is one. Schedules the action after it, except if the
-    /// action begins a meeting, which schedules it at its end.
+    /// Executes the next action of the rank's program, if there is one, and schedules the action after it. If the
+    /// action begins a meeting, the end of the meeting schedules the following action.
     pub(super) fn resume(&mut self, rank: u32) -> Result<(), Violation> {
         let Some(action) = self.rank(rank).program.pop_front() else { return Ok(()) };
         tell!(self, "rank {rank}: {action:?}");
@@ -187,8 +187,8 @@ impl World {
     }
 
     /// Counts a collective of a group on a block, unless the group is poisoned, and records how the collective accesses
-    /// the block. Checks that the pool and the library have the same registration of the block. If this is a window,
-    /// checks that it is the same window on all members.
+    /// the block. Checks that the pool and the library have the same registration of the block. If the block is in a
+    /// window, checks that all members have the same window.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };

@@ -27,8 +27,9 @@ use crate::{
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
-    /// Ends the rank's meeting: passes the result to the pool, checks and records it, and schedules the next action. A
-    /// commit that leaves segments for plain registration begins the meeting about them instead.
+    /// Ends the rank's meeting: passes the result to the pool, checks and records it, and schedules the next action. If
+    /// a commit leaves segments for plain registration, registers them and begins the agreement on the registration
+    /// instead of scheduling the next action.
     pub(super) fn end(&mut self, rank: u32, end: End) -> Result<(), Violation> {
         let said = end.said();
         let now = self.now;
@@ -211,9 +212,9 @@ impl World {
         Ok(())
     }
 
-    /// Drops the state of all live ranks. Checks that no keys are left except those that this trouble may leave, no
-    /// plans except those that may be in quarantine, and no device memory. Also checks that no rank frees memory under
-    /// its own windows.
+    /// Drops the state of all live ranks. Checks that no keys are left except those that the run's trouble may leave,
+    /// no plans except those that may be in quarantine, and no device memory. Also checks that no rank frees memory
+    /// that its own windows still cover.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

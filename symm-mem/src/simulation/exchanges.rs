@@ -20,8 +20,8 @@ use crate::exchange::{
 
 /// The number of signal slots that a rank has for its peers in a group.
 pub(super) const CHANNELS: usize = 256;
-/// The number of allocations that a rank lends in a group at a time. A new allocation replaces one of them. Earlier
-/// plans keep the replaced one.
+/// The number of buffers that a rank lends in a group. A transfer may replace the allocation of a buffer by a new one.
+/// Earlier plans keep the replaced allocation.
 pub(super) const BUFFERS: u64 = 3;
 pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 

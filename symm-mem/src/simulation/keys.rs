@@ -15,7 +15,7 @@ pub(super) struct Keys {
     /// The keys of writes that were sent twice.
     repeated: BTreeSet<String>,
     /// The number of the last meeting in which all members took part. The key of the map is the part of the meeting's
-    /// name before that number, which identifies the pool and the purpose.
+    /// name before that number. This part identifies the pool and the purpose.
     met: BTreeMap<String, u64>,
 }
 
@@ -51,8 +51,8 @@ impl Keys {
         }
     }
 
-    /// Returns true if the key belongs to a meeting before one of the same pool and purpose in which all members took
-    /// part.
+    /// Returns true if the key belongs to a meeting, and all members took part in a later meeting of the same pool and
+    /// purpose.
     fn is_of_earlier(&self, key: &str) -> bool {
         let parts: Vec<&str> = key.split('/').collect();
         let Some((round, subject)) = parts.get(..5).and_then(<[_]>::split_last) else { return false };

@@ -115,10 +115,10 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Begins a member's call that registers windows. If this is the last member's call, the calls of all members
-    /// succeed, and this returns all members. Before that, it returns an empty list. A call with `fails` fails at once.
-    /// If one member's call has failed, or a member has left, the other members' calls never return. Then this returns
-    /// an empty list too.
+    /// Begins a member's call that registers windows. The last member's call completes the calls of all members, and
+    /// the function returns all members. Earlier calls return an empty list. A call with `fails` fails at once and
+    /// returns an empty list. If a member's call has failed, or a member has left, the calls of the other members never
+    /// complete, and every later call returns an empty list.
     ///
     /// # Errors
     /// The member has left, one of the `extents` overlaps a window that it still has registered, or the members' calls

@@ -38,16 +38,17 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
-        // The oracle groups meetings by epoch. The culprit is in another generation of the domain, where it meets no
-        // other rank. So its meetings about pools get another epoch.
+        // Under `Trouble::ExtraDomain`, the culprit is in another generation of the domain, where it meets no other
+        // rank. The oracle groups meetings by epoch, so the culprit's meetings about pools get another epoch.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
-    /// Returns the time limit of a rank in a meeting, counted from its begin. This is `deadline`, which the program
-    /// gives. Under [`Trouble::ShortDeadline`], a `deadline` of [`DEADLINE`] becomes the short one on the culprit and
-    /// [`LONG_DEADLINE`] on the other ranks.
+    /// Returns the time limit of a rank in a meeting, counted from the begin of the meeting. `deadline` is the time
+    /// limit in the program, and is returned unless the trouble is [`Trouble::ShortDeadline`]. Under that trouble, a
+    /// `deadline` of [`DEADLINE`] becomes the trouble's deadline on the culprit and [`LONG_DEADLINE`] on the other
+    /// ranks.
     pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
         match self.scenario.trouble {
             Trouble::ShortDeadline(_) if deadline != DEADLINE => deadline,

@@ -1,18 +1,20 @@
 //! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting get the same result, by the deadline plus the lower bounds of the time limits after a
-//!   decision (`FLOORS`). Every live rank gets a result.
-//! - A rank that has lost the store treats its group as dead if the others have changed the group.
+//! - Members of a meeting get the same result. They get it by the deadline plus `FLOORS`, the least times of the phases
+//!   after a decision. Every live rank gets a result.
+//! - A rank that has lost the store treats its group as dead if the result of the other members changes the group.
 //! - Ranks that wait for each other in two meetings get an error that says so. If ranks list different members of the
 //!   domain and one of them gets a result other than a refusal, every rank in its list gets the same result.
-//! - A refusal fits the trouble, and names the rank and the point where histories diverge. Without a trouble, only
-//!   these are refused: meetings to which a slow store makes ranks late, commits after allocations that differ on small
-//!   devices because a group has died, and the retirement of a part of a shared window. The same holds for groups
-//!   without the culprit, except if a member was late because it waited for the culprit.
+//! - A refusal fits the trouble. It names the culprit, or the first operation in which the histories of the ranks
+//!   differ. Without a trouble, a meeting may be refused only in three cases. A slow store makes a rank late. On
+//!   devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails only there. A
+//!   retirement names only a part of the segments that share a window. The same holds for groups without the culprit,
+//!   but there a member may also be late because it waited for the culprit.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
-//! - At the end nothing is left: no device memory, and no keys of meetings that all members have left.
+//! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
+//!   or the last meetings may leave.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -58,7 +60,8 @@ impl World {
         self.judge_uses()
     }
 
-    /// Checks that the last commits, which have a long deadline, succeed. Exempts dead groups and troubles that last.
+    /// Checks that the last commits, which have a long deadline, succeed. Exempts poisoned groups, and troubles that
+    /// still act on these commits.
     fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
@@ -73,7 +76,7 @@ impl World {
                 | Trouble::Killed(_)
         );
         // Some ranks wait very long for a rank that has lost the store, or that counts its meetings differently. They
-        // are late in all their groups.
+        // come late to the last commits of all their groups, so this checks nothing.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -236,8 +239,8 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // The culprit has skipped a commit. If the group is created anew later, the culprit has made one commit
-                // less by then than the other members. So the members' logs differ.
+                // The culprit has skipped a commit. If the group is created anew after that, the culprit has made one
+                // commit less than the other members. So the members' logs differ.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -320,9 +323,9 @@ impl World {
         self.judge_divergence(told, refusal).or_else(|Violation(what)| wrong(what))
     }
 
-    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began after
-    /// the first rank had waited as long as members wait for each other (`patience`), or shortly before that. A rank
-    /// can be late without a trouble too: with a slow store, a rank with few groups comes long before the others.
+    /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
+    /// `patience` after the first rank, or later. `patience` is the time that members wait for each other. A rank can
+    /// be late without a trouble too: with a slow store, a rank with few groups comes long before the others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.
@@ -338,7 +341,7 @@ impl World {
         told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
     }
 
-    /// Checks that the reported operation, if there is one, is the first in which the histories differ.
+    /// Checks that a refusal because of different histories reports the first operation that differs.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
         let Divergence::At { sequence, operations, .. } = divergence else {

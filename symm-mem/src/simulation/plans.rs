@@ -48,12 +48,13 @@ fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     (0..count).map(one).collect()
 }
 
-/// The transfers with this rank, each with its index among all.
+/// Returns the transfers in which `rank` is the copier or the lender, each with its index in `transfers`.
 fn of_rank(transfers: &[Transfer], rank: u32) -> impl Iterator<Item = (usize, &Transfer)> {
     transfers.iter().enumerate().filter(move |(_, it)| it.copier == rank || it.lender == rank)
 }
 
-/// The identity of a rank's allocation with this number: an allocation of its own, or a segment of one of two pools.
+/// Returns the id of a rank's allocation with this number. The number decides whether the id is that of an allocation
+/// outside pools, or of a segment of one of the two `pools`.
 fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     let ordinal = (number / 3) as u32;
     match number % 3 {
@@ -179,7 +180,7 @@ impl World {
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
     }
 
-    /// Opens the peers' memory that the rank has not open yet, and returns the outcome.
+    /// Opens the peers' memory that the rank has not opened yet, and returns the outcome.
     pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
             return Outcome::Failed { cause: "no addresses".to_owned() };
@@ -273,9 +274,10 @@ impl World {
         Ok(end.read)
     }
 
-    /// Executes the transfers of a plan of this name, without data: of the first one that the rank keeps if `former` is
-    /// true, else of the last one. Checks that only the last agreed generation is admitted, and that the transfers
-    /// reach slots of this plan and memory that is still lent. Skips transfers with dead peers.
+    /// Models the transfers of one plan with this name. No data is copied. If `former` is true, the plan is the first
+    /// one with this name that the rank keeps, else the last one. Checks that transfers are admitted only for the last
+    /// agreed generation, and that they reach slots of this plan and memory that is still lent. Skips transfers with
+    /// dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -310,7 +312,8 @@ impl World {
         Ok(())
     }
 
-    /// Drops the rank's plans of a name: all, or all except the last. Reports to each peer that the plan is closed.
+    /// Drops the rank's plans of a name: all of them if `all` is true, else all except the last. Reports each dropped
+    /// plan as closed to the peers of that plan.
     pub(super) fn drop_plans(&mut self, rank: u32, group: u64, name: u64, all: bool) {
         let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return };
         let Some(named) = own.plans.get_mut(&name) else { return };

@@ -42,7 +42,8 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
     Ok(stores)
 }
 
-/// An operation of a pool's history: its kind, size in bytes, and place (segment and offset).
+/// An operation of a pool's history: its kind, size in bytes, and placement (segment ordinal and byte offset), or
+/// `None` if it placed no block.
 type Entry = (u64, u64, Option<(u32, u64)>);
 
 /// The state of a group on a rank.
@@ -59,9 +60,11 @@ pub(super) struct Membership {
     pub(super) collectives: u64,
     /// The numbers of messages sent to each peer and received from it.
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
-    /// The pool's memory, kept until the communicator has ended if memory was registered with it.
+    /// The pool's memory, if the rank has tried to register segments with the group's communicator. Kept until the
+    /// communicator has ended.
     pub(super) kept: Option<Arc<Memory>>,
-    /// The mappings of peers' memory: the number of the rendezvous that mapped it, and the identities of the memory.
+    /// The mappings of peers' memory. Each value is the number of the rendezvous that made the mapping, and the
+    /// identities of the mapped memory.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -168,7 +171,7 @@ pub(super) struct Rank {
     /// The id of a pool in a domain of another store. The domain and pool numbers equal those of `pool`, but the random
     /// instance differs.
     pub(super) twin: PoolId,
-    /// The rank's blocks, each with an identity: a hash of the pool's requests up to its placement.
+    /// The rank's blocks, each with an identity: a hash of the pool's requests up to the placement of the block.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
     pub(super) capture: Option<Capture>,
     pub(super) graphs: Vec<Graph>,
@@ -191,7 +194,7 @@ pub(super) struct Rank {
     pub(super) cut_off: u64,
     /// True if a meeting of this rank has ended because the store failed.
     pub(super) lost: bool,
-    /// The rank reported dead by its watchdogs.
+    /// The dead rank that this rank's watchdogs have reported, or `None`.
     pub(super) reported_dead: Option<u32>,
     /// True after the culprit has done its deviating action, which happens once.
     pub(super) odd: bool,

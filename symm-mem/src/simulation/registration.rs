@@ -121,7 +121,7 @@ impl World {
     }
 
     /// Checks that these ranks may register windows of `bytes` bytes together. The library model does not check this.
-    /// NCCL would hang or fail.
+    /// If a check fails, NCCL would hang or fail in this registration.
     fn may_register(&self, group: u64, met: &[Met], bytes: u64) -> Result<(), Violation> {
         // The largest device determines the address space of all members.
         let members = self.scenario.groups[&group].iter();

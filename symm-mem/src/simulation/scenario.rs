@@ -7,8 +7,8 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// The deadline of the other ranks if the culprit has a short one. With it, the time limit of a registration is longer
-/// than `ACTION_FLOOR`.
+/// The deadline of the ranks other than the culprit under [`Trouble::ShortDeadline`]. This deadline is so long that the
+/// time limit of a registration exceeds `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the last meetings. It is long enough for a rank that has waited in all its other meetings for
 /// absent ranks and for missing answers.
@@ -60,7 +60,8 @@ pub(super) enum Action {
     Capture {
         nth: u64,
     },
-    /// Uses a block in a collective of the group, which `site` identifies.
+    /// Uses a block in a collective of the group. `nth`, modulo the number of blocks, is the index of the block. `site`
+    /// identifies the collective.
     Use {
         group: u64,
         nth: u64,
@@ -89,7 +90,7 @@ pub(super) enum Action {
         what: Subject,
         deadline: Duration,
     },
-    /// Exchanges the plan of a name, with transfers drawn from the seed.
+    /// Exchanges a plan with this name. Its transfers are drawn from `seed`.
     Exchange {
         group: u64,
         name: u64,
@@ -102,7 +103,7 @@ pub(super) enum Action {
         name: u64,
         former: bool,
     },
-    /// Drops the plans of a name, or all of them except the last.
+    /// Drops the plans of a name: all of them if `all` is true, else all except the last.
     DropPlans {
         group: u64,
         name: u64,
@@ -147,7 +148,7 @@ pub(super) struct Scenario {
     pub(super) repeats: bool,
     /// The delay in µs after a rank's death after which watchdogs report it, or `None` if they never do.
     pub(super) noticed: Option<u64>,
-    /// The time that peers may keep lent memory open, in µs.
+    /// The time in µs that peers have to close lent memory after the lender has dropped its plan.
     pub(super) lease: u64,
 }
 

@@ -14,7 +14,7 @@ pub(super) enum Trouble {
     OtherSize,
     /// The culprit's device has less memory than the others.
     Exhausted,
-    /// The culprit captures while others commit. The capture is declared to the pool.
+    /// The culprit captures work during the commits of one phase. The capture is declared to the pool.
     Capturing,
     /// The same, with a capture that is not declared.
     CapturingUndeclared,
@@ -59,9 +59,9 @@ pub(super) enum Trouble {
     /// The work of the culprit's device does not end in time.
     RestsLate,
     DeregistrationFails,
-    /// The culprit differs from its peers in a rendezvous.
+    /// The culprit's record of a rendezvous differs from those of its peers. The number selects the difference.
     MeetsOtherwise(usize),
-    /// The culprit differs from its peers in an exchange.
+    /// The culprit's record of an exchange differs from those of its peers. The number selects the difference.
     ExchangesOtherwise(usize),
     CannotMap,
     /// The culprit dies when its step with this number, counted from 1, is due.

@@ -11,8 +11,8 @@ pub struct Limits {
     pub phases: u64,
     /// The greatest number of groups.
     pub groups: usize,
-    /// The greatest number of requests to the pool in a phase, without those that only the culprit makes and those for
-    /// agreed lengths.
+    /// The greatest number of requests to the pool in a phase. Requests that only the culprit makes and those for
+    /// agreed lengths do not count.
     pub requests: u64,
 }
 

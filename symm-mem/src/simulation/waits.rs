@@ -46,9 +46,10 @@ impl World {
         Ok(())
     }
 
-    /// Checks a timeout that the ranks `told` got. Returns false if they should have got the error about generations
-    /// instead: if ranks of the circle wait in different generations of the domain, or if a culprit that has created an
-    /// extra domain waits alone.
+    /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got
+    /// `Refusal::GenerationMismatch` instead. That is so if the ranks of the circle wait in different generations of
+    /// the domain, or if the culprit has created an extra domain and waits alone. The last case does not apply if the
+    /// circle contains a rendezvous or an exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));

@@ -344,7 +344,7 @@ impl Work {
     }
 }
 
-/// Returns the outcome of opening the peers' memory, or `None` if the answer is another one.
+/// Returns the outcome of opening the peers' memory, or `None` for any other answer.
 fn opened(answer: Answer) -> Option<protocol::Outcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),

@@ -235,7 +235,8 @@ impl World {
         }
     }
 
-    /// Counts a step of the rank, and applies the trouble at its step. Returns false if the rank dies.
+    /// Counts a step of the rank, and applies the run's trouble if it is due at this step. Returns false if the rank
+    /// dies.
     fn strike(&mut self, rank: u32) -> bool {
         let now = self.now;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
@@ -290,7 +291,8 @@ impl World {
             }
             match request {
                 StoreRequest::Set { key, value } => {
-                    // A rank that lends memory polls this key. The model checks it soon after each write instead.
+                    // In production, a rank that lends memory polls this key. The model does not poll: it schedules a
+                    // check after each write.
                     let (said, lender) = key.rsplit_once('/').unwrap_or_default();
                     if let (true, Ok(lender)) = (said.contains("/closed/"), lender.parse()) {
                         self.soon(Event::Collect(lender));
@@ -345,7 +347,7 @@ impl World {
         self.store.waiting = waiting;
         let broken: Vec<(String, u32, u64)> = broken;
         for (key, rank, token) in broken {
-            // The event for the end of the wait is already scheduled.
+            // The event for the end of the wait is already scheduled, so `until` is not used.
             let request = Request::Await { key, until: Duration::ZERO };
             self.soon(Event::Request(rank, token, StoreRequest::Agreement(request)));
         }

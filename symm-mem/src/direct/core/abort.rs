@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The longest time that a sender's stream still waits until a receiver's buffer is ready. The time begins with the
-/// abort. If the receiver has given up, it begins when this rank first sees that after its abort. When the time is
-/// over, the sender's stream copies. The time is longer than [`GRACE`], so the receiver's waits for *done* end first.
+/// sender's abort, or later: when the sender, after its abort, first sees that the receiver has given up. When the time
+/// is over, the sender's stream copies. It is longer than [`GRACE`], so the receiver's waits for *done* end first.
 /// The receiver's stream can then complete its earlier work on the buffer, and signal *ready*, before the sender
 /// copies.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
@@ -106,8 +106,8 @@ impl Core {
         self.is_aborted.load(Ordering::SeqCst) || self.given_up().is_some()
     }
 
-    /// Refuses later calls, and repeatedly ends the waits of launched work until nothing runs any more, apart from
-    /// captured work. Returns whether that was before the deadline.
+    /// Refuses later calls, and repeatedly ends the waits of launched work. Returns true once nothing runs any more,
+    /// apart from captured work, and false if the deadline expires first.
     pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
         if !self.is_aborted.swap(true, Ordering::SeqCst) {
             self.aborted.get_or_init(Instant::now);
@@ -157,7 +157,7 @@ impl Core {
         if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }
-        // The thread started by an abort holds a reference from time to time.
+        // The thread started by an abort, and calls on `Direct` handles, hold a reference for short times.
         while let Err(held) = Arc::try_unwrap(self) {
             self = held;
             thread::sleep(Duration::from_micros(100));

@@ -1,4 +1,4 @@
-//! Enqueues the pieces of one call.
+//! Enqueues the pieces of one call: its chunks and zero-copy messages.
 
 use std::sync::{PoisonError, atomic::Ordering};
 

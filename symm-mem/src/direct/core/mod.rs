@@ -85,13 +85,14 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A message that this rank has logged and claimed.
+/// A message that this rank has logged, and then claimed. Before the claim, the fields describe this rank as the first
+/// end.
 #[derive(Debug, Clone, Copy)]
 struct Called {
     message: Message,
     captured: bool,
     number: u64,
-    /// The place of the buffer of the end that came first.
+    /// The segment and the offset of the buffer of the end that came first.
     place: Place,
     is_first: bool,
 }
@@ -186,7 +187,7 @@ impl Core {
         launched
     }
 
-    /// Launches `messages`, given their lanes in the order in which they were locked.
+    /// Launches `messages`. `parts` holds their lanes, locked, in the [`order`] of locking.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -267,9 +268,9 @@ impl Core {
         }
     }
 
-    /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers' sends
-    /// may wait for them. Log entries are written in the order of the calls, so that a rank that is far ahead of a peer
-    /// waits as it does with separate calls.
+    /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers'
+    /// sends may wait for them. Log entries are written in the order of the calls, so that a rank that is far ahead of
+    /// a peer waits as it does with separate calls.
     fn call(
         &self,
         messages: &[&Message],
@@ -304,8 +305,8 @@ impl Core {
         Ok(Called { message: *message, captured, number, place, is_first: true })
     }
 
-    /// Claims a message that this rank has logged. A receiver also notes its offer. If the peer came first, compares the
-    /// halves.
+    /// Claims a message that this rank has logged. A receiver also notes its offer. If the peer came first, compares
+    /// the halves.
     fn claim(&self, logged: Called) -> Result<Called, PathError> {
         let Called { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
@@ -366,7 +367,7 @@ impl Core {
         &self.lanes[lane_of(message)]
     }
 
-    /// The word that both ends of a message share.
+    /// Returns the word in which both ends [claim](super::claim) a message.
     fn claim_of(&self, Called { message, number, .. }: &Called) -> &AtomicU64 {
         let (from, to) = match message.way {
             Way::Send => (self.rank, message.peer),
@@ -412,8 +413,9 @@ impl Core {
     /// messages, and its GPU makes the copies one after the other. The wait does not delay this message's copy, which
     /// starts when both ends have come. It may delay the other messages of the call, and later calls of the thread.
     ///
-    /// Does not wait if the receiver's buffer lies in no shared segment, because the message would then go through the
-    /// ring. The receiver's buffer is not known yet, so that of its last message from this rank stands for it.
+    /// Does not wait if the receiver's buffer probably lies in no shared segment, because the message would then go
+    /// through the ring. That buffer is not known yet, so this function checks the buffer of the last receive from this
+    /// rank that the peer has logged. Does not wait either if the peer has logged none.
     fn await_receiver(&self, logged: &Called) {
         let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);

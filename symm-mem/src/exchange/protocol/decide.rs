@@ -1,4 +1,4 @@
-//! The decisions, as pure functions of the members' records.
+//! The decision of an agreement, as pure functions of the members' records.
 
 use super::{
     Decision,
@@ -13,21 +13,23 @@ use crate::{
 /// An agreed plan, or agreed regions: the same value on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreement {
-    /// The generation of the plan.
+    /// The generation of the plan or of the regions: the highest that a member proposed.
     pub generation: u64,
     /// The records of the members, in the order of the group.
     pub records: Vec<Record>,
 }
 wire_struct!(Agreement { generation, records });
 
-/// Decides from the records of all members, in the order of the group.
+/// Decides from `records`: one record of each member, in the order of the group. Checks in this order:
+/// 1. Every record is consistent.
+/// 2. All records name the same plan, or the same set of regions.
+/// 3. All ranks are ready.
+/// 4. Every transfer has two ends that match in role and size.
+/// 5. Each rank can open the memory that it accesses.
+/// 6. Each rank's device can access the devices of this memory.
 ///
-/// Checks in this order: every record is consistent; all records name the same plan, or the same regions; all are
-/// ready; every transfer has two ends that match in role and size; memory can be shared and accessed where it is
-/// needed. All checks come before anything is opened.
-///
-/// Refuses with the first check that fails. Otherwise agrees at once if all memory is open already, or else asks the
-/// members to open the missing memory.
+/// Returns `Decision::Refused` for the first check that fails. Otherwise returns `Decision::Agreed` if no memory has to
+/// be opened, and `Decision::Act` if members must open memory.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [flawed, other_plan, unready, unmatched, out_of_reach, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
@@ -47,7 +49,8 @@ fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// The exports of `from` that `to` accesses, as indices into `from.exports`, each once and ascending.
+/// The exports of `from` that `to` may access: all if regions are shared. Indices into `from.exports`, each once and
+/// ascending.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();
@@ -111,7 +114,8 @@ fn unmatched(records: &[Record]) -> Option<ExchangeRefusal> {
     })
 }
 
-/// The first difference between the ends of two ranks' transfers with each other.
+/// Returns a refusal if the transfers that two ranks list with each other differ in number. Otherwise returns a refusal
+/// for the first transfer whose ends do not match in role or size, or `None` if there is none.
 fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
     let (rank, peer) = (a.rank, b.rank);
     let differs = (0..).zip(a.with(peer).zip(b.with(rank))).find_map(|(at, (own, other))| {

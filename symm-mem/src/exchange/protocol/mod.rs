@@ -1,15 +1,15 @@
 //! The agreement on a plan or on regions, without I/O: the members check that both ends of every transfer match, and
 //! that all memory can be opened where it is needed.
 //!
-//! - [`Record`]: the message of a member: its transfers or regions, its exports, and the memory that it has already
-//!   open.
+//! - [`Record`]: the message of a member. Contains its transfers or regions, its exports, and the list of the peers'
+//!   allocations that it already has open.
 //! - [`decide()`]: the decision, a pure function of the members' records.
-//! - [`Agreement`]: the plan, and the [`Route`]s of a rank's transfers in it, or the [`RegionRoute`]s to its peers'
-//!   regions.
+//! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
+//!   [`RegionRoute`]s to its peers' regions.
 //! - [`ExchangeRefusal`]: why there is no plan, or why no regions are shared. The same value on every member.
 //!
-//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers of all members. Every member takes
-//! part, also one that has all memory open already, or that lists its transfers in another order.
+//! One exchange is one agreement by [`ExchangeProtocol`] on all transfers, or all regions, of all members. Every member
+//! takes part, even if it has no transfers or already has all memory open.
 
 mod decide;
 mod record;
@@ -29,8 +29,8 @@ pub use self::{
 pub use crate::agreement::sharing::Outcome;
 use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
 
-/// The agreement of one exchange. If no memory had to be opened, the agreed result contains the plan. Otherwise the
-/// result is `None`: the members have got the plan already, with the decision to open its memory.
+/// The agreement of one exchange. If no memory has to be opened, the result is `Some` with the agreed plan or regions.
+/// Otherwise the result is `None`, because `Decision::Act` has already given the plan or regions to the members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 
@@ -62,5 +62,5 @@ impl Protocol for ExchangeProtocol {
 
 /// The decision for all members.
 pub type Decision = agreement::Decision<ExchangeProtocol>;
-/// Why an exchange ended without a plan.
+/// Why an exchange ended without a plan or regions.
 pub type Ending = AgreementError<ExchangeRefusal>;

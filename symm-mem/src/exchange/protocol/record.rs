@@ -1,4 +1,4 @@
-//! The record that a member sends to the others before anything is opened.
+//! The record that a member sends to the other members before any memory is opened.
 
 use std::fmt;
 
@@ -13,9 +13,9 @@ use crate::{
 /// Identifies an allocation of one process. The identity is never reused, unlike an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AllocationId {
-    /// A separate allocation, by its number in the process.
+    /// An allocation that is not a segment of a symmetric pool.
     Own {
-        /// The number.
+        /// The number of the allocation in its process.
         number: u64,
     },
     /// A segment of a symmetric pool.
@@ -64,7 +64,7 @@ impl Part {
         }
     }
 
-    /// Returns whether this end copies, and so accesses the other's memory.
+    /// Returns whether this end copies, and so accesses the memory of the other end.
     #[must_use]
     pub fn copies(self) -> bool {
         matches!(self, Self::PutInitiator | Self::GetFrom)
@@ -85,14 +85,14 @@ impl fmt::Display for Part {
 /// The means by which peers can open an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// Plain memory: the 64 bytes of a legacy handle.
+    /// Memory of `cuMemAlloc`.
     Legacy {
-        /// The handle.
+        /// The legacy IPC handle, of 64 bytes.
         handle: Vec<u8>,
     },
     /// Virtual memory.
     Virtual {
-        /// It can be exported as a file descriptor.
+        /// True if the memory can be exported as a file descriptor.
         descriptor: bool,
         /// The fabric handle, if there is one.
         fabric: Option<Vec<u8>>,
@@ -101,7 +101,7 @@ pub enum Way {
 wire_enum!(Way { 0 => Legacy { handle }, 1 => Virtual { descriptor, fabric } });
 
 impl Way {
-    /// Name for messages.
+    /// Name for error messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Legacy { .. } => "legacy handle",
@@ -122,12 +122,13 @@ pub struct Export {
     pub bytes: u64,
     /// The means by which peers can open it.
     pub way: Way,
-    /// Token by which other ranks of the process find it.
+    /// Token by which other ranks of the same process find the allocation.
     pub token: u64,
 }
 wire_struct!(Export { id, bytes, way, token });
 
-/// One end of a transfer. The n-th end that a rank has with a peer matches the n-th end that the peer has with it.
+/// One end of a transfer. The n-th end that a rank lists with a peer matches the n-th end that the peer lists with the
+/// rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct End {
     /// The peer, as a rank of the job.
@@ -162,7 +163,7 @@ wire_struct!(RegionPiece { export, offset, bytes });
 pub struct SharedRegion {
     /// The name, unique among the regions of the rank.
     pub name: String,
-    /// The memory, in the order of its addresses on the rank.
+    /// The pieces of the memory, in the order of their addresses on the rank.
     pub pieces: Vec<RegionPiece>,
 }
 wire_struct!(SharedRegion { name, pieces });
@@ -178,12 +179,12 @@ pub struct RegionOffer {
 }
 wire_struct!(RegionOffer { regions, first_slot });
 
-/// An allocation of a peer that this rank has already open.
+/// An allocation of a peer that is already open on this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// Its allocation.
+    /// The allocation of the peer.
     pub id: AllocationId,
 }
 wire_struct!(Held { peer, id });
@@ -197,27 +198,27 @@ pub struct Record {
     pub plan: String,
     /// The generation that this rank proposes.
     pub generation: u64,
-    /// The rank can take part, or the reason why not.
+    /// Whether the rank can take part, and if not, the reason.
     pub readiness: Readiness,
     /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
-    /// Its process; two ranks have the same value only if they share a process.
+    /// The number of the rank's process. It is equal only for ranks of one process.
     pub process: u64,
-    /// Its device.
+    /// The rank's device.
     pub device: Uuid,
-    /// Devices that this rank sees, and that its own device cannot access.
+    /// Devices that are visible to this rank, but whose memory its own device cannot access.
     pub unreachable: Vec<Uuid>,
     /// Endpoint on which the rank hands out file descriptors ([`process_group::link`]).
     pub card: Vec<u8>,
-    /// Number of its slots for peers' signals.
+    /// Number of the rank's slots for peers' signals.
     pub channels: u32,
-    /// Allocations that its peers access.
+    /// The rank's allocations that peers access.
     pub exports: Vec<Export>,
-    /// Peers' allocations that it has already open.
+    /// Peers' allocations that are already open on the rank.
     pub held: Vec<Held>,
-    /// Its transfers.
+    /// The rank's ends of transfers. Empty if the members share regions.
     pub ends: Vec<End>,
-    /// Its regions, if the members share regions. They exchange no transfers then.
+    /// The rank's regions. `None` if the members exchange a plan.
     pub regions: Option<RegionOffer>,
 }
 wire_struct!(Record {
@@ -238,17 +239,18 @@ wire_struct!(Record {
 });
 
 impl Record {
-    /// The rank's transfers with a peer.
+    /// The rank's ends of transfers with a peer.
     pub fn with(&self, peer: u32) -> impl Iterator<Item = &End> {
         self.ends.iter().filter(move |end| end.peer == peer)
     }
 
-    /// The allocation that the end's peer accesses. `None` if the peer accesses none, or if the index is invalid.
+    /// The allocation of this rank that the peer of `end` accesses. `None` if the peer accesses none, or if the index
+    /// in `end` is invalid.
     pub fn export_of(&self, end: &End) -> Option<&Export> {
         self.exports.get(end.export? as usize)
     }
 
-    /// Returns how error messages name the plan or the set of regions that the members agree on.
+    /// Returns the name for error messages: the name of the plan, or "regions" and the name of the set of regions.
     pub(super) fn title(&self) -> String {
         match &self.regions {
             None => self.plan.clone(),
@@ -256,8 +258,9 @@ impl Record {
         }
     }
 
-    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` is this rank's place among
-    /// the records, and `peer` is the peer's place.
+    /// The slot of this rank for the signals of a peer, in an agreement on regions. `own` and `peer` are the indices of
+    /// the two ranks' records in [`Agreement::records`](super::Agreement::records). `None` if this rank's record has no
+    /// regions.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
         // The rank itself has no slot.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;

@@ -5,23 +5,25 @@ use bootstrap::agreement::{Failure, Waiting};
 use super::record::Part;
 use crate::agreement::{Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum};
 
-/// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for them is
-/// closed again, and an earlier plan of the same name is unchanged.
+/// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
+/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
-    /// Ranks did not arrive in time, or they wait in other agreements, in a circle with members of this one.
+    /// Ranks did not arrive in time. Or ranks wait for each other in different agreements, in a circle, so that members
+    /// of this agreement cannot arrive.
     #[error(
         "ExchangeTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
         describe_circle(circle)
     )]
     ExchangeTimeout {
-        /// The ranks, ascending. If a circle was found from another agreement, in the order of the group.
+        /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the order of
+        /// the group.
         missing: Vec<u32>,
         /// Time waited, in milliseconds.
         waited_ms: u64,
-        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        /// The waits of the circle. Empty if no circle was found.
         circle: Vec<Waiting>,
     },
     /// A rank's message cannot be read, or is inconsistent.
@@ -29,10 +31,10 @@ pub enum ExchangeRefusal {
     RecordUnreadable {
         /// The rank.
         rank: u32,
-        /// Reason why it cannot be used.
+        /// Reason why the message cannot be used.
         cause: String,
     },
-    /// Ranks speak different versions of the protocol, and cannot read each other's messages.
+    /// Ranks use different versions of the protocol, and cannot read each other's messages.
     #[error(
         "VersionMismatch: ranks speak different versions of the protocol ({}); run the same release on every rank",
         versions.describe(u16::to_string)
@@ -41,15 +43,15 @@ pub enum ExchangeRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks exchange plans with different names, or share regions with different names, or some exchange a plan and
-    /// others share regions.
+    /// Ranks exchange plans with different names, or share sets of regions with different names. Or some ranks exchange
+    /// a plan, and others share regions.
     #[error("PlanMismatch: ranks exchange different plans ({})", plans.describe(|name| format!("{name:?}")))]
     PlanMismatch {
-        /// The name of each rank's plan; the name of regions follows the word "regions".
+        /// The name of each rank's plan, or the word "regions" and the name of the rank's set of regions.
         plans: ValuesByRank<String>,
     },
-    /// A rank was not ready to open memory: it failed, or a stream of its device captures. Or the rank has another
-    /// member list or generation than the others, or two processes take part as this rank.
+    /// A rank was not ready to open memory, because a call failed or a stream of its device captures. Or its list of
+    /// members differs from that of the others. Or two processes take part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -57,20 +59,20 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Two ranks list different numbers of transfers with each other. Also if a rank lists a transfer with itself or
-    /// with a rank outside of the group; then `found` is 0.
+    /// Two ranks list different numbers of transfers with each other. Or a rank lists a transfer with itself or with a
+    /// rank that is not a member; then `found` is 0.
     #[error(
         "CounterpartMissing: rank {rank} has {transfers} transfers with rank {peer}, which has {found} with it; both \
          name each of them"
     )]
     CounterpartMissing {
-        /// The rank that has more.
+        /// The rank that lists more transfers.
         rank: u32,
-        /// Its number of transfers with the peer.
+        /// The number of transfers that `rank` lists with `peer`.
         transfers: u64,
-        /// Its peer.
+        /// The other rank.
         peer: u32,
-        /// The peer's number of transfers with it.
+        /// The number of transfers that `peer` lists with `rank`.
         found: u64,
     },
     /// The roles of the two ends of a transfer do not match.
@@ -82,7 +84,7 @@ pub enum ExchangeRefusal {
         at: u64,
         /// The lower rank.
         rank: u32,
-        /// Its role.
+        /// The role of the lower rank.
         part: Part,
         /// The higher rank.
         peer: u32,
@@ -99,11 +101,11 @@ pub enum ExchangeRefusal {
         at: u64,
         /// The lower rank.
         rank: u32,
-        /// Its buffer's length.
+        /// The length of the lower rank's buffer in bytes.
         bytes: u64,
         /// The higher rank.
         peer: u32,
-        /// The length of the higher rank's buffer.
+        /// The length of the higher rank's buffer in bytes.
         found: u64,
     },
     /// A rank's memory cannot be shared with a peer that needs it.
@@ -118,20 +120,20 @@ pub enum ExchangeRefusal {
         way: String,
         /// The rank that needs the memory.
         peer: u32,
-        /// The two ranks are on different hosts.
+        /// Whether the two ranks are on different hosts.
         other_host: bool,
     },
-    /// A device cannot access another's memory.
+    /// A rank's device cannot access the memory of a peer's device.
     #[error(
         "NoPeerAccess: the device of rank {rank} cannot reach that of rank {peer} (no NVLink, or PCIe access is off)"
     )]
     NoPeerAccess {
-        /// The rank that would copy.
+        /// The rank that needs the memory.
         rank: u32,
         /// The rank that owns the memory.
         peer: u32,
     },
-    /// A rank could not open its peers' memory, or share its own.
+    /// A rank could not open its peers' memory, or could not share its own memory.
     #[error("OpeningFailed: rank {rank} could not open its peers' memory, or give its own: {cause}")]
     OpeningFailed {
         /// The rank, the lowest if there are several.
@@ -139,16 +141,17 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had arrived. Or the group ended during the agreement: then `missing` is the rank that
-    /// ended it.
+    /// Ranks were lost after all had arrived. Or a rank left the agreement or ended the group: then `missing` contains
+    /// only this rank, and `noticed` is empty.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that did not report their outcome, ascending. If all did: those that others found gone.
+        /// The ranks that did not report the outcome of opening the memory, ascending. If all ranks reported, the ranks
+        /// that other ranks found gone.
         missing: Vec<u32>,
-        /// The ranks that waited for them and timed out or found them gone.
+        /// The ranks that waited for the missing ranks and timed out or found them gone.
         noticed: Vec<u32>,
     },
 }
@@ -197,7 +200,7 @@ impl From<Failure> for ExchangeRefusal {
 }
 
 impl ExchangeRefusal {
-    /// Returns true if members did not come, or were lost.
+    /// Returns true if members did not arrive, or were lost.
     pub(crate) fn is_of_the_missing(&self) -> bool {
         matches!(self, Self::ExchangeTimeout { .. } | Self::MembersLost { .. })
     }

@@ -1,4 +1,5 @@
-//! Routes: the peer's side of a rank's transfers in an agreed plan, and the regions of its peers.
+//! Routes: the parts of an agreement that one rank needs. For a plan, the peer's end of each transfer of the rank. For
+//! regions, the regions of each peer.
 
 use std::collections::HashMap;
 
@@ -7,14 +8,15 @@ use super::{
     record::{AllocationId, Record, RegionPiece},
 };
 
-/// The information about the peer's end of one of a rank's transfers.
+/// The peer's end of one transfer of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// The memory that this end accesses, if it copies: the peer's allocation, and the first byte in it.
+    /// The peer's memory, if the rank copies: the allocation, and the offset of the buffer in the allocation in bytes.
+    /// `None` if the peer copies.
     pub remote: Option<(AllocationId, u64)>,
-    /// The peer's slot for this rank's signals.
+    /// The peer's slot for the rank's signals.
     pub slot: u32,
 }
 
@@ -25,7 +27,7 @@ pub struct RegionRoute {
     pub peer: u32,
     /// The rank's slot for the peer's signals.
     pub own_slot: u32,
-    /// The peer's slot for this rank's signals.
+    /// The peer's slot for the rank's signals.
     pub slot: u32,
     /// The regions that the peer shares.
     pub regions: Vec<RoutedRegion>,
@@ -34,16 +36,16 @@ pub struct RegionRoute {
 /// A region of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoutedRegion {
-    /// The name that the peer gave it.
+    /// The name that the peer gave the region.
     pub name: String,
-    /// Its memory: allocation, first byte in it, and length in bytes.
+    /// The pieces of the region: allocation, offset in the allocation in bytes, and length in bytes.
     pub pieces: Vec<(AllocationId, u64, u64)>,
 }
 
 impl Agreement {
-    /// Returns the routes of the transfers of `rank`, in their order. `None` if the rank is not in the plan, or if
-    /// a transfer has no counterpart or no memory to access. [`decide`](super::decide()) refuses such transfers.
-    /// Roles and sizes are not compared here.
+    /// Returns the routes of the transfers of `rank`, in the order in which the rank lists them. Returns `None` if the
+    /// rank is not a member, or if the peer's end or export of a transfer is missing. Does not compare roles and sizes.
+    /// In an agreement that [`decide`](super::decide()) has returned, all ends match.
     #[must_use]
     pub fn routes(&self, rank: u32) -> Option<Vec<Route>> {
         let record = |of: u32| self.records.iter().find(|record| record.rank == of);
@@ -62,8 +64,8 @@ impl Agreement {
         record(rank)?.ends.iter().map(route).collect()
     }
 
-    /// Returns the routes from `rank` to each other member, in the order of the records. `None` if the rank is not a
-    /// member, if the members agreed on transfers, or if a piece names no export of its rank.
+    /// Returns the routes from `rank` to each other member, in the order of the records. Returns `None` if the rank is
+    /// not a member, if the members agreed on transfers, or if a piece has an invalid index of an export.
     #[must_use]
     pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute>> {
         let place = self.records.iter().position(|record| record.rank == rank)?;

@@ -22,30 +22,33 @@ use super::{
 use crate::error::Error;
 
 impl Exchange {
-    /// Shares memory with all members, each region under a name that is unique on this rank. Collective over the group:
-    /// every member calls it with its own regions, or with none. The members open all regions of each other in this
-    /// call, so later transfers between them need no agreement and no store.
+    /// Shares regions of this rank's memory with all members. `regions` has the name and the memory of each region; the
+    /// names of a rank's regions must differ. Collective over the group: every member calls it with its own regions, or
+    /// with an empty list. The members open all regions of each other in this call, so later transfers between them
+    /// need no agreement and no store.
     ///
     /// `name` is the name of the set of regions. Sets of regions and plans of an exchange share one namespace: an
-    /// earlier set or plan of this name becomes stale.
+    /// earlier set or plan of this name becomes stale, and its later transfers fail.
     ///
-    /// Each rank needs one [channel](super::super::ExchangeOptions::channels) for each other member, all of them
-    /// adjacent.
+    /// Each rank needs one free [channel](super::super::ExchangeOptions::channels) for each other member. The channels
+    /// of a rank must be adjacent.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange). Refusals are for example
     /// [`OutOfReach`](super::super::ExchangeRefusal::OutOfReach) if a region has no handle that a member can open, and
-    /// [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) for two regions of one name.
+    /// [`PeerPrepareFailed`](super::super::ExchangeRefusal::PeerPrepareFailed) if two regions of a rank have the same
+    /// name, or if a region has no bytes.
     pub fn share_regions(&self, name: &str, regions: &[(&str, Memory)]) -> Result<Regions, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.share_regions_among(&all, name, regions)
     }
 
-    /// Like [`share_regions`](Self::share_regions), but among the ranks at these places of the group only, as for
-    /// [`exchange_among`](Self::exchange_among).
+    /// Like [`share_regions`](Self::share_regions), but only `members` take part. `members` are ranks in the group, and
+    /// include this rank. The rule of [`exchange_among`](Self::exchange_among) on the order of calls applies.
     ///
     /// # Errors
-    /// As [`share_regions`](Self::share_regions); [`ErrorKind::NotAMember`](crate::ErrorKind::NotAMember).
+    /// As [`share_regions`](Self::share_regions). [`ErrorKind::NotAMember`](crate::ErrorKind::NotAMember) if `members`
+    /// lacks this rank, or contains a number that is not a rank of the group.
     pub fn share_regions_among(
         &self,
         members: &[usize],

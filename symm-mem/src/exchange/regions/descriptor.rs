@@ -1,4 +1,4 @@
-//! Lists of descriptors, and the copies that they ask for.
+//! Descriptors of the ranges that a transfer between regions copies, and the resulting copies.
 
 use cuda_driver::DevicePtr;
 
@@ -16,25 +16,28 @@ pub enum Direction {
     Put,
 }
 
-/// One contiguous part of a transfer between regions: `bytes` bytes of a region of this rank, and as many of a region
-/// of the peer. Regions are named by their index in the list that their rank shared; offsets are in bytes.
+/// One contiguous range of a transfer between regions: `bytes` bytes of a region of this rank, and `bytes` bytes of a
+/// region of the peer. The index of a region is its position in the list that its rank passed to
+/// [`share_regions`](super::super::Exchange::share_regions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Descriptor {
     /// Index of this rank's region.
     pub local_region: usize,
-    /// First byte in it.
+    /// First byte in this rank's region, as an offset in bytes.
     pub local_offset: usize,
     /// Index of the peer's region.
     pub remote_region: usize,
-    /// First byte in it.
+    /// First byte in the peer's region, as an offset in bytes.
     pub remote_offset: usize,
     /// Length in bytes.
     pub bytes: usize,
 }
 
-/// Memory of a region as this rank addresses it: contiguous pieces, which may lie apart from each other.
+/// The memory of a region in this rank's address space. It consists of contiguous pieces. There may be gaps between the
+/// pieces.
 #[derive(Debug, Clone)]
 pub(super) struct Extents {
+    /// Address and length in bytes of each piece.
     pieces: Vec<(DevicePtr, usize)>,
     bytes: usize,
 }
@@ -49,8 +52,8 @@ impl Extents {
         self.bytes
     }
 
-    /// Splits the `bytes` bytes from `offset` on into contiguous parts: the address, the length, and the index of the
-    /// piece of each. The range must lie in the region.
+    /// Splits the `bytes` bytes from `offset` on into parts that lie in one piece each. Returns for each part its
+    /// address, its length in bytes, and the index of its piece. The range must lie in the region.
     fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
         let (mut skipped, mut left) = (offset, bytes);
         let mut parts = Vec::new();
@@ -78,18 +81,19 @@ pub(super) struct RangeCopy {
     pub(super) bytes: usize,
 }
 
-/// A copy that a descriptor asks for, within one piece on each side.
+/// A copy of a descriptor's bytes, or of some of them, within one piece on each side.
 struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// Region and piece, local and remote. Pieces may be separate allocations at adjacent addresses, which one copy
-    /// must not span. A local region is one piece, even if its block has several pages.
+    /// The local side, then the remote side: index of the region, and index of the piece in it. Two pieces may be
+    /// separate allocations at adjacent addresses, and one copy must not span both. A local region is one piece, even
+    /// if its block has several pages.
     pieces: [(usize, usize); 2],
 }
 
 impl Part {
-    /// Returns whether `next` continues this copy on both sides.
+    /// Returns whether `next` lies in the same pieces, and begins where this copy ends on both sides.
     fn is_continued_by(&self, next: &Self) -> bool {
         let (copy, next_copy) = (self.copy, next.copy);
         self.pieces == next.pieces
@@ -98,12 +102,12 @@ impl Part {
     }
 }
 
-/// Returns the copies of a transfer, in the order of their destinations. Copies between the same pieces that follow
-/// each other on both sides are joined.
+/// Returns the copies of a transfer, in ascending order of their destination addresses. If a copy begins where another
+/// ends, in the source and in the destination, and both are between the same pieces, they are joined.
 ///
 /// # Errors
-/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself, or else with one that overlaps an
-/// earlier one.
+/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If there is none, but two
+/// destinations overlap: with the later one of their descriptors.
 pub(super) fn copies(
     direction: Direction,
     local: &[Extents],

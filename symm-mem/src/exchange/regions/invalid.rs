@@ -54,7 +54,7 @@ pub enum DescriptorError {
     /// Two descriptors write the same bytes. Copies of one transfer have no order.
     #[error("its destination overlaps that of descriptor {other}: transfer them one after the other")]
     Overlap {
-        /// The other descriptor, which comes before this one in the list.
+        /// Index of the other descriptor, which comes before this one in the list.
         other: usize,
     },
 }

@@ -34,36 +34,38 @@ use super::{
 };
 
 /// A set of regions of memory that the members of a group share, as returned by
-/// [`Exchange::share_regions`](super::Exchange::share_regions). Any member [transfers](Self::transfer) lists of ranges
-/// between its own regions and those of any other member, at any time. A transfer needs no call of the peer and no
-/// agreement. Cheap to clone.
+/// [`Exchange::share_regions`](super::Exchange::share_regions). Any member can [transfer](Self::transfer) ranges of
+/// bytes between its own regions and those of any other member, at any time. A transfer needs no call of the peer and
+/// no agreement. Cheap to clone.
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
 /// each member: [`wait`](Self::wait) makes a stream wait for the next one, and [`notifications`](Self::notifications)
-/// returns how many have come. Transfers and waits enqueue work and return at once. `notifications` and
-/// [`check`](Self::check) wait for a copy from the device.
+/// returns the number received. Transfers and waits enqueue work and do not wait for it to complete. `notifications`
+/// and [`check`](Self::check) block until a small copy from the device has completed.
 ///
-/// *Order.* A transfer is ordered by its stream. The copies of one list have no order among each other, so their
-/// destinations must not overlap. Notifications to one peer are sent in the order of the calls, on any streams: a
-/// notification is sent only after the previous one to that peer. Copies do not wait for previous notifications.
+/// *Order.* A transfer runs in the order of its stream. The copies of one transfer run in any order, so their
+/// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
+/// streams: a notification is sent only after the previous one to that peer. Copies do not wait for previous
+/// notifications.
 ///
-/// *Failures.* The transfers with each peer fail by themselves: if a deadline passes or the peer gives up, later calls
-/// for that peer return the [`Fault`], and those for other peers go on. If the group ends, the transfers with all peers
-/// fail. Waits are released then, so [`check`](Self::check) a peer before you use the data that it has transferred.
-/// Regions do not recover from a fault; sharing them again under the same name makes new ones.
+/// *Failures.* A [`Fault`] stops the transfers with one peer: if a deadline passes or the peer gives up, later calls
+/// for that peer return the fault. Transfers with other peers continue. If the group ends, the transfers with all peers
+/// fail. A fault also releases streams that wait for a notification of the peer, without the notification. So
+/// [`check`](Self::check) a peer before you use the data that it has transferred. Regions do not recover from a fault.
+/// To recover, share them again under the same name, which makes a new set.
 ///
-/// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. Regions that a
-/// peer still has at the end of the [lease](super::ExchangeOptions::lease) are
-/// [quarantined](super::Exchange::quarantine) instead of freed. So a peer's transfers stay valid after this rank has
-/// dropped its handles. Once the peer knows of the drop, its further transfers return [`Fault::Abandoned`]. If the set
-/// has no other member, it does not keep the memory. A wait for a notification of a peer that has dropped its regions
-/// without this notification ends in [`Fault::Abandoned`].
+/// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
+/// transfers stay valid after this rank has dropped its handles. If a peer still has the set at the end of the
+/// [lease](super::ExchangeOptions::lease), the regions are [quarantined](super::Exchange::quarantine) instead of freed.
+/// Once a rank knows that a peer has dropped the set, further transfers with that peer return [`Fault::Abandoned`].
+/// If a peer drops the set without sending a notification that this rank waits for, the wait ends with
+/// [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory allocated.
 ///
-/// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because a graph repeats
-/// the count of its capture at each launch: call them between launches.
+/// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because each launch of
+/// the graph would repeat the number of the same notification. Call them between launches.
 ///
-/// In a process of several ranks, a transfer or a wait may block the host while the memory of dropped plans is closed,
-/// and for up to 50 ms before that.
+/// In a process of several ranks, a transfer or a wait may block the calling thread while the memory of dropped plans
+/// or regions is closed, and for up to 50 ms before that.
 #[derive(Clone)]
 pub struct Regions {
     inner: Arc<Inner>,
@@ -80,14 +82,14 @@ impl Regions {
         &self.inner.name
     }
 
-    /// Generation of the set: counts the agreements of its name.
+    /// Generation of the set. Each agreement on a plan or set of this name has a higher generation than the one before.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.generation
     }
 
-    /// Returns the regions of the rank at place `rank` of the group, in the order in which it shared them; this rank's
-    /// own too. A [`Descriptor`] names them by their index.
+    /// Returns the regions of rank `rank` of the group, in the order in which that rank shared them. `rank` may be this
+    /// rank. A [`Descriptor`] identifies a region by its index in the returned slice.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`.
@@ -98,7 +100,8 @@ impl Regions {
         Ok(&self.peer(rank)?.regions)
     }
 
-    /// Returns the index of the region of that name of the rank at place `rank`, if there is one.
+    /// Returns the index of the region called `name` of rank `rank` of the group, or `None` if that rank has no such
+    /// region.
     ///
     /// # Errors
     /// As [`of`](Self::of).
@@ -106,25 +109,26 @@ impl Regions {
         Ok(self.of(rank)?.iter().position(|region| region.name() == name))
     }
 
-    /// Copies between this rank's regions and those of the rank at place `peer` of the group. Ranges of the same
-    /// regions that follow each other on both sides are one copy. An empty list is valid. `deadline` counts
-    /// from the call, and includes earlier work of the stream. A captured transfer has no deadline.
+    /// Enqueues copies between this rank's regions and those of rank `peer` of the group. Ranges that are adjacent on
+    /// both sides may become one copy. An empty list is valid. The copies must end within `deadline` from this call,
+    /// and so must the earlier work of the stream. Otherwise the transfers with the peer fail ([`Fault::Late`]). A
+    /// captured transfer has no deadline.
     ///
-    /// On an error of the driver, some of the copies may have been enqueued. They end as if the call had succeeded, and
-    /// the call can be repeated. But if the driver cannot record their end either, the transfers with the peer fail
+    /// If the driver fails, some of the copies may have been enqueued. These copies still run, and the call can be
+    /// repeated. But if the driver also fails to record an event after them, the transfers with the peer fail
     /// ([`Fault::Broken`]).
     ///
     /// # Safety
-    /// Until the stream has passed the copies, no other code of any rank writes the ranges, and none reads those that
-    /// the copies write. The ranks order that among themselves, for example by notifications: neither end of a transfer
-    /// waits for the other. If two ranks share the same memory, no range that the copies write overlaps one that they
-    /// read. A graph that captures this call is launched only while the regions exist, and its launches have ended when
-    /// the regions are dropped.
+    /// Until the copies have completed, no other code of any rank writes the ranges, and none reads the ranges that the
+    /// copies write. The ranks must synchronize for this, for example by notifications, because neither end of a
+    /// transfer waits for the other. If two ranks share the same memory, no range that the copies write overlaps a
+    /// range that they read. A graph that captures this call is launched only while the regions exist, and its launches
+    /// have ended when the regions are dropped.
     ///
     /// # Errors
-    /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, and errors of the
-    /// driver. The call returns [`Fault::Abandoned`] once this rank knows that the peer has dropped its regions, for
-    /// example from [`check`](Self::check).
+    /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, `Driver`. The call
+    /// returns [`Fault::Abandoned`] once this rank knows that the peer has dropped its regions, for example from
+    /// [`check`](Self::check).
     pub unsafe fn transfer(
         &self,
         direction: Direction,
@@ -142,8 +146,8 @@ impl Regions {
     /// As for [`transfer`](Self::transfer).
     ///
     /// # Errors
-    /// As [`transfer`](Self::transfer); [`TransferError::Captured`] on a stream that captures. On an error of the
-    /// driver from the notification itself, the transfers with the peer fail ([`Fault::Broken`]).
+    /// As [`transfer`](Self::transfer); [`TransferError::Captured`] on a stream that captures. If the driver fails to
+    /// enqueue the notification or to record an event after it, the transfers with the peer fail ([`Fault::Broken`]).
     pub unsafe fn transfer_and_notify(
         &self,
         direction: Direction,
@@ -155,12 +159,15 @@ impl Regions {
         self.enqueue(direction, peer, descriptors, stream, deadline, true)
     }
 
-    /// Makes the stream wait for the next notification of the peer: the first call for the first one, and so on.
+    /// Makes the stream wait for the next notification of the peer: the n-th call waits for the n-th notification.
+    ///
+    /// The notification must come within `deadline` from this call. Otherwise the transfers with the peer fail
+    /// ([`Fault::Late`]), and the stream continues without the notification: see [`check`](Self::check).
     ///
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
-    /// If the peer has dropped its regions without this notification, the call itself succeeds, and later calls report
-    /// [`Fault::Abandoned`].
+    /// If the peer has dropped its regions without this notification, the call itself succeeds. Later calls return
+    /// [`Fault::Abandoned`] once this rank knows of the drop.
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let (peer, wire) = self.admit(peer, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
@@ -168,7 +175,7 @@ impl Regions {
         }
         let shared = &self.inner.owner.shared;
         let waits = || peer.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        // May be held back (see `quiet`), unless the peer has begun to notify this rank.
+        // Blocks while new waits are held back (see `quiet`), unless the peer has already enqueued this notification.
         let _gate = quiet::beginning(|| peer.received.reach(waits().wrapping_add(1)));
         let mut waits = waits();
         let round = waits.wrapping_add(1);
@@ -193,8 +200,8 @@ impl Regions {
         Ok(recorded?)
     }
 
-    /// Returns the number of notifications of a peer that have come, counted from the agreement on; the count wraps.
-    /// Copies a few bytes from the device, and waits for that.
+    /// Returns the number of notifications received from a peer since the regions were shared. The count wraps. Blocks
+    /// until a copy of a few bytes from the device has completed.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -204,9 +211,9 @@ impl Regions {
         Ok(self.read(peer, |mirror| mirror.count(slot))?.unwrap_or(0))
     }
 
-    /// Fails if transfers with the peer have failed. Call it after a stream that [waited](Self::wait) for the peer was
-    /// synchronized, and before you use what the peer has transferred. Copies a few bytes from the device, and waits
-    /// for that.
+    /// Returns an error if the transfers with the peer have failed. Call this after you have synchronized a stream that
+    /// [waited](Self::wait) for the peer, and before you use the data that the peer has transferred. Blocks until a
+    /// copy of a few bytes from the device has completed.
     ///
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`,
@@ -217,7 +224,9 @@ impl Regions {
         Ok(())
     }
 
-    /// Gives up the transfers with all peers: their waits are released, here and on the peers once they notice.
+    /// Gives up the transfers with all peers ([`Fault::Aborted`]), and releases this rank's streams that wait for
+    /// notifications. The peers notice this later: their waits for this rank are then released, and their calls for
+    /// this rank return [`Fault::Abandoned`].
     pub fn abort(&self) {
         for peer in self.inner.peers.iter().flatten() {
             self.fail(peer, Fault::Aborted);
@@ -234,7 +243,8 @@ impl Regions {
     }
 
     /// Copies this rank's slot for a peer to the host. Records whether the peer has given up or dropped its regions.
-    /// Returns the result of `read` on the copy; `None` if there is no slot.
+    /// Returns the result of `read` on the copy, or `None` if there is no slot. Returns the fault instead if the
+    /// transfers with the peer have failed.
     fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         core.fault()?;
@@ -267,7 +277,7 @@ impl Regions {
         })
     }
 
-    /// Returns the peer if work for it can be enqueued on the stream.
+    /// Returns the peer and its wire, or an error if no work for the peer can be enqueued on the stream.
     fn admit(&self, place: usize, stream: &Stream) -> Result<(&Peer, &Wire), TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(place)?;
@@ -320,7 +330,7 @@ impl Regions {
             copy()?;
             return Ok(PendingTransfer::new(None, core.fault_cell()));
         }
-        // May be held back (see `quiet`), unless the peer waits for this notification.
+        // Blocks while new transfers are held back (see `quiet`), unless the peer waits for this notification.
         let is_awaited = || notifies && peer.sent.reach(wire.turn().round.wrapping_add(1));
         let _gate = quiet::beginning(is_awaited);
         let done = shared.watch.event(&shared.context)?;
@@ -340,8 +350,8 @@ impl Regions {
         Ok(PendingTransfer::new(Some(done), core.fault_cell()))
     }
 
-    /// Enqueues the copies, and the notification of the peer behind them. Returns whether this succeeded. After a
-    /// success also returns the event of the previous notification, if there is one, for reuse.
+    /// Enqueues the copies, then the notification to the peer, and then records `done`. Returns the result of these
+    /// calls. After a success also returns the event of the previous notification, if there is one, for reuse.
     fn notify(
         &self,
         peer: &Peer,
@@ -353,7 +363,7 @@ impl Regions {
         // The lock is held until the end is recorded, so that two threads send their counts in ascending order.
         let mut turn = wire.turn();
         let round = turn.round.wrapping_add(1);
-        // Only the notification follows the former one. The copies need not wait for those of another stream.
+        // Only the notification waits for the previous notification. The copies do not wait for other streams.
         let copied = copy().and_then(|()| match &turn.last {
             Some((last, event)) if !last.is_same(stream) => stream.wait(event),
             _ => Ok(()),

@@ -1,4 +1,4 @@
-//! A transfer between regions that was enqueued.
+//! An enqueued transfer between regions.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,11 +6,12 @@ use cuda_driver::{Event, graph::RelaxedCapture};
 
 use super::super::{Fault, TransferError};
 
-/// A transfer between regions that was enqueued. Holds no memory; dropping it has no effect on the transfer.
+/// An enqueued transfer between regions. This handle does not keep the regions allocated. Dropping it does not cancel
+/// the transfer.
 #[derive(Debug)]
 #[must_use = "the transfer may not have ended yet"]
 pub struct PendingTransfer {
-    /// `None` if it was captured into a graph.
+    /// Recorded after the transfer. `None` if the transfer was captured into a graph.
     done: Option<Arc<Event>>,
     fault: Arc<OnceLock<Fault>>,
 }
@@ -20,7 +21,7 @@ impl PendingTransfer {
         Self { done, fault }
     }
 
-    /// Returns whether the copies have ended. Does not block.
+    /// Returns whether the copies, and the notification if there is one, have ended. Does not block.
     ///
     /// # Errors
     /// [`TransferError::Fault`] if the transfers with this peer have failed, for example because the copies did not
@@ -28,7 +29,7 @@ impl PendingTransfer {
     /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the query of the event fails.
     pub fn is_done(&self) -> Result<bool, TransferError> {
         let done = self.done.as_ref().ok_or(TransferError::Captured { asked: "is_done" })?;
-        // A query would invalidate the capture of another thread in global mode.
+        // Without this, the query would invalidate another thread's capture in global mode.
         let _relaxed = RelaxedCapture::enter(done.context().driver());
         let is_done = done.query()?;
         self.fault.get().map_or(Ok(is_done), |fault| Err(fault.clone().into()))

@@ -11,7 +11,7 @@ use super::{
     descriptor::Extents,
 };
 
-/// The index of the wire in the [`Core`] of a [`Peer`], which has only one.
+/// Index of the only [`Wire`] in the [`Core`] of a [`Peer`].
 pub(super) const WIRE: usize = 0;
 
 /// The state of regions. The handles of the regions share it. The last handle drops it.
@@ -21,7 +21,8 @@ pub(super) struct Inner {
     pub(super) generation: u64,
     pub(super) own: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// The peers by their places in the group; `None` for this rank, and for those that do not share the regions.
+    /// The peers, indexed by their rank in the group; `None` for this rank, and for ranks that do not share the
+    /// regions.
     pub(super) peers: Vec<Option<Peer>>,
 }
 
@@ -41,11 +42,13 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// Number of the last notification from this rank to the peer that this rank has enqueued, or for which the peer
-    /// has enqueued a wait, whichever is greater. Includes the peer's waits only if the peer is in this process.
+    /// For notifications from this rank to the peer, the greater of two numbers: the notifications that this rank has
+    /// enqueued, and the waits for them that the peer has enqueued. The waits count only if the peer is in this
+    /// process.
     pub(super) sent: Rounds,
-    /// The same for notifications from the peer to this rank: the number of the last one for which this rank has
-    /// enqueued a wait, or, if the peer is in this process, that the peer has enqueued.
+    /// For notifications from the peer to this rank, the greater of two numbers: the waits for them that this rank has
+    /// enqueued, and the notifications that the peer has enqueued. The latter count only if the peer is in this
+    /// process.
     pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,
@@ -73,13 +76,13 @@ impl RegionInfo {
         Self { name: name.to_owned(), bytes }
     }
 
-    /// The name that its rank gave it.
+    /// The name under which its rank shares the region.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its length in bytes.
+    /// Length of the region in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

@@ -8,7 +8,7 @@ use super::{Peers, parameter};
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// Returns the kernel with this number, as passed in its launch. Fails for an unknown number.
+/// Returns the kernel with number `kernel`, an argument of the launch. Fails for an unknown number.
 fn named(kernel: u32) -> Result<Kernel, Fault> {
     let known = Kernel::ALL.into_iter().map(|(known, _)| known);
     known
@@ -29,7 +29,7 @@ fn blocks(
     let bases = peers.buffers()?;
     for number in 0..launch.grid[0] {
         let channel = PadLayout::USER_CHANNELS + number;
-        // On the device, a block that gives up ends alone. The other blocks soon see in the pad that it gave up.
+        // On the device, only the block that gives up ends at once. Other blocks read the flag while they wait.
         if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
             break;
         }
@@ -37,7 +37,7 @@ fn blocks(
     Ok(())
 }
 
-/// The byte range of a range of packs, in data of `bytes` bytes.
+/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes, of which none exceeds `bytes`.
 fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
     ((first * PACK).min(bytes), (end * PACK).min(bytes))
 }
@@ -61,7 +61,7 @@ pub(super) fn gather(launch: &Launch<'_>) -> Result<(), Fault> {
     })
 }
 
-/// The twin of the kernel for one element type and operation.
+/// Returns the twin of the reduction kernel for this element type and operation.
 pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Result<(), Fault> {
     move |launch| {
         // SAFETY: `Reduce` consists of numbers, so any bytes are a valid value.
@@ -102,7 +102,7 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
     }
 }
 
-/// Combines the bytes at offset `at` of all buffers.
+/// Reduces the `bytes` bytes at offset `at` of all ranks' buffers, and returns the result.
 fn combined(
     launch: &Launch<'_>,
     bases: &[u64],

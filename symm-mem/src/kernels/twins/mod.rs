@@ -1,10 +1,10 @@
-//! Twins of the kernels: host functions that the embedded device ([`gpu_sim`]) calls in their place. A twin runs the
-//! same algorithm as its kernel, through checked views of device memory. Twins test the algorithm and its launches, not
-//! the PTX.
+//! Twins of the kernels: host functions that the embedded device (the CUDA device that [`gpu_sim`] simulates) calls
+//! instead of the kernels. A twin runs the same algorithm as its kernel, through checked views of device memory. Tests
+//! with twins cover the algorithm and its launches, not the PTX.
 //!
 //! A twin runs its blocks one after the other; on a device they run concurrently. The results are equal, since the
-//! blocks of one launch never wait for each other. A twin that waits blocks the thread of its stream until the signal
-//! arrives, at most until the deadline.
+//! blocks of one launch never wait for each other. A twin that waits for a peer blocks its stream's thread, at most
+//! until the deadline.
 
 mod collectives;
 mod peers;
@@ -20,7 +20,7 @@ use super::Ranks;
 use super::arguments::{Gather, Reduce};
 use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
 
-/// Registers the twins in a world. Call it once, before kernels are loaded there.
+/// Registers the twins in `world`. Call this function once for each world, before kernels are loaded in the world.
 ///
 /// ```
 /// let world = gpu_sim::World::builder().devices(2).start()?;
@@ -44,7 +44,7 @@ pub fn register(world: &World) {
     }
 }
 
-/// Element type and operation as the embedded device names them; `None` if there is no kernel for them.
+/// Converts an element type and an operation to those of [`gpu_sim`]. Returns `None` if no kernel supports them.
 fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     let element = match dtype {
         DataType::I8 => Element::I8,
@@ -70,7 +70,8 @@ fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
     Some((element, op))
 }
 
-/// Returns a parameter that is a `repr(C)` structure without padding. Fails if the parameter has another size than `T`.
+/// Returns parameter `index` of the launch as a `T`, a `repr(C)` structure without padding. Fails if the parameter has
+/// another size than `T`.
 ///
 /// # Safety
 /// Any bytes are a valid `T`.

@@ -12,7 +12,7 @@ use super::parameter;
 use crate::kernels::fault::Layout;
 use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
 
-/// `true`: the kernel goes on; `false`: it has given up.
+/// The result of a signal or a wait. `true`: the kernel continues; `false`: the kernel has given up.
 pub(super) type Met = Result<bool, Fault>;
 
 /// The ranks' memory, as described by the first parameter of a launch.
@@ -42,7 +42,7 @@ impl<'a> Peers<'a> {
         PadLayout::new(self.ranks.world)
     }
 
-    /// View of a word of a rank's pad.
+    /// Returns a view of the 32-bit word at `offset` bytes in the pad at address `pad`.
     fn word(&self, pad: u64, offset: usize) -> Result<View, Fault> {
         self.launch.exec.view(pad + offset as u64, 4, Access::all())
     }
@@ -51,24 +51,25 @@ impl<'a> Peers<'a> {
         self.word(self.ranks.pad.0, self.layout().gave_up())
     }
 
+    /// Returns `true` if a kernel of this rank has given up.
     fn gave_up(&self) -> Met {
         Ok(self.gave_up_word()?.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
     }
 
-    /// Signals a peer.
+    /// Waits until the peer has reset this rank's previous signal on the channel, then signals the peer.
     pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, self.ranks.rank);
         self.flip(Waiting::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
     }
 
-    /// Waits for a peer's signal.
+    /// Waits for a peer's signal, and resets it.
     pub(super) fn wait(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, peer);
         self.flip(Waiting::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)
     }
 
-    /// Synchronizes all ranks. The device uses one thread for each peer; here all signals are sent before any is
-    /// waited for.
+    /// Synchronizes all ranks. The device uses one thread for each peer. Here one thread first signals all peers, then
+    /// waits for the signal of each.
     pub(super) fn meet(&self, channel: u32) -> Met {
         let peers = || (0..self.ranks.world).filter(|peer| *peer != self.ranks.rank);
         for peer in peers() {
@@ -116,7 +117,7 @@ impl<'a> Peers<'a> {
         }
         let view = self.launch.exec.view(self.ranks.fault.0, size_of::<Layout>() as u64, Access::all())?;
         view.atomic_u32(0)?;
-        // SAFETY: the view has the length of the record, the owner has aligned the record to a page, and it consists
+        // SAFETY: the view has the size of a `Layout`. `FaultRecord` aligns the record to a page. A `Layout` consists
         // of atomics.
         let record = unsafe { &*view.as_ptr().cast::<Layout>() };
         record.kernel.store(self.kernel as u32, Ordering::Relaxed);

@@ -10,16 +10,18 @@ use crate::agreement::ValuesByRank;
 /// Decides from the records of all members, in the order of the group.
 ///
 /// The checks, in this order:
-/// 1. All ranks refer to the same rendezvous of the same group, and agree whether ranks may share a device.
+/// 1. All records have the same `group`, `members`, `life`, `number` and `shared_devices`.
 /// 2. Every rank is ready.
-/// 3. The ranks have the same memory, of the same size, at the same offset.
+/// 3. The ranks' memory has the same [`Subject`](super::Subject), the same sizes and the same offset.
 /// 4. The ranks have different devices, unless they may share a device.
 /// 5. The ranks have a common way to share memory.
 /// 6. The devices can access each other.
 ///
-/// The first check that fails determines the refusal. All checks come before anything is opened. If all ranks have
-/// mapped this memory in the same earlier rendezvous, the agreed value is the number of that rendezvous, and nothing is
-/// mapped again. Otherwise, all ranks map the memory in the records.
+/// Returns one of these decisions:
+/// - `Refused` if a check fails. The first check that fails determines the refusal.
+/// - `Agreed` if all ranks have mapped this memory in the same earlier rendezvous. The agreed value is the number of
+///   that rendezvous, and nothing is mapped again.
+/// - `Act` otherwise. All ranks map the memory that the records describe.
 pub fn decide(records: &[Record]) -> Decision {
     let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {

@@ -85,7 +85,7 @@ pub struct Handles {
     pub fabric: Option<Vec<u8>>,
     /// The endpoint of the rank's listener, which sends file descriptors to peers ([`process_group::link`]).
     pub card: Vec<u8>,
-    /// The token of the memory for other ranks of the same process.
+    /// The token with which the other ranks of the same process find the memory.
     pub token: u64,
 }
 wire_struct!(Handles { descriptor, fabric, card, token });
@@ -131,18 +131,18 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// If this rank already has the corresponding memory of its peers mapped: the `number` of the rendezvous that
-    /// mapped it.
+    /// The `number` of the earlier rendezvous that mapped the peers' corresponding memory on this rank. `None` if this
+    /// memory is not mapped.
     pub mapped: Option<u64>,
     /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
     /// The number of the rank's process. It is equal only for ranks of one process.
     pub process: u64,
-    /// Its device.
+    /// The UUID of the rank's device.
     pub device: Uuid,
-    /// The devices visible to this rank that its own device cannot access.
+    /// The UUIDs of the devices that this process sees but the rank's device cannot access.
     pub unreachable: Vec<Uuid>,
-    /// The handles of its memory.
+    /// The handles of the rank's memory.
     pub handles: Handles,
 }
 wire_struct!(Record {
@@ -165,9 +165,9 @@ wire_struct!(Record {
     handles,
 });
 
-/// Returns the prefix of the store keys of a rendezvous, and of anything built on the memory that it maps. `life` and
-/// `number` are those of the [`Record`]. Each member counts both itself. The counts are equal on all members because
-/// all of them make the same collective calls.
+/// Returns the prefix of the store keys of a rendezvous, and of agreements about the memory that it maps. `life` and
+/// `number` are those of the [`Record`]. Each member counts its own calls for these two numbers. They are equal on all
+/// members because all of them make the same collective calls.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }

@@ -7,24 +7,25 @@ use crate::agreement::{
     LogPoint, Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum,
 };
 
-/// The reason why no member has the others' memory. All members get the same value. Mappings of this rendezvous are
-/// undone. Mappings of earlier ones stay. The group can have its next rendezvous.
+/// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings made during
+/// this rendezvous are removed. Mappings of earlier ones stay. The members can call `rendezvous` again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not come within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline), or they wait
-    /// in other agreements, in a circle with members of this one.
+    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or the missing
+    /// ranks wait in other agreements, in a circle with members of this one.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
         describe_circle(circle)
     )]
     RendezvousTimeout {
-        /// The ranks, ascending. If a circle was found from another agreement, in the group's order.
+        /// The missing ranks, ascending. They are in the group's order instead if a member of another agreement found
+        /// the circle.
         missing: Vec<u32>,
-        /// The time from the start of the agreement until a member stopped waiting, in milliseconds of its clock.
+        /// How long the member that stopped waiting had waited, in milliseconds.
         waited_ms: u64,
-        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
+        /// The waits of the ranks in the circle. Empty if there is no circle.
         circle: Vec<Waiting>,
     },
     /// A rank's message cannot be decoded.
@@ -44,8 +45,9 @@ pub enum RendezvousRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks differ in the group's id or members, in how often they have created the group's rendezvous, in the number
-    /// of this rendezvous, or in the option to share a device.
+    /// Ranks differ in the group's id or members, in how often they have created the group's
+    /// [`Rendezvous`](crate::rendezvous::Rendezvous), in the number of this rendezvous, or in the option
+    /// [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices).
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
         /// The property that differs.
@@ -53,8 +55,8 @@ pub enum RendezvousRefusal {
         /// Its value on each rank.
         values: ValuesByRank<u64>,
     },
-    /// A rank failed before the members mapped memory, it has another member list than the others, or two processes
-    /// take part as this rank.
+    /// A rank failed before the members mapped memory, has another member list than the others, or is used by two
+    /// processes.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -68,13 +70,14 @@ pub enum RendezvousRefusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// Ranks came with different memory.
+    /// The ranks' memory is of different kinds, or of different pools, segments or persistent ids. Or all ranks have
+    /// the same segment number of the same pool, but their allocation logs differed when they created that segment.
     #[error("SubjectMismatch: ranks came with {}", describe_subjects(subjects))]
     SubjectMismatch {
         /// The memory of each rank.
         subjects: ValuesByRank<Subject>,
     },
-    /// Ranks came with memory of different sizes.
+    /// The ranks' buffers or allocations have different sizes.
     #[error("SizeMismatch: the {what} differs in size ({})", sizes.describe(|bytes| format!("{bytes} bytes")))]
     SizeMismatch {
         /// `buffer`, or `allocation` for the allocation of the buffer.
@@ -88,7 +91,8 @@ pub enum RendezvousRefusal {
         /// Each rank's offset in bytes.
         offsets: ValuesByRank<u64>,
     },
-    /// Several ranks use one device, but this was not allowed.
+    /// Several ranks use one device, but
+    /// [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices) is false.
     #[error(
         "SameDevice: {} use the same device, with the UUID {device} (nvidia-smi -L); give each its own, or say that they may share",
         Ranks(ranks)
@@ -109,7 +113,8 @@ pub enum RendezvousRefusal {
         /// The handle types of each rank.
         kinds: ValuesByRank<String>,
     },
-    /// The ranks are on several hosts, and their memory can be shared on its own host only.
+    /// The ranks are on several hosts, but their memory has no fabric handles. A file descriptor shares memory only
+    /// within one host.
     #[error(
         "HostsApart: ranks are on different hosts ({}) and their memory has no fabric handles: a file descriptor ends at \
          its host. Make groups of one host, or allocate with fabric handles, which the driver grants where there is an \
@@ -138,16 +143,16 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all had come. Or the group ended during the agreement: then `missing` is the rank that
-    /// ended it.
+    /// Ranks were lost after all ranks had posted their records. Or the group ended during the agreement. In that case
+    /// `missing` is the rank that reported the end.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),
     })]
     MembersLost {
-        /// The ranks that posted no outcome, ascending. If all did, the ranks that others found gone.
+        /// The ranks that posted no outcome, ascending. If every rank posted one, the ranks that others found gone.
         missing: Vec<u32>,
-        /// The ranks that waited for them and timed out or found them gone.
+        /// The ranks whose wait for another rank timed out, or that found another rank gone.
         noticed: Vec<u32>,
     },
 }
@@ -199,13 +204,14 @@ impl From<Failure> for RendezvousRefusal {
 }
 
 impl RendezvousRefusal {
-    /// Returns true if members did not come, or were lost.
+    /// Returns true if members were missing or lost.
     pub(crate) fn is_of_the_missing(&self) -> bool {
         matches!(self, Self::RendezvousTimeout { .. } | Self::MembersLost { .. })
     }
 }
 
-/// Describes the memory of each rank. If all ranks have the same pool, or the same segment, the text names it once.
+/// Describes the memory of each rank. If all ranks have the same pool, or the same segment, the text names the pool or
+/// segment once.
 fn describe_subjects(subjects: &ValuesByRank<Subject>) -> String {
     let in_pool = |subject: &Subject| match *subject {
         Subject::Pool { pool, ordinal, log } => Some((pool, ordinal, log)),
