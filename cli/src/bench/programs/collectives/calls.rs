@@ -1,9 +1,12 @@
 //! The same calls through each layer: 2,000 all-reduces of 8 bytes.
 
-use std::{cell::Cell, ffi::c_void};
+use std::{
+    cell::{Cell, RefCell},
+    ffi::c_void,
+};
 
 use cuda_driver::{
-    DevicePtr, Event, EventFlags, Stream, StreamFlags,
+    DevicePtr, DeviceSlice, Event, EventFlags, Stream, StreamFlags,
     graph::{CaptureMode, GraphExec},
     memory::DeviceMemory,
 };
@@ -26,7 +29,7 @@ const GRAPH: usize = 50;
 /// Events used in turn: so many that each has completed long before it is used again.
 const EVENTS: usize = 1024;
 
-/// A layer that makes the calls.
+/// A layer that makes the calls with addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contender {
     Raw,
@@ -51,14 +54,39 @@ impl Contender {
     }
 }
 
+/// Contenders whose calls are timed.
+#[derive(Clone, Copy)]
+pub(crate) enum Timed {
+    Addresses(Contender),
+    /// The safe method of the process group, with a slice.
+    Slice,
+}
+
+pub(crate) const TIMED: [Timed; CONTENDERS.len() + 1] = [
+    Timed::Addresses(Contender::Raw),
+    Timed::Addresses(Contender::RawAndEvent),
+    Timed::Addresses(Contender::Communicator),
+    Timed::Addresses(Contender::ProcessGroup),
+    Timed::Slice,
+];
+
+impl Timed {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Addresses(contender) => contender.name(),
+            Self::Slice => "ProcessGroup, slice",
+        }
+    }
+}
+
 /// Ways of making the calls.
 pub(crate) enum Case {
     /// Host time of all calls, one after the other.
     Loop,
     /// Host time of bursts, without the waits between them.
     Bursts,
-    /// Time until graphs of the calls are done; one graph for each contender.
-    Graphs(Box<[GraphExec; CONTENDERS.len()]>),
+    /// Time until graphs of the calls are done; one graph for each of [`TIMED`].
+    Graphs(Vec<GraphExec>),
 }
 
 impl Case {
@@ -90,6 +118,7 @@ pub(crate) struct Calls<'a> {
     raw: AllReduce,
     pub(crate) stream: Stream,
     memory: DeviceMemory,
+    slice: RefCell<DeviceSlice<f32>>,
     events: Vec<Event>,
     next: Cell<usize>,
 }
@@ -114,13 +143,16 @@ impl<'a> Calls<'a> {
         // Sums of zeros stay zero.
         memory.copy_from_host(0, &[0f32; 2])?;
         let event = |_| Event::new(rank.context, EventFlags::DISABLE_TIMING);
+        let stream = Stream::new(rank.context, StreamFlags::NON_BLOCKING)?;
+        let slice = RefCell::new(stream.alloc_zeros(EIGHT_BYTES.elements)?);
         Ok(Self {
             rank,
             world,
             communicator: world.communicator(),
             raw: rank.nccl().api().ncclAllReduce()?,
-            stream: Stream::new(rank.context, StreamFlags::NON_BLOCKING)?,
+            stream,
             memory,
+            slice,
             events: (0..EVENTS).map(event).collect::<Result<_, _>>()?,
             next: Cell::new(0),
         })
@@ -182,10 +214,21 @@ impl<'a> Calls<'a> {
     }
 
     /// `count` calls of 8 bytes.
-    fn calls(&self, contender: Contender, count: usize) -> Result<()> {
-        let place = (self.memory.ptr(), self.memory.ptr());
-        // SAFETY: the memory is 8 bytes, and goes when the stream has been waited for.
-        (0..count).try_for_each(|_| unsafe { self.all_reduce(contender, place, EIGHT_BYTES) })
+    fn calls(&self, contender: Timed, count: usize) -> Result<()> {
+        match contender {
+            Timed::Addresses(layer) => {
+                let place = (self.memory.ptr(), self.memory.ptr());
+                // SAFETY: the memory is 8 bytes, and goes when the stream has been waited for.
+                (0..count).try_for_each(|_| unsafe { self.all_reduce(layer, place, EIGHT_BYTES) })
+            }
+            Timed::Slice => {
+                let mut slice = self.slice.borrow_mut();
+                (0..count).try_for_each(|_| {
+                    drop(self.world.all_reduce(&mut *slice, EIGHT_BYTES.op.0)?);
+                    Ok(())
+                })
+            }
+        }
     }
 
     /// Captures the work that `enqueue` enqueues into a graph.
@@ -197,12 +240,12 @@ impl<'a> Calls<'a> {
 
     pub(crate) fn cases(&self) -> Result<[Case; 3]> {
         let graph = |contender| self.capture(|| self.calls(contender, GRAPH));
-        let [raw, event, communicator, group] = CONTENDERS.map(graph);
-        Ok([Case::Loop, Case::Bursts, Case::Graphs(Box::new([raw?, event?, communicator?, group?]))])
+        Ok([Case::Loop, Case::Bursts, Case::Graphs(TIMED.into_iter().map(graph).collect::<Result<_>>()?)])
     }
 
-    /// Returns the time in ns per call.
-    pub(crate) fn time(&self, case: &Case, contender: Contender) -> Result<f64> {
+    /// Returns the time in ns per call of `TIMED[at]`.
+    pub(crate) fn time(&self, case: &Case, at: usize) -> Result<f64> {
+        let contender = TIMED[at];
         let mut us = 0.0;
         match case {
             Case::Loop => {
@@ -217,7 +260,7 @@ impl<'a> Calls<'a> {
                 }
             }
             Case::Graphs(graphs) => {
-                let graph = &graphs[contender as usize];
+                let graph = &graphs[at];
                 self.rank.barrier.wait();
                 us += timed(|| {
                     (0..CALLS / GRAPH).try_for_each(|_| self.stream.launch(graph))?;

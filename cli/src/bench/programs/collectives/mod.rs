@@ -20,7 +20,7 @@ use process_group::store::HashStore;
 
 use crate::bench::programs::support::{Machine, Result, far};
 use bits::Tally;
-use calls::{CONTENDERS, Calls};
+use calls::{Calls, TIMED};
 use rank::Rank;
 
 /// Rounds of the calls.
@@ -67,10 +67,10 @@ fn measure_calls(rank: &Rank<'_>, world: &ProcessGroup, tally: &Tally, in_turn: 
         for case in &cases {
             // The order of the contenders rotates, because each one's state of the machine depends on the case before
             // it.
-            for turn in 0..CONTENDERS.len() {
-                let contender = CONTENDERS[(round + turn) % CONTENDERS.len()];
-                let time = calls.time(case, contender)?;
-                rank.say(|| println!("{}\t{}\t{time:.1}", case.name(), contender.name()));
+            for turn in 0..TIMED.len() {
+                let at = (round + turn) % TIMED.len();
+                let time = calls.time(case, at)?;
+                rank.say(|| println!("{}\t{}\t{time:.1}", case.name(), TIMED[at].name()));
             }
         }
         rank.say(|| println!());
