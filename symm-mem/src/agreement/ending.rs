@@ -10,10 +10,11 @@ use process_group::{
 use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
-/// The reason why an agreement has no result on this member. `R` is the reason that all members get.
+/// The reason why an agreement has no result on this member. `R` is the type of a refusal's reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgreementError<R> {
-    /// Nothing was agreed. All members get the same reason.
+    /// The agreement was refused. All members get the same reason, except if another process has run as this rank, or
+    /// if this rank's list of members differs from that of the others: only this member may get such a reason.
     Refused(R),
     /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
@@ -48,7 +49,8 @@ impl<R> AgreementError<R> {
 /// member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing was registered or retired on any member.
+    /// Nothing was registered or retired on this member. The same holds for the other members, except if the reason is
+    /// that their list of members differs from that of this rank: then they may have agreed without this rank.
     Refused(Refusal),
     /// The group is dead on all members, or on this one alone if it could not undo a plain registration
     /// (`ncclCommRegister`).
@@ -90,8 +92,9 @@ impl Ending {
         }
     }
 
-    /// Returns true if all members got this ending and the reason is not that members are missing or lost. Also returns
-    /// true if this member could not undo a plain registration. In that case only this member gets the ending.
+    /// Returns true for a refusal or a poison, unless its reason is that members did not arrive in time or were lost.
+    /// All members get such an ending, with two exceptions: a plain registration that only this member could not undo,
+    /// and a list of members that differs from that of the others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {

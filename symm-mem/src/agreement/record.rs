@@ -69,7 +69,8 @@ wire_struct!(Segment { ordinal, bytes, flags, log });
 
 impl Segment {
     /// Flag: on this rank the segment lies directly behind the previous one, and the library accepts both as one
-    /// window. If that holds on all ranks, they become one window. The flag has no other effect.
+    /// window. If all ranks set the flag, and one commit registers both segments, they become one window. The flag has
+    /// no other effect.
     pub const FOLLOWS: u32 = 1;
 
     /// The segment without the flag that may differ between ranks.
@@ -125,7 +126,7 @@ pub struct Enqueued {
 }
 wire_struct!(Enqueued { group, collectives, messages });
 
-/// The numbers of messages between this rank and a peer that this rank has enqueued.
+/// The numbers of messages that this rank has enqueued for one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageCounts {
     /// The other rank.
@@ -160,7 +161,7 @@ pub struct Record {
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The shortest length of the allocation log at which the rank still has the hash.
+    /// From this length of the allocation log on, the rank knows the log's hash at each length.
     pub log_since: u64,
     /// The segments that the group has not committed, in order of their ordinals.
     pub segments: Vec<Segment>,

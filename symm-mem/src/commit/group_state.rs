@@ -18,7 +18,8 @@ pub(crate) struct GroupState {
     pub(crate) without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     pub(crate) unregistered: Vec<(u32, String)>,
-    /// The refusal of the last commit. After a successful commit: its [`CommitReport::pending`](super::CommitReport).
+    /// The result of the last commit that succeeded or was refused: its
+    /// [`CommitReport::pending`](super::CommitReport), or the refusal.
     pub(crate) pending: Option<Refusal>,
     /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
@@ -43,7 +44,7 @@ impl GroupState {
     }
 
     /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns
-    /// `None` if it is registered.
+    /// `None` if it is registered, or if the commit did not try to register it.
     pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
         self.unregistered.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, cause)| cause.as_str())
     }

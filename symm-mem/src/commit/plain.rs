@@ -22,8 +22,8 @@ use crate::{
     pool::SymmetricPool,
 };
 
-/// A segment's registration. The communicator keeps it, and not the pool, because pools are dropped at a different time
-/// on each rank.
+/// A segment's registration. The communicator holds it until it ends, even if the pool is dropped before, because ranks
+/// drop their pools at different times.
 #[derive(Debug)]
 pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
 
@@ -37,9 +37,10 @@ impl PlainRegistration {
 
 impl SymmetricPool {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
-    /// to keep the registration. Returns true if all members keep it, and false if all have undone it. The second value
-    /// is the store's error, if the store failed. `left` is the time that remains until the commit's deadline. The time
-    /// limit of the registration is `left` or [`ACTION_FLOOR`], whichever is longer.
+    /// to keep the registration. Returns true if all members keep it. Returns false if they agreed to undo it and this
+    /// member has undone it. The second value is the store's error, if the store failed. `left` is the time that remains
+    /// until the commit's deadline. The time limit of the registration is `left` or [`ACTION_FLOOR`], whichever is
+    /// longer.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,

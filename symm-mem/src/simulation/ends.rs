@@ -197,8 +197,8 @@ impl World {
         Ok(if left { report.new_segments } else { 0 })
     }
 
-    /// The rank's watchdogs report that rank `lost` is dead. If the rank waits at the store and
-    /// [`Rank::is_over`](super::rank::Rank::is_over) is true, its wait ends.
+    /// The watchdogs of rank `rank` report that rank `lost` is dead. If rank `rank` waits at the store and its
+    /// [`is_over`](super::rank::Rank::is_over) is true, the wait ends.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
