@@ -1,7 +1,6 @@
-//! The numbers of meetings, and the meetings that may have left keys in the store.
+//! Numbers the meetings of a rank, and remembers the meetings that may have left keys in the store.
 
-/// The maximum number of meetings that are remembered for the removal of their keys. The keys of older meetings stay in
-/// the store.
+/// The maximum number of meetings in [`Rounds::left`]. The keys of older meetings stay in the store.
 const MOST: usize = 64;
 
 /// Counts the meetings of one kind that a rank has had about a pool, and remembers the meetings that may have left keys

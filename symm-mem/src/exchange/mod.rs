@@ -78,7 +78,7 @@
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
-//! | `share`, `handles` | opening of peers' memory: each allocation once, until its last plan is closed |
+//! | `share`, `handles` | opening of peers' memory: an allocation is opened once, and stays open until the last plan that uses it is closed |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
@@ -154,7 +154,7 @@ use crate::{
     rendezvous::{GroupInfo, PeerMemory, Rendezvous},
 };
 
-/// Name of the operation in errors of [`Exchange::new`] and [`Exchange::exchange`].
+/// Name of the operation in errors of [`Exchange::new`], [`Exchange::exchange`] and [`Exchange::exchange_among`].
 const OPERATION: &str = "exchange";
 
 /// The one-sided transfers of a group, as seen by one member. Clones share the state.
@@ -249,8 +249,8 @@ impl Exchange {
     }
 
     /// Returns this rank's end of a transfer with `peer`, a rank within the group. The peer must list the other end.
-    /// The n-th transfer of a plan that this rank lists with the peer matches the n-th that the peer lists with this
-    /// rank.
+    /// If a plan has several transfers between the two ranks, the n-th in the list of one rank matches the n-th in the
+    /// list of the other.
     ///
     /// # Errors
     /// [`TransferError`]: `ToSelf` if `peer` is this rank, `NoSuchRank` if the group has no such rank, `Empty` if the
@@ -267,8 +267,8 @@ impl Exchange {
 
     /// Agrees on the plan called `plan` with the other members. Collective over the group: every member calls it with
     /// its own ends of transfers, or with an empty list. Two ranks must list the transfers between them in the same
-    /// order. Otherwise the order does not matter. If the lists of all members match, each member opens the memory of
-    /// its peers that it does not have open yet.
+    /// order. Transfers with different peers may be listed in any order. If the lists of all members match, each member
+    /// opens the memory of its peers that it does not have open yet.
     ///
     /// This rank first waits until the transfers of an earlier plan of that name have ended. If they take longer than
     /// an eighth of [`ExchangeOptions::deadline`], the call fails on all members. After the call has succeeded, the

@@ -67,7 +67,8 @@ pub struct PeerBuffers {
     origin: Origin,
     /// Dropped after the array, which contains their addresses.
     _mapped: Vec<Mapping>,
-    /// The block in the window, or `None` for a whole window. Keeps the block's segment from being retired.
+    /// The block in the window. Keeps the block's segment from being retired. `None` for a whole window, and for memory
+    /// that this rank mapped itself.
     _block: Option<SymmetricBlock>,
 }
 

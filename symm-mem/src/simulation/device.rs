@@ -1,5 +1,5 @@
-//! A model of a rank's device memory, for the segments of its pools and the memory that it lends: reused addresses, a
-//! capacity, and a record of freed memory.
+//! A model of a rank's device memory, from which the rank allocates the segments of its pools and the memory that it
+//! lends. The model reuses addresses, has a capacity, and records freed memory.
 
 use std::{
     collections::BTreeMap,

@@ -7,11 +7,11 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// The deadline of the ranks other than the culprit under [`Trouble::ShortDeadline`]. This deadline is so long that the
-/// time limit of a registration exceeds `ACTION_FLOOR`.
+/// With [`Trouble::ShortDeadline`], the deadline of all ranks except the culprit. It is so long that the time limit of
+/// a registration exceeds `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
-/// The deadline of the last meetings. It is long enough for a rank that has waited in all its other meetings for
-/// absent ranks and for missing answers.
+/// The deadline of the last meetings. It exceeds the time by which a rank can come late because it has waited in all
+/// its other meetings for absent ranks and missing answers.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// A lease in µs that is longer than any program without delays. So peers close lent memory before it expires.
@@ -97,7 +97,8 @@ pub(super) enum Action {
         seed: u64,
         deadline: Duration,
     },
-    /// Executes the transfers of the last plan of a name, or of the first one that the rank keeps if `former` is true.
+    /// Executes the transfers of a plan: if `former` is false, of the last plan with the name; if it is true, of the
+    /// first plan with the name that the rank still has.
     Copy {
         group: u64,
         name: u64,
@@ -155,7 +156,7 @@ pub(super) struct Scenario {
 /// Releases of the library from which a seed draws: with windows, without, and one with defective windows.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
-/// Releases without usable windows, for the troubles of plain registration.
+/// Releases without usable windows, for the troubles that need plain registration (`ncclCommRegister`).
 const WINDOWLESS: [u32; 4] = [21304, 22203, 22605, 22803];
 
 /// Returns true if the windows of a release can be used.
@@ -239,7 +240,7 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// Returns the bytes of address space that windows of `group` may still use if no member has a larger device than
+    /// Returns the bytes of address space that are left for windows of `group`, computed from the size of the device of
     /// `rank`.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
@@ -467,7 +468,7 @@ impl Writer<'_> {
     }
 
     /// Writes messages along a group's members, like those between the stages of a pipeline. The first and the last
-    /// member have fewer messages.
+    /// member have one peer, the others two.
     fn messages(&mut self) {
         if self.made.is_empty() || !self.aside.one_in(2) {
             return;

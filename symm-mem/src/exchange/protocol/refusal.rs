@@ -50,8 +50,8 @@ pub enum ExchangeRefusal {
         /// The name of each rank's plan, or the word "regions" and the name of the rank's set of regions.
         plans: ValuesByRank<String>,
     },
-    /// A rank was not ready to open memory, because a call failed or a stream of its device captures. Or its list of
-    /// members differs from that of the others. Or two processes take part as this rank.
+    /// A rank was not ready to open memory, because a call failed or a stream of its device is capturing. Or its list
+    /// of members differs from that of the others. Or two processes take part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
