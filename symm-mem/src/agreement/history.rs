@@ -14,7 +14,7 @@ use super::{
 pub struct LogPoint {
     /// The number of entries.
     pub length: u64,
-    /// The hash over all entries.
+    /// The hash over all entries. The hash of an allocation log also covers the pool's geometry.
     pub hash: u64,
 }
 wire_struct!(LogPoint { length, hash });
@@ -188,7 +188,8 @@ pub enum Divergence {
     /// The first difference cannot be found. Either the ranks' logs no longer hold the operation that differs, or the
     /// pools differ before their first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The number of the first operation that differs is less than this. 0 if the geometries differ.
+        /// The number of the first operation that differs is less than this. 0 if the pools differ
+        /// before their first operation and all ranks still know the hash of their empty log.
         before: u64,
     },
     /// A rank stopped answering during the search.

@@ -23,7 +23,7 @@ pub struct Start<P: Protocol> {
 }
 
 impl<P: Protocol> Start<P> {
-    /// Begins `meeting`. This member waits at most `patience` for the records of the others. `deadline` is counted from
+    /// Prepares `meeting`. This member waits at most `patience` for the records of the others. `deadline` is counted from
     /// the start of the meeting, and becomes [`Member::deadline`].
     pub(super) fn new(
         meeting: MeetingId,
@@ -49,7 +49,7 @@ impl<P: Protocol> Start<P> {
 }
 
 /// Returns the time that a member waits for the others in a meeting with up to two actions: 3/8 of `deadline`. Each
-/// action, together with the wait for its outcomes, takes up to 3/4 of the longest such time among the members. So if
+/// action, together with the wait for its outcomes, takes up to 3/4 of the longest wait among the members. So if
 /// all members have the same deadline and no lower bound applies, the meeting takes at most 15/16 of it.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3

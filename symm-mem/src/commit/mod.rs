@@ -6,7 +6,7 @@
 //! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
 //! | `group` | the requirements of a commit on a group |
 //! | `group_state` | the state of a group between commits |
-//! | `member` | answers the agreement: this rank's history, and the agreed registration |
+//! | `member` | the steps of this rank in the agreement: supplies its history on request, and registers the segments |
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
@@ -69,9 +69,8 @@ use crate::{
 };
 
 /// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is that this rank lost the
-/// store, the other members may not be poisoned. Then this function also ends the group on them
-/// ([`SymmetricGroup::fail`]). It does not do so for other poisons: all members have them, except the poison of a rank
-/// that could not undo a plain registration.
+/// store, the other members may not be poisoned. In this case, the function also ends the group on them
+/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts the communicator of this rank.
 pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
@@ -87,7 +86,7 @@ impl SymmetricPool {
     /// Collective over the group: every member calls it at the same point of the program, with the same options. No
     /// stream of the device may be capturing, and the calling thread must not have an NCCL group open. Otherwise the
     /// commit is refused on all members, and the capture is not affected. Before the call, all members must have
-    /// enqueued the same collectives, and both ends of the same messages.
+    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
     ///
     /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
     /// would use their windows on some members only, and the group would end with
@@ -301,9 +300,9 @@ impl SymmetricPool {
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `serials` and `windows`
-    /// describe the windows of the registered segments, in their order: `serials` has the serial number of each window,
-    /// and `windows` has the window and the segment's offset in it, in bytes. `cause` is the store's error, if the
-    /// store failed.
+    /// have one entry for each registered segment, in the order of the segments: `serials` the serial number of the
+    /// segment's window, and `windows` the window and the segment's offset in it, in bytes. Segments that share a
+    /// window have equal serial numbers. `cause` is the store's error, if the store failed.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,

@@ -5,9 +5,9 @@
 //! word instead could be in the same hardware queue as the wait, behind it.
 //!
 //! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
-//! memory) and *empty* (the peer has taken a chunk out of its own memory). For zero-copy messages there are two more
-//! words: *ready* and *done* ([`Phase`]). Every peer has its own two, for each direction, and separately for captured
-//! and for eager (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets
+//! memory) and *empty* (the peer has taken a chunk out of its own memory). For zero-copy messages there are eight more
+//! words for every peer: *ready* and *done* ([`Phase`]), each for both directions, and each for captured and for eager
+//! (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets
 //! it. So after a message all these words have their initial values, and a graph can run any number of times. For every
 //! peer and every direction there is one more word, which no stream waits for. It says which messages this rank's
 //! streams have [passed](FlagPage::passed).
@@ -17,7 +17,7 @@
 //! the [claims](super::claim) of the messages from the peer, which both ends write.
 //!
 //! The page begins with three values:
-//! - a flag: this rank has ended its waits, so data that it sends or receives afterwards is invalid;
+//! - a flag: this rank ends its waits, so data that it sends or receives afterwards is invalid;
 //! - a flag: this rank maps no further segments;
 //! - one more than the number of the last segment that this rank has [mapped](super::shared), or 0.
 
@@ -33,7 +33,7 @@ use cuda_driver::{
 };
 use process_group::{group::path::Way, link::SharedMemory};
 
-/// Alignment of the words, so that no two devices write to one cache line.
+/// Alignment of the words, in bytes. Each word has a cache line of its own.
 const LINE: usize = 64;
 
 /// Offset of the flag by which the rank announces that it ends its waits.
@@ -42,7 +42,7 @@ const GAVE_UP: usize = 0;
 /// Offset of the flag by which the rank announces that it maps no further segments.
 const STOPPED: usize = 4;
 
-/// Offset of one more than the number of the last segment that the rank has mapped.
+/// Offset of a value: the number of the last segment that the rank has mapped, plus one; or 0 if it has mapped none.
 const MAPPED: usize = 8;
 
 /// Number of words for every peer for zero-copy messages: two directions, two phases, and eager or captured messages.
@@ -130,7 +130,7 @@ impl Layout {
         LINE + peer * self.section() + (2 * self.slots + number) * LINE
     }
 
-    /// Offset of the word that says which messages with `peer` have [passed](FlagPage::passed).
+    /// Offset of the word that says which messages with `peer` the streams have [passed](FlagPage::passed).
     fn passed(self, peer: usize, way: Way) -> usize {
         LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
     }
@@ -203,14 +203,14 @@ impl FlagPage {
         self.device + self.layout.signal(peer, signal)
     }
 
-    /// Device address of the word that says which messages have [passed](Self::passed).
+    /// Device address of the word that says which messages the streams have [passed](Self::passed).
     pub(super) fn passed_at(&self, peer: usize, way: Way) -> DevicePtr {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// Returns the lower 32 bits of the number after that of the last message with `peer` that this rank's streams have
-    /// passed. Returns 0 if there was none. Considers only eager messages that the sender copies into the receiver's
-    /// buffer.
+    /// Returns how far this rank's streams are in the messages with `peer`: the lower 32 bits of `n + 1`, if message
+    /// `n` is the last one that they have passed. Returns 0 if they have passed none. Considers only eager messages
+    /// that the sender copies into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
     }
@@ -266,8 +266,8 @@ impl FlagPage {
     }
 
     /// Ends the current waits of streams for this rank's words by setting the words. Leaves out words of zero-copy
-    /// messages for which `held` returns true. Returns whether any of the other words was not set before. After an
-    /// earlier call, an unset word means that a stream has passed a wait since then.
+    /// messages for which `held` returns true. Returns true if this call has set a word that was not set. If the
+    /// previous call has set this word too, a stream has passed a wait for it in between.
     pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut moved = false;
         let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;

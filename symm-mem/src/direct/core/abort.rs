@@ -26,11 +26,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest time that a sender's stream still waits until a receiver's buffer is ready. The time begins with the
-/// sender's abort, or later: when the sender, after its abort, first sees that the receiver has given up. When the time
-/// is over, the sender's stream copies. It is longer than [`GRACE`], so the receiver's waits for *done* end first.
-/// The receiver's stream can then complete its earlier work on the buffer, and signal *ready*, before the sender
-/// copies.
+/// The longest time that a sender's stream still waits until a receiver's buffer is ready. The time begins when the
+/// sender has aborted and has seen that the receiver has given up. When the time is over, the sender's stream copies.
+/// The time is longer than [`GRACE`], so the receiver's waits for *done* end first. Before the sender copies, the
+/// receiver's stream thus has time to complete its earlier work on the buffer and to signal *ready*.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {

@@ -21,7 +21,8 @@ impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
     /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. A lane with
     /// more than two chunks also uses a second stream of its own, unless its ring has one slot or another capture uses
-    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out chunks and returns [`PathError::Aborted`].
+    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. Then
+    /// the result is [`PathError::Aborted`] if chunks were left out, unless the driver fails afterwards.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
