@@ -16,14 +16,37 @@ impl Generations {
         self.0.load(Ordering::Acquire) + 1
     }
 
-    /// Makes the agreed generation the current one.
+    /// Makes the agreed generation the current one, unless a higher one is current already. That happens if two threads
+    /// agree with different members on the same name.
     pub(crate) fn agreed(&self, generation: u64) {
-        self.0.store(generation, Ordering::Release);
+        self.0.fetch_max(generation, Ordering::AcqRel);
     }
 
     /// Succeeds if `generation` is current; else the error is the current generation.
     pub(crate) fn admit(&self, generation: u64) -> Result<(), u64> {
         let current = self.0.load(Ordering::Acquire);
         if current == generation { Ok(()) } else { Err(current) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_stale_stays_stale(agreed in prop::collection::vec(1u64..6, 1..12)) {
+            let generations = Generations::default();
+            let mut stale = [false; 6];
+            for generation in agreed {
+                generations.agreed(generation);
+                for (earlier, stale) in stale.iter_mut().enumerate().skip(1) {
+                    let is_admitted = generations.admit(earlier as u64).is_ok();
+                    prop_assert!(!(*stale && is_admitted), "generation {earlier} became current again");
+                    *stale |= !is_admitted && (earlier as u64) < generations.next();
+                }
+            }
+        }
     }
 }

@@ -65,6 +65,9 @@ impl Layout {
     /// The number of elements; `None` on overflow.
     #[must_use]
     pub fn elements(&self) -> Option<usize> {
+        if self.shape.contains(&0) {
+            return Some(0);
+        }
         self.shape.iter().try_fold(1usize, |all, length| all.checked_mul(*length))
     }
 
@@ -79,5 +82,24 @@ impl Layout {
             last.checked_add((length - 1).checked_mul(*stride)?)
         })?;
         last.checked_add(1)?.checked_mul(self.data_type.size())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// An empty dimension makes a tensor empty, wherever it stands and however long the others are.
+        #[test]
+        fn a_tensor_with_an_empty_dimension_has_no_elements(
+            mut shape in prop::collection::vec(prop_oneof![0usize..5, Just(usize::MAX)], 0..5),
+            at: prop::sample::Index,
+        ) {
+            shape.insert(at.index(shape.len() + 1), 0);
+            let layout = Layout::contiguous(shape, DataType::F32);
+            prop_assert_eq!((layout.elements(), layout.bytes()), (Some(0), Some(0)));
+        }
     }
 }
