@@ -16,14 +16,15 @@ use super::{half::Half, pushes::Pushes, rounds::STREAMS};
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// The lane's own streams, created on first use. Stream 0 is for calls in which this is not the first lane. Stream
-    /// 1 is for every second chunk, if the lane has [enough chunks](super::rounds::takes_turns) in the call.
+    /// The lane's own streams, created on first use. Stream 0 is for calls that use another lane first; the first
+    /// lane of a call uses the caller's stream. Stream 1 is for every second chunk, if the lane has
+    /// [enough chunks](super::rounds::takes_turns) in the call.
     streams: [OnceLock<Stream>; STREAMS],
     /// Event behind the lane's last eager call.
     end: Event,
     /// Event behind the last eager chunk on the second stream. The first stream waits for it before `end` is recorded.
     second_end: Event,
-    /// Streams with eager work of the lane behind which no event could be recorded.
+    /// Streams with eager work of the lane that no event follows, because recording the event failed.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,

@@ -9,7 +9,7 @@ use super::{Kernel, KernelError, Kernels, PadLayout, Ranks};
 /// Number of threads of a warp.
 const WARP: u32 = 32;
 
-/// Indices of the kernels in their unit (PTX module), [`SIGNALS`].
+// Indices of the kernels in their unit (PTX module), `SIGNALS`.
 const BARRIER: usize = 0;
 const PUT: usize = 1;
 const WAIT: usize = 2;

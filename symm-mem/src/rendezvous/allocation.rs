@@ -17,7 +17,7 @@ use cuda_driver::{
 
 use super::{Layout, buffers::PeerMappingCache, protocol::Subject};
 
-/// An allocation outside of all pools that peers can map. Clones share the memory.
+/// An allocation that peers can map, and that belongs to no pool. Clones share the memory.
 ///
 /// The pages stay allocated while a handle on this rank or a peer's mapping exists.
 #[derive(Debug, Clone)]

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{agreement::hash::chain, rendezvous::mapped};
 
-/// Key of shared memory: the group's uid, the number of the group's rendezvous, and the rank that owns the memory.
+/// Key of shared memory: the group's uid, the round of the rendezvous in the group, and the rank that owns the memory.
 type Whose = (u64, u64, u32);
 
 /// Memory that ranks share during a rendezvous.
@@ -135,8 +135,8 @@ impl Rank {
         }
     }
 
-    /// Maps the memory that the other members share, and adds the mappings to `peers`. Returns the outcome, which names
-    /// the members whose memory is gone.
+    /// Maps the memory that the other members share, and adds the mappings to `peers`. Returns the outcome. If memory of
+    /// members is gone, the outcome names these members.
     fn map(&self, uid: u64, round: u64, records: &[Record], peers: &mut Peers) -> Outcome {
         if self.scenario.trouble == Trouble::CannotMap && self.rank == self.scenario.culprit {
             return Outcome::Failed { cause: "no addresses".to_owned() };

@@ -111,7 +111,8 @@ pub(super) enum Answer {
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
-    /// The outcome, and the identities of the memory that this rank has mapped. `None` if it has mapped none.
+    /// The outcome, and the identities of the peers' memory that this rank has mapped. `None` if it could not map the
+    /// memory of all peers.
     Shared(protocol::Outcome, Option<Vec<u64>>),
     Opened(protocol::Outcome),
 }
