@@ -20,7 +20,7 @@ use process_group::{
     store::{Store, barrier},
 };
 use rustix::process::{Pid, Signal, kill_process};
-use symm_mem::{CommitReport, CommunicatorGroup, GroupId, NoWindows, Standing, SymmetricPool};
+use symm_mem::{CommitReport, CommunicatorGroup, GroupId, NoWindows, Refusal, Standing, SymmetricPool};
 
 use super::NCCL;
 use crate::{
@@ -77,7 +77,8 @@ fn one_rank() {
     let told = Told::hear();
     let (what, which) = told.case.split_once(' ').unwrap_or((&told.case, ""));
     match what {
-        "pools" => joined(&told, NCCL, |_, rank| cross(rank, &told, which)),
+        "pools" => joined(&told, NCCL, |_, rank| cross(rank, &told, which, at_once)),
+        "in-turn" => joined(&told, NCCL, |_, rank| cross(rank, &told, which, in_turn)),
         "blocked" => joined(&told, NCCL, |machine, rank| block_a_registration(machine, rank, &told)),
         "shared" => {
             if told.rank == ODD {
@@ -108,26 +109,22 @@ fn outcome(result: &Result<CommitReport, symm_mem::Error>) -> String {
     }
 }
 
-/// Two threads commit a pool each. The rank's digit of `firsts` is the pool whose commit begins first.
-fn cross(rank: Rank, told: &Told, firsts: &str) {
+/// The results of the commits of two pools, by pool.
+type Results = BTreeMap<usize, Result<CommitReport, symm_mem::Error>>;
+
+/// Commits two pools: each rank begins with the pool that its digit of `firsts` gives.
+fn cross(
+    rank: Rank,
+    told: &Told,
+    firsts: &str,
+    commits: fn(&Rank, &Told, &[SymmetricPool; 2], usize) -> Results,
+) {
     let pools = [rank.pool(), rank.pool()];
     let blocks = pools.each_ref().map(|pool| pool.allocate(MIB).unwrap());
     let first = usize::from(firsts.as_bytes()[told.rank] == b'1');
-    let commit = |at: usize| pools[at].commit(&rank.world, options());
-    let store = rank.world.job_store();
-    let mut results = thread::scope(|scope| {
-        let begun = scope.spawn(|| (first, commit(first)));
-        let record = commit_key(&pools[first], rank.world.id(), &format!("records/{}", told.rank));
-        store.wait(&[&record], far()).unwrap();
-        // Every pool has a rank that has not come to it, so no commit ends before.
-        barrier(&store, "all have begun", told.rank, RANKS, far()).unwrap();
-        BTreeMap::from([(1 - first, commit(1 - first)), begun.join().unwrap()])
-    });
+    let mut results = commits(&rank, told, &pools, first);
     for (at, result) in &results {
         all_say(told, &format!("pool {at}"), &outcome(result));
-        if let Err(error) = result {
-            assert!(error.to_string().contains("another thread commits another pool"), "{error}");
-        }
     }
     assert!(
         results.values().any(Result::is_err),
@@ -135,7 +132,7 @@ fn cross(rank: Rank, told: &Told, firsts: &str) {
     );
     for (at, result) in &mut results {
         if result.is_err() {
-            *result = commit(*at);
+            *result = pools[*at].commit(&rank.world, options());
         }
         assert_eq!(outcome(result), "1 windows", "pool {at}");
     }
@@ -145,9 +142,48 @@ fn cross(rank: Rank, told: &Told, firsts: &str) {
     rank.leave();
 }
 
+/// Two threads commit a pool each. The commit of pool `first` begins first.
+fn at_once(rank: &Rank, told: &Told, pools: &[SymmetricPool; 2], first: usize) -> Results {
+    let commit = |at: usize| pools[at].commit(&rank.world, options());
+    let store = rank.world.job_store();
+    let results = thread::scope(|scope| {
+        let begun = scope.spawn(|| (first, commit(first)));
+        let record = commit_key(&pools[first], rank.world.id(), &format!("records/{}", told.rank));
+        store.wait(&[&record], far()).unwrap();
+        // Every pool has a rank that has not come to it, so no commit ends before.
+        barrier(&store, "all have begun", told.rank, RANKS, far()).unwrap();
+        BTreeMap::from([(1 - first, commit(1 - first)), begun.join().unwrap()])
+    });
+    for error in results.values().filter_map(|result| result.as_ref().err()) {
+        assert!(error.to_string().contains("another thread commits another pool"), "{error}");
+    }
+    results
+}
+
+/// One thread commits pool `first`, then the other one.
+fn in_turn(rank: &Rank, _: &Told, pools: &[SymmetricPool; 2], first: usize) -> Results {
+    // The ranks wait for each other for 3/8 of it.
+    let options = options().deadline(Duration::from_secs(4));
+    let commit = |at: usize| (at, pools[at].commit(&rank.world, options));
+    let results = Results::from([first, 1 - first].map(commit));
+    for error in results.values().filter_map(|result| result.as_ref().err()) {
+        assert!(matches!(error.refusal(), Some(Refusal::SyncTimeout { .. })), "{error}");
+    }
+    results
+}
+
 #[test]
 fn pools_that_are_committed_in_another_order_at_once_are_never_mixed_up() {
     let cases = ["0101", "0011", "0110", "1000"].map(|firsts| format!("pools {firsts}"));
+    run_all(BODY, cases.into_iter(), RANKS, |case, ended| {
+        assert_eq!(ended, [End::Well; RANKS], "{case}");
+        true
+    });
+}
+
+#[test]
+fn pools_that_are_committed_in_another_order_one_after_the_other_are_never_mixed_up() {
+    let cases = ["0101", "0011", "1000"].map(|firsts| format!("in-turn {firsts}"));
     run_all(BODY, cases.into_iter(), RANKS, |case, ended| {
         assert_eq!(ended, [End::Well; RANKS], "{case}");
         true
