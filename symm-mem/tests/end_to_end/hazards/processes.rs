@@ -113,16 +113,11 @@ fn outcome(result: &Result<CommitReport, symm_mem::Error>) -> String {
 type Results = BTreeMap<usize, Result<CommitReport, symm_mem::Error>>;
 
 /// Commits two pools: each rank begins with the pool that its digit of `firsts` gives.
-fn cross(
-    rank: Rank,
-    told: &Told,
-    firsts: &str,
-    commits: fn(&Rank, &Told, &[SymmetricPool; 2], usize) -> Results,
-) {
+fn cross(rank: Rank, told: &Told, firsts: &str, commits: fn(&Rank, &[SymmetricPool; 2], usize) -> Results) {
     let pools = [rank.pool(), rank.pool()];
     let blocks = pools.each_ref().map(|pool| pool.allocate(MIB).unwrap());
     let first = usize::from(firsts.as_bytes()[told.rank] == b'1');
-    let mut results = commits(&rank, told, &pools, first);
+    let mut results = commits(&rank, &pools, first);
     for (at, result) in &results {
         all_say(told, &format!("pool {at}"), &outcome(result));
     }
@@ -143,15 +138,15 @@ fn cross(
 }
 
 /// Two threads commit a pool each. The commit of pool `first` begins first.
-fn at_once(rank: &Rank, told: &Told, pools: &[SymmetricPool; 2], first: usize) -> Results {
+fn at_once(rank: &Rank, pools: &[SymmetricPool; 2], first: usize) -> Results {
     let commit = |at: usize| pools[at].commit(&rank.world, options());
     let store = rank.world.job_store();
     let results = thread::scope(|scope| {
         let begun = scope.spawn(|| (first, commit(first)));
-        let record = commit_key(&pools[first], rank.world.id(), &format!("records/{}", told.rank));
+        let record = commit_key(&pools[first], rank.world.id(), &format!("records/{}", rank.rank));
         store.wait(&[&record], far()).unwrap();
         // Every pool has a rank that has not come to it, so no commit ends before.
-        barrier(&store, "all have begun", told.rank, RANKS, far()).unwrap();
+        barrier(&store, "all have begun", rank.rank as usize, RANKS, far()).unwrap();
         BTreeMap::from([(1 - first, commit(1 - first)), begun.join().unwrap()])
     });
     for error in results.values().filter_map(|result| result.as_ref().err()) {
@@ -161,7 +156,7 @@ fn at_once(rank: &Rank, told: &Told, pools: &[SymmetricPool; 2], first: usize) -
 }
 
 /// One thread commits pool `first`, then the other one.
-fn in_turn(rank: &Rank, _: &Told, pools: &[SymmetricPool; 2], first: usize) -> Results {
+fn in_turn(rank: &Rank, pools: &[SymmetricPool; 2], first: usize) -> Results {
     // The ranks wait for each other for 3/8 of it.
     let options = options().deadline(Duration::from_secs(4));
     let commit = |at: usize| (at, pools[at].commit(&rank.world, options));
