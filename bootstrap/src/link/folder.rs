@@ -182,6 +182,16 @@ fn locked(path: &Path, how: FlockOperation) -> rustix::io::Result<OwnedFd> {
     Ok(folder)
 }
 
+/// Returns whether the process that listened at the path `socket` has ended, or no longer listens: its folder is gone,
+/// or nobody holds the folder's lock.
+pub(super) fn is_abandoned(socket: &str) -> bool {
+    let Some(folder) = Path::new(socket).parent() else { return false };
+    match locked(folder, FlockOperation::NonBlockingLockExclusive) {
+        Ok(_) | Err(Errno::NOENT) => true,
+        Err(_) => false,
+    }
+}
+
 /// Removes the folders that killed processes of this user have left. Waits for no lock, and ignores all errors.
 ///
 /// The first [`Listener::open`](super::Listener::open) in a process calls this. A process may also call it after the

@@ -52,7 +52,7 @@ use rustix::event::{PollFd, Timespec, poll};
 
 pub use self::{
     connection::Link,
-    exchange::{Peer, exchange},
+    exchange::{Peer, exchange, exchange_between},
     folder::sweep,
     listener::Listener,
     memory::SharedMemory,

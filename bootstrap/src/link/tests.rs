@@ -209,6 +209,22 @@ fn a_member_that_does_not_connect_is_named() {
     assert!(matches!(gone, LinkError::Gone { place: 1, .. }), "{gone}");
 }
 
+/// The wait has a far deadline, so it ends only because the other member has ended.
+#[test]
+fn a_member_that_has_ended_is_not_waited_for() {
+    let (own, other) = (Listener::open().unwrap(), Listener::open().unwrap());
+    let (endpoint, folder) = (other.endpoint(), path(&other).parent().map(Path::to_owned).unwrap());
+    drop(other);
+    let file = file("");
+    let meet = || exchange_between(&own, 1, &[(0, &endpoint)], &[(TAGS[0], file.as_fd())], far()).unwrap_err();
+    assert!(matches!(meet(), LinkError::Gone { place: 0, .. }), "its listener is dropped");
+    // A killed process leaves its folder, which no process has locked.
+    fs::create_dir(&folder).unwrap();
+    File::create(folder.join("socket")).unwrap();
+    assert!(matches!(meet(), LinkError::Gone { place: 0, .. }), "it was killed");
+    fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 #[ignore = "a process, which the test below starts"]
 fn an_exchange_without_free_descriptors() {
