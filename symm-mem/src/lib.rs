@@ -30,11 +30,12 @@
 //! # Map
 //! | module | holds |
 //! |---|---|
-//! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, retirements and agreed lengths; and the outcome of opening peers' memory in rendezvous and exchange |
+//! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, retirements and agreed lengths |
 //! | [`direct`] | messages of a process group without a communicator |
 //! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
+//! | [`sharing`] | the transport of memory handles between ranks |
 //! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`commit_all`], [`Explanation`], [`Error`] |
 //!
@@ -66,9 +67,9 @@ mod error_kind;
 pub mod exchange;
 mod group_object;
 pub mod kernels;
-mod local_registry;
 mod pool;
 pub mod rendezvous;
+pub mod sharing;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
 

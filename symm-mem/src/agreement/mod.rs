@@ -11,8 +11,6 @@
 //!   windows. Every member gets the same value, with the exceptions that [`Poison`] lists.
 //! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
 //!   name in the store.
-//! - [`Outcome`](sharing::Outcome): the outcome of opening other members' memory, in the agreements of rendezvous and
-//!   exchange.
 //!
 //! Out of scope: stores, communicators, memory, threads. In production a driver runs the state machines. In tests the
 //! seeded simulation also runs them.
@@ -37,7 +35,6 @@ mod retire;
 mod retire_tests;
 mod rounds;
 mod search;
-pub mod sharing;
 mod start;
 mod waits;
 
@@ -81,7 +78,7 @@ pub(crate) use waits::describe_circle;
 
 /// The version of the whole protocol: records, decisions, plans and outcomes. Ranks of different versions refuse to
 /// work together.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 

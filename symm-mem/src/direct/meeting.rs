@@ -6,11 +6,7 @@ use std::{
 };
 
 use bootstrap::agreement::{self, Decision, Ending, Failed, Member, Protocol, Report, ValuesByRank};
-use process_group::{
-    ProcessGroup, error_text,
-    link::{Listener, Tag, exchange},
-    store::Deadline,
-};
+use process_group::{ProcessGroup, error_text, link::Tag, store::Deadline};
 
 use super::{
     DirectOptions,
@@ -25,15 +21,11 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     group_object::GroupObject,
-    local_registry::{LocalRegistry, LocalToken},
-    rendezvous::process,
+    sharing::{Export, Fetched, Handle, LocalRegistry, Offer, Party, Share, Site},
 };
 
-/// Tag of a message with the descriptor of a flag page.
-const FLAG_PAGE: Tag = Tag(*b"brd1");
-
 /// Flag pages that other ranks of this process can open.
-static FLAG_PAGES: LocalRegistry<Arc<FlagPage>> = LocalRegistry::new();
+static FLAG_PAGES: LocalRegistry<OwnPage> = LocalRegistry::new();
 
 /// The agreement of the members that every member has opened all flag pages, or that none has a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,16 +52,13 @@ enum PageOffer {
 }
 wire_enum!(PageOffer { 0 => Offered { address }, 1 => Missing { problem } });
 
-/// Locates a rank's flag page for the other ranks.
+/// A rank's flag page, for the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PageAddress {
-    process: u64,
-    /// The key in [`FLAG_PAGES`], for ranks of the same process.
-    token: u64,
-    /// The endpoint of the rank's listener, for ranks of other processes.
-    endpoint: Vec<u8>,
+    site: Site,
+    export: Export,
 }
-wire_struct!(PageAddress { process, token, endpoint });
+wire_struct!(PageAddress { site, export });
 
 /// The outcome of opening all flag pages on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,26 +122,45 @@ impl Protocol for FlagPageProtocol {
     }
 }
 
-/// This rank's flag page, with the listener and the token by which the others open it.
+/// A flag page, and the descriptor of its memory.
+#[derive(Clone)]
+struct OwnPage {
+    page: Arc<FlagPage>,
+    descriptor: Arc<OwnedFd>,
+}
+
+impl Share for OwnPage {
+    const TAG: Tag = Tag(*b"page");
+
+    fn registry() -> &'static LocalRegistry<Self> {
+        &FLAG_PAGES
+    }
+
+    fn handle(&self) -> Result<Handle, String> {
+        Ok(Handle::DESCRIPTOR)
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, String> {
+        self.descriptor.try_clone().map_err(|error| error.to_string())
+    }
+}
+
+/// This rank's flag page, as offered to the other ranks.
 struct Own {
     page: Arc<FlagPage>,
-    descriptor: OwnedFd,
-    listener: Listener,
-    local: LocalToken<Arc<FlagPage>>,
+    offer: Offer<OwnPage>,
+    address: PageAddress,
 }
 
 impl Own {
     fn make(group: &ProcessGroup, layout: Layout) -> Result<Self, String> {
         let (descriptor, page) =
             FlagPage::create(group.context(), layout).map_err(|error| format!("its flag page: {error}"))?;
-        let page = Arc::new(page);
-        let listener = Listener::open().map_err(|error| format!("its listener: {error}"))?;
-        let local = FLAG_PAGES.register(page.clone());
-        Ok(Self { page, descriptor, listener, local })
-    }
-
-    fn address(&self) -> PageAddress {
-        PageAddress { process: process(), token: self.local.token, endpoint: self.listener.endpoint() }
+        let (page, descriptor) = (Arc::new(page), Arc::new(descriptor));
+        let mut offer = Offer::new().map_err(|problem| format!("its listener: {problem}"))?;
+        let export = offer.export(OwnPage { page: page.clone(), descriptor }, layout.bytes())?;
+        let site = Site { endpoint: offer.endpoint(), ..Site::of_process() };
+        Ok(Self { page, offer, address: PageAddress { site, export } })
     }
 
     /// Opens the flag pages of all ranks, in the order of `addresses`.
@@ -163,29 +171,31 @@ impl Own {
         addresses: &[PageAddress],
         deadline: Deadline,
     ) -> Result<Vec<Arc<FlagPage>>, String> {
-        let (rank, world) = (group.rank(), addresses.len());
-        let elsewhere = |place: &usize| addresses[*place].process != process();
-        let others: Vec<u64> = (0..world).filter(elsewhere).map(|place| place as u64).collect();
-        let endpoint_of = |place: u64| Ok(addresses[place as usize].endpoint.clone());
-        let descriptor = [(FLAG_PAGE, self.descriptor.as_fd())];
-        let mut met = exchange(&self.listener, rank as u64, &others, endpoint_of, &descriptor, deadline)
-            .map_err(|error| error.to_string())?;
-        let page = |place: usize| {
-            if place == rank {
-                return Ok(self.page.clone());
+        let ranks = ranks_of(group);
+        let parties: Vec<Party<'_>> = ranks
+            .iter()
+            .zip(addresses)
+            .map(|(rank, it)| Party { rank: *rank, site: &it.site, exports: vec![&it.export] })
+            .collect();
+        let mut fetched = self
+            .offer
+            .fetch(group.rank(), &parties, |_, _| vec![0], deadline)
+            .map_err(|outcome| outcome.to_string())?;
+        let page = |(place, party): (usize, &Party<'_>)| {
+            let rank = party.rank;
+            match fetched.remove(&(place, 0)) {
+                None => Ok(self.page.clone()),
+                Some(Fetched::Here(own)) => Ok(own.page),
+                Some(Fetched::Descriptor(descriptor)) => {
+                    let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
+                    Ok(Arc::new(opened.map_err(|error| format!("the flag page of rank {rank}: {error}"))?))
+                }
+                Some(Fetched::ByHandle) => {
+                    Err(format!("rank {rank} is on another host, and flag pages are memory of one host"))
+                }
             }
-            if !elsewhere(&place) {
-                return FLAG_PAGES
-                    .find(addresses[place].token)
-                    .ok_or_else(|| format!("the flag page of place {place} is gone"));
-            }
-            let at = met.iter().position(|peer| peer.link.place() == place as u64);
-            let descriptor = at.and_then(|at| met.swap_remove(at).descriptors.pop());
-            let descriptor = descriptor.ok_or_else(|| format!("place {place} sent no flag page"))?;
-            let opened = FlagPage::open(group.context(), layout, descriptor.as_fd());
-            Ok(Arc::new(opened.map_err(|error| format!("the flag page of place {place}: {error}"))?))
         };
-        (0..world).map(page).collect()
+        parties.iter().enumerate().map(page).collect()
     }
 }
 
@@ -205,7 +215,7 @@ pub(super) fn agreed<T>(
     let layout = Layout { world: group.size(), slots: options.ring().slots() };
     let own = Own::make(group, layout);
     let page = match &own {
-        Ok(own) => PageOffer::Offered { address: own.address() },
+        Ok(own) => PageOffer::Offered { address: own.address.clone() },
         Err(problem) => PageOffer::Missing { problem: problem.clone() },
     };
     let record = PathRecord { options: options.to_string(), page };
@@ -282,7 +292,8 @@ mod tests {
     use super::*;
 
     fn record(options: &str) -> PathRecord {
-        let address = PageAddress { process: 1, token: 2, endpoint: vec![3] };
+        let export = Export { bytes: 4096, handle: Handle::DESCRIPTOR, token: 2 };
+        let address = PageAddress { site: Site::of_process(), export };
         PathRecord { options: options.to_owned(), page: PageOffer::Offered { address } }
     }
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{
     Memory, OPERATION, Transfer,
+    exports::Exports,
     memory::Piece,
     protocol::{End, Record, RegionOffer, RegionPiece, SharedRegion},
-    share::Offer,
 };
 
 /// The contribution of a rank to an agreement.
@@ -79,11 +79,11 @@ impl Contribution<'_> {
 
     /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
     /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
-    /// `None` if `offer` does not contain a piece, or if a slot number does not fit into 32 bits.
+    /// `None` if `exports` does not contain a piece, or if a slot number does not fit into 32 bits.
     pub(super) fn fill(
         &self,
         record: &mut Record,
-        offer: &Offer,
+        exports: &Exports,
         pieces: &[Vec<Piece>],
         slots: &Range<usize>,
         ranks: &[u32],
@@ -95,7 +95,7 @@ impl Contribution<'_> {
                 for (transfer, at) in transfers.iter().zip(slots.clone()) {
                     let place = match transfer.part.copies() {
                         true => None,
-                        false => Some(offer.place(pieces.next()?)?),
+                        false => Some(exports.place(pieces.next()?)?),
                     };
                     record.ends.push(End {
                         peer: peer_rank(transfer, ranks),
@@ -109,7 +109,7 @@ impl Contribution<'_> {
             }
             Self::Regions(regions) => {
                 let piece = |piece: &Piece| {
-                    let (export, offset) = offer.place(piece)?;
+                    let (export, offset) = exports.place(piece)?;
                     Some(RegionPiece { export, offset, bytes: piece.bytes as u64 })
                 };
                 let region = |((name, _), pieces): (&(&str, Memory), &Vec<Piece>)| {

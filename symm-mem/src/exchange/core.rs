@@ -13,10 +13,10 @@ use cuda_driver::{Event, Stream};
 use super::{
     Fault, Memory,
     generation::Generations,
-    handles::Imported,
     quiet::{self, Rounds},
     slots::Words,
 };
+use crate::sharing::Imported;
 
 /// Number of attempts to tell a peer that regions were dropped. If all fail, the peer's waits end at their
 /// deadlines.

@@ -7,38 +7,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use cuda_driver::{DevicePtr, memory::ImportedMemory, vmm::Mapping};
-
-use super::{memory::Allocation, protocol::AllocationId};
+use super::protocol::AllocationId;
+use crate::sharing::Imported;
 
 /// Identifies an allocation: its owner, as a rank of the job, and the id of the allocation. Ids are never reused.
 pub(crate) type Key = (u32, AllocationId);
 
 /// Open allocations; they stay open while this map lives.
 pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
-
-/// A peer's allocation that is open here. Dropping it closes the allocation.
-#[derive(Debug)]
-pub(crate) enum Imported {
-    Mapped(Mapping),
-    Legacy(ImportedMemory),
-    /// Memory of `cuMemAlloc` that belongs to another rank of this process.
-    Here {
-        base: DevicePtr,
-        _allocation: Allocation,
-    },
-}
-
-impl Imported {
-    /// Address at which this rank accesses the first byte of the allocation.
-    pub(crate) fn base(&self) -> DevicePtr {
-        match self {
-            Self::Mapped(mapping) => mapping.ptr(),
-            Self::Legacy(imported) => imported.ptr(),
-            Self::Here { base, .. } => *base,
-        }
-    }
-}
 
 /// Registry of open allocations; holds weak references only.
 #[derive(Debug)]

@@ -14,19 +14,25 @@ use super::{
     close::Borrowed,
     contribution::Contribution,
     core::{Core, CoreParts, Wire},
+    exports::Exports,
     handles::Open,
     plan::TransferEnd,
-    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Outcome, Record},
+    protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Record},
     quiet::Rounds,
-    share::{self, Offer},
     slots::words,
 };
-use crate::{agreement::hash::chain, error::Error, error_kind::ErrorKind, rendezvous::protocol::Readiness};
+use crate::{
+    agreement::hash::chain,
+    error::Error,
+    error_kind::ErrorKind,
+    rendezvous::protocol::Readiness,
+    sharing::{Outcome, Site},
+};
 
 /// The record, exports and slots that this rank has prepared for an exchange.
 struct Candidate {
     record: Record,
-    offer: Offer,
+    exports: Exports,
     slots: Range<usize>,
 }
 
@@ -129,7 +135,7 @@ impl Exchange {
             let (Some(candidate), Some(place)) = (&candidate, place) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match share::open(context, &candidate.offer, place, &agreement.records, deadline) {
+            match candidate.exports.open(context, place, &agreement.records, deadline) {
                 Ok(all) => {
                     opened.open = all;
                     Outcome::Mapped
@@ -206,7 +212,7 @@ impl Exchange {
         slots: Range<usize>,
     ) -> Result<Candidate, String> {
         match self.offered(plan, contribution, held, &slots) {
-            Ok((record, offer)) => Ok(Candidate { record, offer, slots }),
+            Ok((record, exports)) => Ok(Candidate { record, exports, slots }),
             Err(cause) => {
                 self.owner.shared.slots().give_back(slots);
                 Err(cause)
@@ -220,7 +226,7 @@ impl Exchange {
         contribution: &Contribution<'_>,
         held: &Open,
         slots: &Range<usize>,
-    ) -> Result<(Record, Offer), String> {
+    ) -> Result<(Record, Exports), String> {
         let Owner { shared, options, .. } = &*self.owner;
         let patience = Deadline::after(options.deadline / 8);
         let last = self.named(plan).last;
@@ -230,34 +236,30 @@ impl Exchange {
         }
         shared.clear(slots).map_err(|error| error_text(&error))?;
         let pieces = contribution.exported()?;
-        let offer = Offer::make(&shared.context, pieces.iter().flatten())?;
+        let exports = Exports::make(&shared.context, pieces.iter().flatten())?;
+        let record = self.record(plan);
         let mut record = Record {
-            card: offer.endpoint(),
-            exports: offer.exports(),
+            site: Site { endpoint: exports.endpoint(), ..record.site },
+            exports: exports.all().to_vec(),
             held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
-            ..self.record(plan)
+            ..record
         };
         let ranks = shared.info.global_ranks();
-        let filled = contribution.fill(&mut record, &offer, &pieces, slots, ranks);
+        let filled = contribution.fill(&mut record, &exports, &pieces, slots, ranks);
         filled.ok_or_else(|| "the memory is not among that offered".to_owned())?;
-        Ok((record, offer))
+        Ok((record, exports))
     }
 
     /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller
     /// fills them.
     fn record(&self, plan: &str) -> Record {
         let Owner { shared, options, rendezvous, .. } = &*self.owner;
-        let identity = rendezvous.inner.identity.clone();
         Record {
             rank: shared.rank(),
             plan: plan.to_owned(),
             generation: self.named(plan).generations.next(),
             readiness: Readiness::Ready,
-            host: identity.host,
-            process: identity.process,
-            device: identity.device,
-            unreachable: identity.unreachable,
-            card: Vec::new(),
+            site: rendezvous.inner.site.clone(),
             channels: u32::try_from(options.channels).unwrap_or(u32::MAX),
             exports: Vec::new(),
             held: Vec::new(),

@@ -3,17 +3,18 @@
 use std::{any::Any, sync::Arc};
 
 use caching_alloc::core::Block;
-use cuda_driver::{Context, DevicePtr, memory::DeviceMemory, vmm::PhysicalMemory};
+use cuda_driver::{Context, DevicePtr, memory::DeviceMemory};
 use process_group::error_text;
 
 use super::{
     TransferError,
-    owned::{Owned, OwnedAllocation, handles_of},
-    protocol::{AllocationId, Way},
+    owned::{Owned, OwnedAllocation},
+    protocol::AllocationId,
 };
 use crate::{
     pool::SymmetricBlock,
     rendezvous::{Buffer, Layout, PeerMemory, protocol::Subject},
+    sharing::{PlainMemory, Shareable},
 };
 
 /// A contiguous range of this rank's device memory. The memory is a block of a symmetric pool or of a
@@ -219,45 +220,33 @@ pub(super) struct Piece {
 
 /// An allocation that contains part of a [`Memory`]. Keeps the memory alive.
 #[derive(Debug, Clone)]
-pub(crate) struct Allocation {
+pub(super) struct Allocation {
     memory: Memory,
     /// For [`Backing::Owned`], the index in `Owned::allocations`. Otherwise 0.
     at: usize,
 }
 
 impl Allocation {
-    fn owned(&self) -> Option<(&Owned, &OwnedAllocation)> {
+    /// Returns the allocation in the form in which it is shared. Fails with a description if it is a segment of a pool
+    /// that was retired.
+    pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
+        let gone = || "the memory has no pages".to_owned();
         match &self.memory.backing {
-            Backing::Virtual(_) => None,
-            Backing::Owned(owned) => Some((owned, owned.allocations().get(self.at)?)),
+            Backing::Owned(owned) => {
+                let allocation = owned.allocations().get(self.at).ok_or_else(gone)?;
+                Ok(match allocation.physical() {
+                    Some(physical) => Shareable::Virtual(physical.clone()),
+                    None => {
+                        let OwnedAllocation { base, bytes, .. } = *allocation;
+                        Shareable::Plain(PlainMemory::new(owned.context(), base, bytes, owned.clone()))
+                    }
+                })
+            }
+            Backing::Virtual(buffer) => {
+                let allocation = buffer.allocation().ok_or_else(gone)?;
+                let physical = buffer.physical(context, &allocation).map_err(|error| error_text(&error))?;
+                physical.map(Shareable::Virtual).ok_or_else(gone)
+            }
         }
-    }
-
-    /// Exports the handles by which peers can open the allocation.
-    pub(super) fn way(&self, context: &Context) -> Result<Way, String> {
-        if let Some((owned, allocation)) = self.owned()
-            && allocation.physical().is_none()
-        {
-            return owned.legacy(allocation);
-        }
-        let physical = self.physical(context).map_err(|error| error_text(&error))?;
-        handles_of(&physical.ok_or("the memory has no pages")?)
-    }
-
-    /// The allocation's physical memory. `None` for memory of `cuMemAlloc`, and for a retired segment of a pool.
-    pub(super) fn physical(&self, context: &Context) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
-        match &self.memory.backing {
-            Backing::Owned(_) => Ok(self.owned().and_then(|(_, allocation)| allocation.physical()).cloned()),
-            Backing::Virtual(buffer) => match buffer.allocation() {
-                Some(allocation) => buffer.physical(context, &allocation),
-                None => Ok(None),
-            },
-        }
-    }
-
-    /// Base address and context of memory of `cuMemAlloc`; `None` for virtual memory.
-    pub(super) fn plain(&self) -> Option<(DevicePtr, &Context)> {
-        let (owned, allocation) = self.owned()?;
-        allocation.physical().is_none().then_some((allocation.base, owned.context()))
     }
 }

@@ -78,7 +78,8 @@
 //! | `memory`, `owned`, `transfer` | [`Memory`], and transfers from and to it |
 //! | `plan`, `core`, `generation` | [`Plan`]: put and get on streams; the last agreed plan of a name is current |
 //! | `regions` | [`Regions`]: memory that all members share, and lists of descriptors |
-//! | `share`, `handles` | opening of peers' memory: an allocation is opened once, and stays open until the last plan that uses it is closed |
+//! | `exports` | the allocations that this rank shares in one agreement |
+//! | `handles` | the peers' memory that is open: an allocation is opened once, and stays open until the last plan that uses it is closed |
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
@@ -103,6 +104,7 @@ mod close;
 mod contribution;
 pub(crate) mod core;
 mod error;
+mod exports;
 pub(crate) mod generation;
 pub(crate) mod handles;
 pub(crate) mod lease;
@@ -114,7 +116,6 @@ mod plan;
 pub mod protocol;
 mod quiet;
 mod regions;
-mod share;
 mod shared;
 pub(crate) mod slots;
 mod transfer;
@@ -206,7 +207,7 @@ impl Exchange {
     /// [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver) and [`Thread`](ErrorKind::Thread) are
     /// failures of this rank. The other errors of [`Rendezvous::rendezvous`] are possible too.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
-        let (info, context) = (rendezvous.inner.info.clone(), &rendezvous.inner.context);
+        let (info, context) = (rendezvous.group().clone(), &rendezvous.inner.group.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);

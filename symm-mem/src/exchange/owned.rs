@@ -9,15 +9,9 @@ use std::{
 };
 
 use caching_alloc::core::{Block, Segment};
-use cuda_driver::{
-    Context, DevicePtr, Error,
-    memory::{DeviceMemory, IpcHandle},
-    sys::CUresult,
-    vmm::{HandleTypes, PhysicalMemory},
-};
-use process_group::error_text;
+use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult, vmm::PhysicalMemory};
 
-use super::{TransferError, protocol::Way};
+use super::TransferError;
 use crate::rendezvous::fresh_number;
 
 /// Name of this module's holds on segments in the allocator's reports.
@@ -141,21 +135,6 @@ impl Owned {
     pub(super) fn allocations(&self) -> &[OwnedAllocation] {
         &self.allocations
     }
-
-    /// Exports the legacy IPC handle by which peers can open memory of `cuMemAlloc`.
-    pub(super) fn legacy(&self, allocation: &OwnedAllocation) -> Result<Way, String> {
-        let exported = self.context.export_ipc(allocation.base);
-        let IpcHandle(handle) = exported.map_err(|error| {
-            format!(
-                "{} bytes at {} are neither memory of cuMemAlloc nor virtual memory with handles, which are the kinds \
-                 that peers can open: {}",
-                allocation.bytes,
-                allocation.base,
-                error_text(&error)
-            )
-        })?;
-        Ok(Way::Legacy { handle: handle.to_vec() })
-    }
 }
 
 impl From<DeviceMemory> for Owned {
@@ -164,16 +143,6 @@ impl From<DeviceMemory> for Owned {
         let allocation = OwnedAllocation { number: Number::of(base), base, bytes, physical: None };
         Self { context, ptr: base, bytes, allocations: vec![allocation], _owner: Box::new(memory) }
     }
-}
-
-/// Exports the fabric handle of virtual memory, if it has one, and tells whether a file descriptor can be exported.
-pub(super) fn handles_of(physical: &PhysicalMemory) -> Result<Way, String> {
-    let kinds = physical.handle_types();
-    let fabric = match kinds.contains(HandleTypes::FABRIC) {
-        true => Some(physical.export_fabric().map_err(|error| error_text(&error))?.0.to_vec()),
-        false => None,
-    };
-    Ok(Way::Virtual { descriptor: kinds.contains(HandleTypes::POSIX_FD), fabric })
 }
 
 impl fmt::Debug for Owned {

@@ -25,8 +25,8 @@ use process_group::{
     group::places_changed,
 };
 
-use super::dropped::DroppedOn;
-use crate::{agreement::PoolId, rendezvous::PeerMappingCache};
+use super::{attachments::Attachments, dropped::DroppedOn};
+use crate::agreement::PoolId;
 
 /// The segments and blocks that one pin holds.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -138,8 +138,7 @@ struct Inside {
 
 pub(crate) struct Memory {
     me: Weak<Self>,
-    /// This rank's mappings of its peers' segments.
-    peer_mappings: PeerMappingCache,
+    attachments: Attachments,
     id: PoolId,
     /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
@@ -152,9 +151,9 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        let (peer_mappings, capturing, dropped_on) = Default::default();
+        let (attachments, capturing, dropped_on) = Default::default();
         let memory =
-            Arc::new_cyclic(|me| Self { me: me.clone(), peer_mappings, id, inside, capturing, dropped_on });
+            Arc::new_cyclic(|me| Self { me: me.clone(), attachments, id, inside, capturing, dropped_on });
         graph_memory::register(memory.me.clone());
         memory
     }
@@ -169,9 +168,9 @@ impl Memory {
         &self.dropped_on
     }
 
-    /// This rank's mappings of its peers' segments.
-    pub(crate) fn peer_mappings(&self) -> &PeerMappingCache {
-        &self.peer_mappings
+    /// The values that other modules keep with the segments, for example this rank's mappings of its peers' segments.
+    pub(crate) fn attachments(&self) -> &Attachments {
+        &self.attachments
     }
 
     /// Locks the arena. Returns a guard instead of calling a closure, so that the arena's log sees the caller's

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `memory` | the segments, which stay allocated until nothing can access them |
 //! | `block`, `capture` | the owners of memory |
+//! | `attachments` | values that other modules keep with the segments |
 //! | `index` | the published table, and the search for an address |
 //! | `lookup` | from an address to its segment and the segment's state in a group |
 //! | `dropped` | the streams of dropped slices |
@@ -18,6 +19,7 @@
 //! Allocation only places blocks and logs requests; only a commit makes windows.
 
 mod agreed;
+mod attachments;
 mod block;
 mod capture;
 mod dropped;
@@ -55,6 +57,12 @@ use self::memory::Arena;
 pub(crate) use self::memory::GraphHold;
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use self::retire::Found as RetirementFound;
+pub(crate) use self::{
+    attachments::{Attachments, Owner},
+    index::Published,
+    lookup::Table,
+    memory::Memory,
+};
 pub use self::{
     block::SymmetricBlock,
     capture::{GraphPin, PoolCapture},
@@ -64,7 +72,6 @@ pub use self::{
     scope::{PoolScope, PoolSource},
     typed::SliceError,
 };
-pub(crate) use self::{index::Published, lookup::Table, memory::Memory};
 use crate::{
     agreement::{GroupId, LogPoint, PoolId, Rounds},
     commit::{GroupState, lock},

@@ -261,7 +261,7 @@ impl SymmetricPool {
     /// deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
         // Mappings of peers' segments come first: a peer's memory is freed only once no rank maps it any more.
-        self.memory().peer_mappings().forget(ordinals);
+        self.memory().attachments().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
         let mut over = Vec::new();

@@ -12,10 +12,11 @@ use std::{
 use cuda_driver::{
     Context, DevicePtr, Stream, StreamFlags,
     graph::RelaxedCapture,
-    vmm::{Access, Granularity, HandleTypes, Mapping, PhysicalMemory, Reservation},
+    vmm::{Granularity, HandleTypes, Mapping, PhysicalMemory},
 };
 
-use super::{Layout, buffers::PeerMappingCache, protocol::Subject};
+use super::{Layout, protocol::Subject};
+use crate::{pool::Attachments, sharing};
 
 /// An allocation that peers can map, and that belongs to no pool. Clones share the memory.
 ///
@@ -27,7 +28,8 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) peer_mappings: PeerMappingCache,
+    /// Values kept with the allocation, under the ordinal 0.
+    pub(super) attachments: Attachments,
     pub(super) mapping: Mapping,
     bytes: usize,
     pub(super) subject: Subject,
@@ -103,7 +105,7 @@ impl PeerMemory {
         let granularity = Granularity::of(context.device(), handles)?;
         let whole = granularity.round_up(bytes);
         let memory = PhysicalMemory::create(context, whole, handles)?;
-        Self::mapped(mapped(context, &memory, whole)?, bytes, subject)
+        Self::mapped(sharing::map(context, &memory, whole)?, bytes, subject)
     }
 
     /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] of
@@ -127,7 +129,7 @@ impl PeerMemory {
         }
         Ok(Self {
             inner: Arc::new(Inner {
-                peer_mappings: PeerMappingCache::default(),
+                attachments: Attachments::default(),
                 mapping,
                 bytes,
                 subject,
@@ -178,17 +180,6 @@ impl PeerMemory {
             _ => None,
         }
     }
-}
-
-/// Maps `memory` for the device of `context`.
-pub(crate) fn mapped(
-    context: &Context,
-    memory: &PhysicalMemory,
-    bytes: usize,
-) -> Result<Mapping, cuda_driver::Error> {
-    let mapping = Reservation::new(context.driver(), bytes, 0)?.map(0, memory, 0, bytes)?;
-    mapping.set_access(&[(context.device(), Access::ReadWrite)])?;
-    Ok(mapping)
 }
 
 /// A kind of device with memory.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use caching_alloc::core::symmetric::Placement;
 use cuda_driver::{Context, DevicePtr, Stream, vmm::PhysicalMemory};
 
-use super::{PeerMemory, buffers::PeerMappingCache, protocol::Subject};
-use crate::pool::{Memory as PoolMemory, SymmetricBlock};
+use super::{PeerMemory, buffers::PeerMapping, protocol::Subject};
+use crate::pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock};
 
 /// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. The buffer keeps
 /// the block or the `PeerMemory` allocated.
@@ -108,18 +108,26 @@ impl Buffer {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
     }
 
-    /// The number of the segment that contains the buffer, or 0 for an allocation that belongs to no pool. It is part
-    /// of the key in [`PeerMappingCache`].
+    /// The number of the segment that contains the buffer, or 0 for an allocation that belongs to no pool.
     pub(crate) fn ordinal(&self) -> u32 {
         self.memory.in_pool().map_or(0, |(_, place)| place.ordinal)
     }
 
-    /// The cache of the allocation's peer mappings.
-    pub(super) fn peer_mappings(&self) -> &PeerMappingCache {
+    fn attachments(&self) -> &Attachments {
         match self.memory.in_pool() {
-            Ok((memory, _)) => memory.peer_mappings(),
-            Err(memory) => &memory.inner.peer_mappings,
+            Ok((memory, _)) => memory.attachments(),
+            Err(memory) => &memory.inner.attachments,
         }
+    }
+
+    /// The mapping of the allocation that is kept for `group`, if there is one.
+    pub(crate) fn mapping(&self, group: &Owner) -> Option<PeerMapping> {
+        self.attachments().get::<PeerMapping>(group, self.ordinal()).map(Arc::unwrap_or_clone)
+    }
+
+    /// Keeps a mapping of the allocation for `group`, until `group` is dropped or the allocation is freed.
+    pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
+        self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
     /// Pins the segment for the graph that `stream` captures, because the graph uses the peers' mappings of it. Does

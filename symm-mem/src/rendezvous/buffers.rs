@@ -1,14 +1,14 @@
 //! The addresses of every rank's memory, as seen by this rank.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
-use cuda_driver::{Context, DevicePtr, memory::DeviceMemory, vmm::Mapping};
+use cuda_driver::{Context, DevicePtr, memory::DeviceMemory};
 use process_group::{
     comm::{CommError, Communicator, Window},
     store::Deadline,
 };
 
-use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock};
+use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock, sharing::Imported};
 
 /// The reason why a window has no peer addresses on this rank.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub struct PeerBuffers {
     bytes: usize,
     origin: Origin,
     /// Dropped after the array, which contains their addresses.
-    _mapped: Vec<Mapping>,
+    _mapped: Vec<Imported>,
     /// The block in the window. Keeps the block's segment from being retired. `None` for a whole window, and for memory
     /// that this rank mapped itself.
     _block: Option<SymmetricBlock>,
@@ -74,12 +74,12 @@ pub struct PeerBuffers {
 
 impl PeerBuffers {
     /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank. The address
-    /// of this rank's own memory is at index `place`. `mapped` are the mappings of the other ranks' memory.
+    /// of this rank's own memory is at index `place`. `mapped` is the open memory of the other ranks.
     pub(super) fn mapped(
         context: &Context,
         (place, addresses): (usize, Vec<DevicePtr>),
         bytes: usize,
-        mapped: Vec<Mapping>,
+        mapped: Vec<Imported>,
     ) -> Result<Self, cuda_driver::Error> {
         let array = array(context, &addresses)?;
         let _own = addresses.get(place).map(|own| OwnBuffer::enter(array.ptr(), *own));
@@ -169,54 +169,10 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
     Ok(array)
 }
 
-/// Identifies a [`Rendezvous`](super::Rendezvous) in the caches of the allocations. Compared by address.
-pub(super) type RendezvousKey = Arc<()>;
-
-/// The [`PeerBuffers`] of one allocation or of one pool's segments. The key is the [`Rendezvous`](super::Rendezvous)
-/// and the number of the segment, or 0 for an allocation. The cache is stored in the allocation or the pool, and freed
-/// with it.
-#[derive(Debug, Default)]
-pub(crate) struct PeerMappingCache {
-    entries: Mutex<Vec<PeerMapping>>,
-}
-
-#[derive(Debug)]
-struct PeerMapping {
-    group: Weak<()>,
-    ordinal: u32,
-    since: u64,
-    buffers: Arc<PeerBuffers>,
-}
-
-impl PeerMapping {
-    fn is(&self, group: &RendezvousKey, ordinal: u32) -> bool {
-        self.ordinal == ordinal && std::ptr::eq(self.group.as_ptr(), Arc::as_ptr(group))
-    }
-}
-
-impl PeerMappingCache {
-    fn lock(&self) -> MutexGuard<'_, Vec<PeerMapping>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the buffers of a segment, and the number of the rendezvous that mapped them. `None` if there are none.
-    pub(super) fn get(&self, group: &RendezvousKey, ordinal: u32) -> Option<(u64, Arc<PeerBuffers>)> {
-        let mappings = self.lock();
-        let mapping = mappings.iter().find(|mapping| mapping.is(group, ordinal))?;
-        Some((mapping.since, mapping.buffers.clone()))
-    }
-
-    /// Removes the entries of these segments for every [`Rendezvous`](super::Rendezvous). The peers' memory is unmapped
-    /// once no handle uses it.
-    pub(crate) fn forget(&self, ordinals: &[u32]) {
-        self.lock().retain(|mapping| !ordinals.contains(&mapping.ordinal));
-    }
-
-    /// Sets the buffers of a segment for `group`. `since` is the number of the rendezvous that mapped them. Also
-    /// removes the entries of every [`Rendezvous`](super::Rendezvous) that has been dropped.
-    pub(super) fn put(&self, group: &RendezvousKey, ordinal: u32, since: u64, buffers: Arc<PeerBuffers>) {
-        let mut mappings = self.lock();
-        mappings.retain(|mapping| mapping.group.strong_count() > 0 && !mapping.is(group, ordinal));
-        mappings.push(PeerMapping { group: Arc::downgrade(group), ordinal, since, buffers });
-    }
+/// The mapping of an allocation of every rank, which the allocation keeps for a [`PeerGroup`](super::PeerGroup).
+#[derive(Debug, Clone)]
+pub(crate) struct PeerMapping {
+    /// The number of the agreement that mapped the allocations, equal on all members.
+    pub(crate) since: u64,
+    pub(crate) buffers: Arc<PeerBuffers>,
 }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use cuda_driver::{Context, DevicePtr};
 
-use super::{Buffer, Inner, Layout, PeerBuffers, ViewError};
+use super::{Buffer, Layout, PeerBuffers, PeerGroup, ViewError};
 
 /// A tensor in a rank's memory, with its address for this rank's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct PeerView {
 /// work.
 #[derive(Clone)]
 pub struct SymmetricMemory {
-    pub(super) group: Arc<Inner>,
+    pub(super) group: Arc<PeerGroup>,
     pub(super) buffer: Buffer,
     pub(super) peers: Arc<PeerBuffers>,
 }

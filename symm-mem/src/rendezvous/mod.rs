@@ -24,11 +24,11 @@
 //! |---|---|
 //! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
 //! | [`protocol`] | the agreement without I/O |
-//! | `share` | transfers memory between processes |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout`, `error` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | signals between ranks, and the order of operations on them |
 //! | `group` | [`GroupInfo`]: the required information on a group |
+//! | `peer_group` | a group with its signal pads, which all its [`SymmetricMemory`] shares |
 //!
 //! A [`Rendezvous`] maps an allocation once. In a pool, the whole segment is mapped, so all its blocks share one
 //! mapping. The mappings exist until the allocation and all handles on this rank are dropped. A peer's mapping keeps
@@ -42,20 +42,24 @@ mod group;
 mod layout;
 mod memory;
 mod pads;
+mod peer_group;
 pub mod protocol;
-pub(crate) mod share;
 mod signals;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use bootstrap::agreement::{self, Member};
-use cuda_driver::{Context, graph::RelaxedCapture, vmm::HandleTypes};
-use process_group::{ProcessGroup, error_text, link, store::StoreError};
+use cuda_driver::{Context, DevicePtr, graph::RelaxedCapture, vmm::HandleTypes};
+use process_group::{
+    ProcessGroup, error_text,
+    store::{Deadline, StoreError},
+};
 
+pub(crate) use self::{allocation::fresh_number, buffers::PeerMapping, peer_group::PeerGroup};
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
@@ -66,22 +70,15 @@ pub use self::{
     memory::{PeerView, SymmetricMemory},
     protocol::RendezvousRefusal,
 };
-pub(crate) use self::{
-    allocation::{fresh_number, mapped},
-    buffers::PeerMappingCache,
-    share::process,
-};
 use self::{
-    buffers::RendezvousKey,
     pads::{OwnPad, Pads},
-    protocol::{Ending, Handles, Outcome, Readiness, Record, RendezvousProtocol, Subject, Uuid, prefix},
-    share::Offer,
+    protocol::{Ending, Readiness, Record, RendezvousProtocol, Subject, prefix},
 };
 use crate::{
     agreement::hash::chain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    kernels::PadLayout,
+    sharing::{self, Export, Handle, Offer, Outcome, Party, Shareable, Site},
 };
 
 /// The name of the operation in the errors of a rendezvous.
@@ -138,44 +135,20 @@ pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// The identity of a rank in its messages to the others.
-#[derive(Debug, Clone)]
-pub(crate) struct Identity {
-    pub(crate) host: u64,
-    pub(crate) process: u64,
-    pub(crate) device: Uuid,
-    pub(crate) unreachable: Vec<Uuid>,
-    life: u64,
-}
-
 pub(crate) struct Inner {
-    pub(crate) info: GroupInfo,
-    pub(crate) context: Context,
+    pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
-    pub(crate) identity: Identity,
-    key: RendezvousKey,
+    /// This rank's site, without an endpoint.
+    pub(crate) site: Site,
+    /// See [`Record::life`].
+    life: u64,
     /// The number of the next rendezvous. The lock admits one rendezvous at a time.
     next: Mutex<u64>,
-    /// Set by [`Rendezvous::new`].
-    pads: OnceLock<Pads>,
 }
 
 impl fmt::Debug for Inner {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.info.fmt(out)
-    }
-}
-
-impl Inner {
-    fn pads(&self) -> &Pads {
-        // Only `Rendezvous::new` has an `Inner` whose pads are not set, and it does not call this function.
-        self.pads.get().expect("a group's rendezvous begins with its pads")
-    }
-
-    /// The number of bytes that programs may use, at the start of a pad.
-    fn pad_bytes(&self) -> usize {
-        let world = self.info.world_size();
-        PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
+        self.group.fmt(out)
     }
 }
 
@@ -206,31 +179,28 @@ impl Rendezvous {
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
-        let known = device(context);
-        let (device, unreachable) =
-            known.as_ref().map_or_else(|_| (Uuid { low: 0, high: 0 }, Vec::new()), Clone::clone);
-        let identity = Identity { host: link::host(), process: process(), device, unreachable, life };
-        let (key, next, pads) = (RendezvousKey::default(), Mutex::new(0), OnceLock::new());
-        let inner = Inner { info, context: context.clone(), options, identity, key, next, pads };
+        let known = Site::of(context);
+        let site = known.as_ref().map_or_else(|_| Site::of_process(), Clone::clone);
+        let group = Arc::new(PeerGroup::new(info, context));
+        let inner = Inner { group, options, site, life, next: Mutex::new(0) };
         let rendezvous = Self { inner: Arc::new(inner) };
         // If a capture is open, the calls below must not become part of it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
             .map_err(Into::into)
-            .and_then(|_| OwnPad::make(context, rendezvous.inner.info.world_size(), &options));
+            .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), &options));
         // A rank without a pad posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
         let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
-        // This value is new, so the pads are not yet set.
-        let _ = rendezvous.inner.pads.set(Pads::new(own, peers));
+        rendezvous.inner.group.set_pads(Pads::new(own, peers));
         Ok(rendezvous)
     }
 
     /// The group.
     #[must_use]
     pub fn group(&self) -> &GroupInfo {
-        &self.inner.info
+        &self.inner.group.info
     }
 
     /// Maps the corresponding buffers of all other members. Collective: all members must call it in the same order,
@@ -243,15 +213,16 @@ impl Rendezvous {
     pub fn rendezvous(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
         let (_, peers) = self.map(&buffer)?;
-        Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers })
+        Ok(SymmetricMemory { group: self.inner.group.clone(), buffer, peers })
     }
 
     /// Like [`rendezvous`](Self::rendezvous), but returns all ranks' allocations, and the number of the rendezvous that
     /// mapped them. The number is equal on all members.
     pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), Error> {
-        let mapped = self.mapping(buffer).map(|(since, _)| since);
+        let mapped = self.mapping(buffer).map(|mapping| mapping.since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
-        buffer.peer_mappings().put(&self.inner.key, buffer.ordinal(), since, peers.clone());
+        let mapping = PeerMapping { since, buffers: peers.clone() };
+        buffer.keep_mapping(&self.inner.group.mappings, mapping);
         Ok((since, peers))
     }
 
@@ -265,7 +236,7 @@ impl Rendezvous {
     /// [`rendezvous`](Self::rendezvous).
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, Error> {
-        let Inner { context, options, .. } = &*self.inner;
+        let (context, options) = (&self.inner.group.context, &self.inner.options);
         // An open capture must neither refuse the allocation nor be invalidated by it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let allocated = || {
@@ -289,17 +260,18 @@ impl Rendezvous {
     /// [`ErrorKind::RendezvousMissing`] if there was no such rendezvous.
     pub fn get(&self, buffer: impl Into<Buffer>) -> Result<SymmetricMemory, Error> {
         let buffer: Buffer = buffer.into();
-        match buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()) {
-            Some((_, peers)) => Ok(SymmetricMemory { group: self.inner.clone(), buffer, peers }),
+        match self.mapping(&buffer) {
+            Some(PeerMapping { buffers: peers, .. }) => {
+                Ok(SymmetricMemory { group: self.inner.group.clone(), buffer, peers })
+            }
             None => Err(self.call().error(ErrorKind::RendezvousMissing { address: buffer.ptr().0 })),
         }
     }
 
-    /// Returns the number of an earlier rendezvous for any buffer in the allocation or pool segment of `buffer`, and
-    /// all ranks' allocations. The number is equal on all members. `None` if there was no such rendezvous. Contacts no
-    /// other rank.
-    pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<(u64, Arc<PeerBuffers>)> {
-        buffer.peer_mappings().get(&self.inner.key, buffer.ordinal())
+    /// Returns the mapping of the allocation or pool segment of `buffer`, from an earlier rendezvous. `None` if there
+    /// was no such rendezvous. Contacts no other rank.
+    pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<PeerMapping> {
+        buffer.mapping(&self.inner.group.mappings)
     }
 
     /// Takes part in a rendezvous without memory, so that it is refused on all members with `cause` as the reason.
@@ -312,15 +284,15 @@ impl Rendezvous {
     /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
     /// prefix. `None` if the mapping is no longer in the cache.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
-        let Inner { info, identity, .. } = &*self.inner;
-        let (since, _) = self.mapping(&memory.buffer)?;
-        Some(prefix(info.id(), identity.life, since))
+        let since = self.mapping(&memory.buffer)?.since;
+        Some(prefix(self.group().id(), self.inner.life, since))
     }
 
     /// Runs one rendezvous, with memory of this rank, or with the reason why it has none. Returns all ranks'
     /// allocations, and the number of the rendezvous that mapped them.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
-        let Inner { info, context, options, .. } = &*self.inner;
+        let Inner { group, options, .. } = &*self.inner;
+        let PeerGroup { info, context, .. } = &**group;
         // Mapping must not become part of an open capture, or invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -345,7 +317,7 @@ impl Rendezvous {
             let (Some(offer), Some(own)) = (&offer, &own) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match share::share(context, offer, info.rank(), own.base, records, deadline) {
+            match open(context, offer, info.rank(), own.base, records, deadline) {
                 Ok(mapped) => {
                     peers = Some(Arc::new(mapped));
                     Outcome::Mapped
@@ -361,15 +333,10 @@ impl Rendezvous {
                 Some(peers) => return Ok((since, peers)),
                 None => (Ending::OutOfStep, None),
             },
-            Ok(_) => {
-                let buffer = candidate.map(|candidate| candidate.buffer);
-                let mapping =
-                    buffer.and_then(|buffer| buffer.peer_mappings().get(&self.inner.key, buffer.ordinal()));
-                match mapping {
-                    Some(mapping) => return Ok(mapping),
-                    None => (Ending::OutOfStep, None),
-                }
-            }
+            Ok(_) => match candidate.and_then(|candidate| self.mapping(&candidate.buffer)) {
+                Some(PeerMapping { since, buffers }) => return Ok((since, buffers)),
+                None => (Ending::OutOfStep, None),
+            },
             Err(failed) => (Ending::of(failed.ending, RendezvousRefusal::from), failed.store),
         };
         let kind = ErrorKind::of_agreement(ending, ErrorKind::RendezvousRefused, failure);
@@ -377,54 +344,56 @@ impl Rendezvous {
     }
 
     fn call(&self) -> CallContext {
-        self.inner.info.call(OPERATION)
+        self.group().call(OPERATION)
     }
 
     /// Exports the memory of a candidate and creates this rank's record.
-    fn prepare(&self, candidate: Candidate, number: u64) -> Result<(Record, Offer, Candidate), String> {
+    fn prepare(
+        &self,
+        candidate: Candidate,
+        number: u64,
+    ) -> Result<(Record, Offer<Shareable>, Candidate), String> {
         let Candidate { buffer, mapped } = &candidate;
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
-        let physical = buffer.physical(&self.inner.context, &allocation);
+        let physical = buffer.physical(&self.inner.group.context, &allocation);
         let physical = physical.map_err(|error| error_text(&error))?;
         let physical = physical.ok_or(
             "another thread has retired the segment; call retire and this function one after the other",
         )?;
-        let (offer, handles) = Offer::make(&physical)?;
+        let mut offer = Offer::new()?;
+        let export = offer.export(Shareable::Virtual(physical), allocation.bytes)?;
         let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
+        let record = self.record(number, readiness);
         let record = Record {
+            site: Site { endpoint: offer.endpoint(), ..record.site },
             subject: allocation.subject,
-            segment: allocation.bytes as u64,
             offset: buffer.offset() as u64,
             bytes: buffer.bytes() as u64,
             mapped: *mapped,
-            handles,
-            ..self.record(number, readiness)
+            export,
+            ..record
         };
         Ok((record, offer, candidate))
     }
 
     /// This rank's record without memory.
     fn record(&self, number: u64, readiness: Readiness) -> Record {
-        let Inner { info, options, identity, .. } = &*self.inner;
-        let Identity { host, process, device, unreachable, life } = identity.clone();
+        let Inner { options, site, life, .. } = &*self.inner;
+        let info = self.group();
         Record {
             group: info.id(),
-            life,
+            life: *life,
             number,
             rank: info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX),
             members: chain(0, info.global_ranks().iter().map(|rank| u64::from(*rank))),
             readiness,
             shared_devices: options.shared_devices,
             subject: Subject::Allocation,
-            segment: 0,
             offset: 0,
             bytes: 0,
             mapped: None,
-            host,
-            process,
-            device,
-            unreachable,
-            handles: Handles { descriptor: false, fabric: None, card: Vec::new(), token: u64::MAX },
+            site: site.clone(),
+            export: Export { bytes: 0, handle: Handle::NONE, token: u64::MAX },
         }
     }
 }
@@ -438,14 +407,24 @@ fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
-/// The device of `context`, and the devices that it cannot access.
-fn device(context: &Context) -> cuda_driver::Result<(Uuid, Vec<Uuid>)> {
-    let device = context.device();
-    let mut unreachable = Vec::new();
-    for other in context.driver().devices()? {
-        if other != *device && !device.can_access_peer(&other)? {
-            unreachable.push(other.uuid()?.into());
-        }
-    }
-    Ok((device.uuid()?.into(), unreachable))
+/// Opens the memory of the other ranks. `place` is the index of this rank in `records`, and `own` the address of its
+/// memory. `deadline` limits the exchange of file descriptors. On failure, returns the outcome that this rank posts.
+fn open(
+    context: &Context,
+    offer: &Offer<Shareable>,
+    place: usize,
+    own: DevicePtr,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<PeerBuffers, Outcome> {
+    let parties: Vec<Party<'_>> =
+        records.iter().map(|it| Party { rank: it.rank, site: &it.site, exports: vec![&it.export] }).collect();
+    let name = |_, _| "memory".to_owned();
+    let mut opened = sharing::open(context, offer, place, &parties, |_, _| vec![0], name, deadline)?;
+    let imported: Vec<_> = (0..records.len()).map(|at| opened.remove(&(at, 0))).collect();
+    let addresses = imported.iter().map(|it| it.as_ref().map_or(own, |imported| imported.base())).collect();
+    let bytes = records.first().map_or(0, |record| record.export.bytes) as usize;
+    let imported = imported.into_iter().flatten().collect();
+    PeerBuffers::mapped(context, (place, addresses), bytes, imported)
+        .map_err(|error| Outcome::Failed { cause: error_text(&error) })
 }

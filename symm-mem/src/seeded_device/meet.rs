@@ -9,9 +9,7 @@ use std::{
 
 use crate::{
     agreement::{GroupId, PoolId},
-    rendezvous::protocol::{
-        Ending, Handles, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, Uuid,
-    },
+    rendezvous::protocol::{Ending, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject},
 };
 use bootstrap::agreement::{Agreement, Input, Member, Output};
 use cuda_driver::vmm::{Mapping, PhysicalMemory};
@@ -21,7 +19,10 @@ use super::{
     rank::{Ended, Killed, MARK, Rank, Said, mark},
     scenario::Trouble,
 };
-use crate::{agreement::hash::chain, rendezvous::mapped};
+use crate::{
+    agreement::hash::chain,
+    sharing::{self, Export, Handle, Outcome, Site},
+};
 
 /// Key of shared memory: the group's uid, the round of the rendezvous in the group, and the rank that owns the memory.
 type Whose = (u64, u64, u32);
@@ -123,15 +124,15 @@ impl Rank {
             readiness,
             shared_devices: false,
             subject,
-            segment: block.map_or(0, |(_, segment)| segment.bytes),
             offset: block.map_or(0, |(place, _)| place.offset),
             bytes: self.scenario.requests(self.rank)[0],
             mapped: None,
-            host: 1,
-            process: 1,
-            device: Uuid { low: self.rank.into(), high: 0 },
-            unreachable: Vec::new(),
-            handles: Handles { descriptor: true, fabric: None, card: Vec::new(), token: self.rank.into() },
+            site: Site { process: 1, ..Site::simulated(self.rank) },
+            export: Export {
+                bytes: block.map_or(0, |(_, segment)| segment.bytes),
+                handle: Handle::DESCRIPTOR,
+                token: self.rank.into(),
+            },
         }
     }
 
@@ -146,7 +147,7 @@ impl Rank {
             let lent = self.offers.lock().get(&(uid, round, record.rank)).cloned();
             match lent {
                 Some(memory) => {
-                    let mapping = mapped(&self.context, &memory, record.segment as usize);
+                    let mapping = sharing::map(&self.context, &memory, record.export.bytes as usize);
                     peers.push((record.rank, mapping.expect("there are addresses")));
                 }
                 None => gone.push(record.rank),

@@ -25,7 +25,8 @@ use crate::{
         offer::{self, Circumstances},
     },
     pool,
-    rendezvous::protocol::{self, Handles, Record, Uuid},
+    rendezvous::protocol::{self, Record},
+    sharing::{self, Export, Handle, Site, Uuid},
 };
 
 impl World {
@@ -277,15 +278,11 @@ impl World {
             readiness: if capturing { protocol::Readiness::Capturing } else { protocol::Readiness::Ready },
             shared_devices: false,
             subject,
-            segment,
             offset,
             bytes,
             mapped: membership.peer_mappings.get(&mapping).map(|(since, _)| *since),
-            host: 1,
-            process: rank.into(),
-            device: Uuid { low: rank.into(), high: 0 },
-            unreachable: Vec::new(),
-            handles: Handles { descriptor: true, fabric: None, card: Vec::new(), token },
+            site: Site::simulated(rank),
+            export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
         };
         // The oracle groups meetings by epoch, so each life of a group gets an epoch of its own.
         let mut epoch = id.epoch << 32 | life;
@@ -316,18 +313,18 @@ impl World {
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
-            match self.offers.get(&record.handles.token) {
+            match self.offers.get(&record.export.token) {
                 Some((owner, identity)) if !self.ranks[*owner as usize].dead => mapped.push(*identity),
                 _ => gone.push(record.rank),
             }
         }
         let fails = self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank);
         let (outcome, mapped) = if fails {
-            (protocol::Outcome::Failed { cause: "no addresses".to_owned() }, None)
+            (sharing::Outcome::Failed { cause: "no addresses".to_owned() }, None)
         } else if gone.is_empty() {
-            (protocol::Outcome::Mapped, Some(mapped))
+            (sharing::Outcome::Mapped, Some(mapped))
         } else {
-            (protocol::Outcome::Alone { gone }, None)
+            (sharing::Outcome::Alone { gone }, None)
         };
         self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
     }
@@ -448,10 +445,10 @@ fn differ(how: usize, record: &mut Record) {
             record.subject = protocol::Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
         }
         10 => record.bytes += 1,
-        11 => record.segment += 1,
+        11 => record.export.bytes += 1,
         12 => record.offset += 1,
-        13 => record.handles.descriptor = false,
-        14 => record.host += 1,
-        _ => record.unreachable.push(Uuid { low: 0, high: 0 }),
+        13 => record.export.handle = Handle::NONE,
+        14 => record.site.host += 1,
+        _ => record.site.unreachable.push(Uuid { low: 0, high: 0 }),
     }
 }

@@ -23,9 +23,10 @@ use crate::{
         core::closed_key,
         handles::Open,
         lease::{Lease, Standing},
-        protocol::{self, AllocationId, End, Ending, Export, Held, Part, Record, Route, Way, missing},
+        protocol::{self, AllocationId, End, Ending, Export, Held, Part, Record, Route, missing},
     },
-    rendezvous::protocol::{Outcome, Readiness, Uuid},
+    rendezvous::protocol::Readiness,
+    sharing::{self, Handle, Outcome, Site, Uuid},
 };
 
 /// Draws the transfers of an exchange from `seed`. They are the same on all members. A group of one member has none.
@@ -72,8 +73,8 @@ fn differ(how: usize, record: &mut Record) {
         1 => record.readiness = Readiness::Failed { cause: "no memory".into() },
         2 => record.ends.iter_mut().take(1).for_each(|end| end.bytes += 1),
         3 => drop(record.ends.pop()),
-        4 => record.unreachable.extend((0..64).map(|low| Uuid { low, high: 0 })),
-        5 => record.host += 1,
+        4 => record.site.unreachable.extend((0..64).map(|low| Uuid { low, high: 0 })),
+        5 => record.site.host += 1,
         6 => record.ends.iter_mut().take(1).for_each(|end| end.part = end.part.counterpart()),
         _ => record.ends.iter_mut().take(1).for_each(|end| end.slot = CHANNELS as u32),
     }
@@ -132,8 +133,9 @@ impl World {
             self.lent.insert((key.clone(), at), Arc::downgrade(allocation));
             let id = allocation.id;
             let at = exports.iter().position(|export| export.id == id).unwrap_or_else(|| {
-                let way = Way::Virtual { descriptor: true, fabric: None };
-                exports.push(Export { id, bytes: BUFFER_BYTES, way, token: 0 });
+                let handle = Handle::DESCRIPTOR;
+                let shared = sharing::Export { bytes: BUFFER_BYTES, handle, token: 0 };
+                exports.push(Export { id, shared });
                 exports.len() - 1
             });
             lent.push(allocation.clone());
@@ -150,11 +152,7 @@ impl World {
             plan: name.to_string(),
             generation: own.plans.entry(name).or_default().generations.next(),
             readiness: Readiness::Ready,
-            host: 1,
-            process: rank.into(),
-            device: Uuid { low: rank.into(), high: 0 },
-            unreachable: Vec::new(),
-            card: Vec::new(),
+            site: Site::simulated(rank),
             channels: CHANNELS as u32,
             exports,
             held: open.into_iter().map(|(peer, id)| Held { peer, id }).collect(),

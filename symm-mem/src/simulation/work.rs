@@ -113,8 +113,8 @@ pub(super) enum Answer {
     Deregistered(Release),
     /// The outcome, and the identities of the peers' memory that this rank has mapped. `None` if it could not map the
     /// memory of all peers.
-    Shared(protocol::Outcome, Option<Vec<u64>>),
-    Opened(protocol::Outcome),
+    Shared(crate::sharing::Outcome, Option<Vec<u64>>),
+    Opened(crate::sharing::Outcome),
 }
 
 /// A request of a rank to the store.
@@ -346,7 +346,7 @@ impl Work {
 }
 
 /// Returns the outcome of opening the peers' memory, or `None` for any other answer.
-fn opened(answer: Answer) -> Option<protocol::Outcome> {
+fn opened(answer: Answer) -> Option<crate::sharing::Outcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),
         _ => None,

@@ -31,7 +31,7 @@ use super::{
     shared::{Place, SharedPools},
     zero_copy::{Offer, Take},
 };
-use crate::rendezvous::{Rendezvous, SymmetricMemory};
+use crate::rendezvous::{PeerMapping, Rendezvous, SymmetricMemory};
 
 /// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and
 /// messages of a rank to itself, are not counted. A captured message is counted once, when it is captured.
@@ -455,7 +455,7 @@ impl Core {
             ))
         };
         let segment = self.shared.find(number).ok_or_else(gone)?;
-        let (_, peers) = self.rendezvous.mapping(&segment.buffer).ok_or_else(gone)?;
+        let PeerMapping { buffers: peers, .. } = self.rendezvous.mapping(&segment.buffer).ok_or_else(gone)?;
         if let Some(stream) = capturing {
             segment.buffer.segment_used_by_graph(stream)?;
         }

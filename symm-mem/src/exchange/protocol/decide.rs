@@ -2,7 +2,7 @@
 
 use super::{
     Decision,
-    record::{End, Part, Record, Way},
+    record::{End, Part, Record},
     refusal::ExchangeRefusal,
 };
 use crate::{
@@ -138,30 +138,21 @@ fn mismatch(a: &Record, b: &Record) -> Option<ExchangeRefusal> {
 
 fn out_of_reach(records: &[Record]) -> Option<ExchangeRefusal> {
     pairs(records).find_map(|(from, to)| {
-        if (from.host, from.process) == (to.host, to.process) {
-            return None;
-        }
         let lacking = missing(from, to).into_iter().filter_map(|at| from.exports.get(at));
-        let refused = lacking.map(|export| &export.way).find(|way| !can_be_had(way, from.host == to.host))?;
+        let mut handles = lacking.map(|export| &export.shared.handle);
+        let refused = handles.find(|handle| !handle.can_be_opened(&from.site, &to.site))?;
         Some(ExchangeRefusal::OutOfReach {
             rank: from.rank,
             way: refused.name().to_owned(),
             peer: to.rank,
-            other_host: from.host != to.host,
+            other_host: from.site.host != to.site.host,
         })
     })
 }
 
-fn can_be_had(way: &Way, same_host: bool) -> bool {
-    match way {
-        Way::Legacy { handle } => same_host && handle.len() == 64,
-        Way::Virtual { descriptor, fabric } => fabric.is_some() || (same_host && *descriptor),
-    }
-}
-
 fn unreachable(records: &[Record]) -> Option<ExchangeRefusal> {
     pairs(records).find_map(|(from, to)| {
-        let blocked = !reached(from, to).is_empty() && to.unreachable.contains(&from.device);
+        let blocked = !reached(from, to).is_empty() && !to.site.can_access(&from.site);
         blocked.then_some(ExchangeRefusal::NoPeerAccess { rank: to.rank, peer: from.rank })
     })
 }

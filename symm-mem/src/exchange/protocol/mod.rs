@@ -22,12 +22,14 @@ use bootstrap::agreement::{self, Protocol, Report};
 
 pub use self::{
     decide::{Agreement, decide, missing},
-    record::{AllocationId, End, Export, Held, Part, Record, RegionOffer, RegionPiece, SharedRegion, Way},
+    record::{AllocationId, End, Export, Held, Part, Record, RegionOffer, RegionPiece, SharedRegion},
     refusal::ExchangeRefusal,
     route::{RegionRoute, Route, RoutedRegion},
 };
-pub use crate::agreement::sharing::Outcome;
-use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
+use crate::{
+    agreement::{AgreementError, PROTOCOL, wire},
+    sharing::{self, Outcome},
+};
 
 /// The agreement of one exchange. If no memory has to be opened, the result is `Some` with the agreed plan or regions.
 /// Otherwise the result is `None`, because `Decision::Act` has already given the plan or regions to the members.

@@ -7,7 +7,8 @@ use crate::{
         PoolId,
         wire::{wire_enum, wire_struct},
     },
-    rendezvous::protocol::{Readiness, Uuid},
+    rendezvous::protocol::Readiness,
+    sharing::{self, Site},
 };
 
 /// Identifies an allocation of one process. The identity is never reused, unlike an address.
@@ -82,50 +83,15 @@ impl fmt::Display for Part {
     }
 }
 
-/// The means by which peers can open an allocation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Way {
-    /// Memory of `cuMemAlloc`.
-    Legacy {
-        /// The legacy IPC handle, of 64 bytes.
-        handle: Vec<u8>,
-    },
-    /// Virtual memory.
-    Virtual {
-        /// True if the memory can be exported as a file descriptor.
-        descriptor: bool,
-        /// The fabric handle, if there is one.
-        fabric: Option<Vec<u8>>,
-    },
-}
-wire_enum!(Way { 0 => Legacy { handle }, 1 => Virtual { descriptor, fabric } });
-
-impl Way {
-    /// Name for error messages.
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Self::Legacy { .. } => "legacy handle",
-            Self::Virtual { descriptor: true, fabric: Some(_) } => "file descriptor or fabric handle",
-            Self::Virtual { descriptor: true, fabric: None } => "file descriptor",
-            Self::Virtual { descriptor: false, fabric: Some(_) } => "fabric handle",
-            Self::Virtual { descriptor: false, fabric: None } => "not at all",
-        }
-    }
-}
-
 /// An allocation that peers access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Export {
     /// The allocation.
     pub id: AllocationId,
-    /// Length of the whole allocation in bytes.
-    pub bytes: u64,
-    /// The means by which peers can open it.
-    pub way: Way,
-    /// Token by which other ranks of the same process find the allocation.
-    pub token: u64,
+    /// Its length and handles.
+    pub shared: sharing::Export,
 }
-wire_struct!(Export { id, bytes, way, token });
+wire_struct!(Export { id, shared });
 
 /// One end of a transfer. The n-th end that a rank lists with a peer matches the n-th end that the peer lists with the
 /// rank.
@@ -200,16 +166,8 @@ pub struct Record {
     pub generation: u64,
     /// Whether the rank can take part, and if not, the reason.
     pub readiness: Readiness,
-    /// The rank's host ([`process_group::link::host`]).
-    pub host: u64,
-    /// The number of the rank's process. It is equal only for ranks of one process.
-    pub process: u64,
-    /// The rank's device.
-    pub device: Uuid,
-    /// Devices that are visible to this rank, but whose memory its own device cannot access.
-    pub unreachable: Vec<Uuid>,
-    /// Endpoint on which the rank hands out file descriptors ([`process_group::link`]).
-    pub card: Vec<u8>,
+    /// Where the rank runs.
+    pub site: Site,
     /// Number of the rank's slots for peers' signals.
     pub channels: u32,
     /// The rank's allocations that peers access.
@@ -221,22 +179,7 @@ pub struct Record {
     /// The rank's regions. `None` if the members exchange a plan.
     pub regions: Option<RegionOffer>,
 }
-wire_struct!(Record {
-    rank,
-    plan,
-    generation,
-    readiness,
-    host,
-    process,
-    device,
-    unreachable,
-    card,
-    channels,
-    exports,
-    held,
-    ends,
-    regions,
-});
+wire_struct!(Record { rank, plan, generation, readiness, site, channels, exports, held, ends, regions });
 
 impl Record {
     /// The rank's ends of transfers with a peer.
@@ -288,10 +231,11 @@ impl Record {
         let pieces = regions.iter().flat_map(|region| region.pieces.iter().map(move |piece| (region, piece)));
         pieces.into_iter().find_map(|(SharedRegion { name, .. }, piece)| {
             let RegionPiece { export, offset, bytes } = *piece;
-            let Some(Export { bytes: whole, .. }) = self.exports.get(export as usize) else {
+            let Some(Export { shared, .. }) = self.exports.get(export as usize) else {
                 return Some(format!("region {name:?} names export {export} of {}", self.exports.len()));
             };
-            offset.checked_add(bytes).is_none_or(|last| last > *whole).then(|| {
+            let whole = shared.bytes;
+            offset.checked_add(bytes).is_none_or(|last| last > whole).then(|| {
                 format!(
                     "{bytes} bytes at byte {offset} of region {name:?} leave their allocation of {whole} bytes"
                 )
@@ -315,8 +259,8 @@ impl Record {
                 ));
             };
             let last = end.offset.checked_add(end.bytes);
-            (last.is_none_or(|last| last > export.bytes)).then(|| {
-                let (begin, bytes, whole) = (end.offset, end.bytes, export.bytes);
+            (last.is_none_or(|last| last > export.shared.bytes)).then(|| {
+                let (begin, bytes, whole) = (end.offset, end.bytes, export.shared.bytes);
                 format!(
                     "transfer {at} of {bytes} bytes at byte {begin} leaves its allocation of {whole} bytes"
                 )

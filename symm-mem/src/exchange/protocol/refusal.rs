@@ -3,7 +3,10 @@
 use bootstrap::agreement::{Failure, Waiting};
 
 use super::record::Part;
-use crate::agreement::{Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum};
+use crate::{
+    agreement::{Ranks, ValuesByRank, describe_circle, wire::wire_enum},
+    sharing::OpeningFailure,
+};
 
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
 /// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.

@@ -5,11 +5,12 @@ use proptest::prelude::*;
 
 use super::{
     Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, Outcome, Part,
-    Record, RegionOffer, RegionPiece, RoutedRegion, SharedRegion, Way, decide, missing,
+    Record, RegionOffer, RegionPiece, RoutedRegion, SharedRegion, decide, missing,
 };
 use crate::{
     agreement::wire::{Reader, Wire},
-    rendezvous::protocol::{Readiness, Uuid},
+    rendezvous::protocol::Readiness,
+    sharing::{self, Handle, Site, Uuid},
 };
 
 const COUNT: u32 = 4;
@@ -24,10 +25,11 @@ fn end(peer: u32, part: Part, export: Option<u32>, slot: u32) -> End {
 
 /// Record in a ring of `count` ranks: each puts to the next one, and gets from the one before.
 fn record(rank: u32, count: u32) -> Record {
-    let descriptor = Way::Virtual { descriptor: true, fabric: None };
-    let export =
-        |number, way: &Way| Export { id: id(number), bytes: 1 << 20, way: way.clone(), token: number };
-    let legacy = Way::Legacy { handle: vec![7; 64] };
+    let export = |number, handle| Export {
+        id: id(number),
+        shared: sharing::Export { bytes: 1 << 20, handle, token: number },
+    };
+    let legacy = Handle::Legacy { handle: vec![7; 64] };
     let (next, last) = ((rank + 1) % count, (rank + count - 1) % count);
     let mut ends = vec![
         end(next, Part::PutInitiator, None, 0),
@@ -47,13 +49,9 @@ fn record(rank: u32, count: u32) -> Record {
         plan: "ring".into(),
         generation: 3,
         readiness: Readiness::Ready,
-        host: 1,
-        process: rank.into(),
-        device: Uuid { low: rank.into(), high: 0 },
-        unreachable: Vec::new(),
-        card: vec![rank as u8; 20],
+        site: Site { endpoint: vec![rank as u8; 20], ..Site::simulated(rank) },
         channels: 16,
-        exports: vec![export(10, &legacy), export(11, &descriptor)],
+        exports: vec![export(10, legacy), export(11, Handle::DESCRIPTOR)],
         held: Vec::new(),
         ends,
         regions: None,
@@ -101,14 +99,14 @@ const DIFFERENCES: [Difference; 14] = [
         more.peer = 9;
         record.ends.push(more);
     }),
-    ("OutOfReach", &["rank 1 (legacy handle)", "by rank 2", "another host"], |record| record.host += 1),
+    ("OutOfReach", &["rank 1 (legacy handle)", "by rank 2", "another host"], |record| record.site.host += 1),
     ("OutOfReach", &["rank 2 (not at all)", "by rank 1"], |record| {
-        record.exports[1].way = Way::Virtual { descriptor: false, fabric: None };
+        record.exports[1].shared.handle = Handle::NONE;
     }),
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
-        record.unreachable.push(Uuid { low: 1, high: 0 });
+        record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    ("RecordUnreadable", &["rank 2", "leaves its allocation"], |record| record.exports[1].bytes = 100),
+    ("RecordUnreadable", &["rank 2", "leaves its allocation"], |record| record.exports[1].shared.bytes = 100),
     ("RecordUnreadable", &["rank 2", "export Some(9) of 2"], |record| record.ends[2].export = Some(9)),
     ("RecordUnreadable", &["rank 2", "slot 16 of 16"], |record| record.ends[0].slot = 16),
 ];
@@ -183,13 +181,13 @@ proptest! {
         // Messages are read as they were written.
         let mut records = records(COUNT);
         let record = &mut records[rank as usize];
-        record.card = bytes;
+        record.site.endpoint = bytes;
         record.held.push(Held { peer: rank, id: id(10) });
-        record.unreachable.push(Uuid { low: 1, high: 2 });
+        record.site.unreachable.push(Uuid { low: 1, high: 2 });
         let mut out = Vec::new();
         record.write(&mut out);
         prop_assert_eq!(Record::read(&mut Reader::new(&out)), Ok(record.clone()));
-        record.unreachable.clear();
+        record.site.unreachable.clear();
         let agreed = decide(&records);
         let is_action = matches!(agreed, Decision::Act { .. });
         prop_assert!(is_action);
@@ -251,10 +249,10 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
         offer(record).regions[0].pieces[0] = RegionPiece { export: 0, offset: u64::MAX, bytes: 9 };
     }),
     ("OutOfReach", &["rank 2 (not at all)", "by rank 0"], |record| {
-        record.exports[1].way = Way::Virtual { descriptor: false, fabric: None };
+        record.exports[1].shared.handle = Handle::NONE;
     }),
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
-        record.unreachable.push(Uuid { low: 1, high: 0 });
+        record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
     // If a rank has no slots left, the refusal gives that rank's reason. It does not report invalid slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {

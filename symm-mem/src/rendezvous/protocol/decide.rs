@@ -2,10 +2,10 @@
 
 use super::{
     Decision,
-    record::{Readiness, Record, Uuid},
+    record::{Readiness, Record},
     refusal::RendezvousRefusal,
 };
-use crate::agreement::ValuesByRank;
+use crate::{agreement::ValuesByRank, sharing::Uuid};
 
 /// Decides from the records of all members, in the order of the group.
 ///
@@ -80,7 +80,7 @@ fn other_memory(records: &[Record]) -> Option<RendezvousRefusal> {
         return Some(RendezvousRefusal::SubjectMismatch { subjects });
     }
     let sizes: [(&str, Field); 2] =
-        [("buffer", |record| record.bytes), ("allocation", |record| record.segment)];
+        [("buffer", |record| record.bytes), ("allocation", |record| record.export.bytes)];
     let sizes = sizes.into_iter().find_map(|(what, value)| {
         let sizes = differs(records, value)?;
         Some(RendezvousRefusal::SizeMismatch { what: what.to_owned(), sizes })
@@ -95,40 +95,34 @@ fn same_device(records: &[Record]) -> Option<RendezvousRefusal> {
     if records.iter().any(|record| record.shared_devices) {
         return None;
     }
-    let devices: ValuesByRank<(u64, Uuid)> = split(records, |record| (record.host, record.device));
+    let devices: ValuesByRank<(u64, Uuid)> = split(records, |record| (record.site.host, record.site.device));
     let shared = devices.entries.into_iter().find(|side| side.ranks.len() > 1)?;
     Some(RendezvousRefusal::SameDevice { ranks: shared.ranks, device: shared.value.1 })
 }
 
 fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
-    let one_process = differs(records, |record| (record.host, record.process)).is_none();
+    let one_process = differs(records, |record| (record.site.host, record.site.process)).is_none();
     if one_process {
         return None;
     }
-    let kind = |record: &Record| {
-        let ways = [
-            (record.handles.descriptor, "file descriptor"),
-            (record.handles.fabric.is_some(), "fabric handle"),
-        ];
-        let ways: Vec<&str> = ways.into_iter().filter_map(|(can, name)| can.then_some(name)).collect();
-        if ways.is_empty() { "not at all".to_owned() } else { ways.join(" or ") }
-    };
-    let hosts = differs(records, |record| record.host);
-    let descriptors = records.iter().all(|record| record.handles.descriptor);
-    let fabric = records.iter().filter(|record| record.handles.fabric.is_some()).count();
+    let hosts = differs(records, |record| record.site.host);
+    let descriptors = records.iter().all(|record| record.export.handle.has_descriptor());
+    let fabric = records.iter().filter(|record| record.export.handle.has_fabric()).count();
     // Additional handle types on some members are allowed.
     if fabric == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }
     Some(match hosts {
         Some(hosts) if descriptors && fabric == 0 => RendezvousRefusal::HostsApart { hosts },
-        _ => RendezvousRefusal::HandleKindMismatch { kinds: split(records, kind) },
+        _ => RendezvousRefusal::HandleKindMismatch {
+            kinds: split(records, |record| record.export.handle.name().to_owned()),
+        },
     })
 }
 
 fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {
     records.iter().find_map(|record| {
-        let peer = records.iter().find(|peer| record.unreachable.contains(&peer.device))?;
+        let peer = records.iter().find(|peer| !record.site.can_access(&peer.site))?;
         Some(RendezvousRefusal::NoPeerAccess { rank: record.rank, peer: peer.rank })
     })
 }

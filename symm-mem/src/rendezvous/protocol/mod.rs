@@ -18,11 +18,13 @@ use bootstrap::agreement::{self, Protocol, Report};
 pub(crate) use self::record::prefix;
 pub use self::{
     decide::decide,
-    record::{Handles, Readiness, Record, Subject, Uuid},
+    record::{Readiness, Record, Subject},
     refusal::RendezvousRefusal,
 };
-pub use crate::agreement::sharing::Outcome;
-use crate::agreement::{AgreementError, PROTOCOL, sharing, wire};
+use crate::{
+    agreement::{AgreementError, PROTOCOL, wire},
+    sharing::{self, Outcome},
+};
 
 /// The agreement of one rendezvous.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,37 +2,15 @@
 
 use std::fmt;
 
-use cuda_driver::uuid_text;
 use process_group::group::GroupId;
 
-use crate::agreement::{
-    LogPoint, PoolId,
-    wire::{wire_enum, wire_struct},
+use crate::{
+    agreement::{
+        LogPoint, PoolId,
+        wire::{wire_enum, wire_struct},
+    },
+    sharing::{Export, Site},
 };
-
-/// A device's UUID, in two halves. It is the same in every process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Uuid {
-    /// The first 8 bytes, as a little-endian number.
-    pub low: u64,
-    /// The last 8 bytes, as a little-endian number.
-    pub high: u64,
-}
-wire_struct!(Uuid { low, high });
-
-impl From<[u8; 16]> for Uuid {
-    fn from(bytes: [u8; 16]) -> Self {
-        let both = u128::from_le_bytes(bytes);
-        Self { low: both as u64, high: (both >> 64) as u64 }
-    }
-}
-
-impl fmt::Display for Uuid {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let both = u128::from(self.low) | u128::from(self.high) << 64;
-        out.write_str(&uuid_text(&both.to_le_bytes()))
-    }
-}
 
 /// The memory of a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,20 +54,6 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The handles of a rank's memory for other ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Handles {
-    /// True if the memory can be exported as a file descriptor.
-    pub descriptor: bool,
-    /// The fabric handle, if the memory has one.
-    pub fabric: Option<Vec<u8>>,
-    /// The endpoint of the rank's listener, which sends file descriptors to peers ([`process_group::link`]).
-    pub card: Vec<u8>,
-    /// The token with which the other ranks of the same process find the memory.
-    pub token: u64,
-}
-wire_struct!(Handles { descriptor, fabric, card, token });
-
 /// The readiness of a rank: it can take part now, or the reason why not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
@@ -125,8 +89,6 @@ pub struct Record {
     pub shared_devices: bool,
     /// The memory of the rendezvous.
     pub subject: Subject,
-    /// The size of the whole allocation that peers map, in bytes.
-    pub segment: u64,
     /// The offset of the buffer in the allocation, in bytes.
     pub offset: u64,
     /// The buffer's length in bytes.
@@ -134,16 +96,10 @@ pub struct Record {
     /// The `number` of the earlier rendezvous that mapped the peers' corresponding memory on this rank. `None` if this
     /// memory is not mapped.
     pub mapped: Option<u64>,
-    /// The rank's host ([`process_group::link::host`]).
-    pub host: u64,
-    /// The number of the rank's process. It is equal only for ranks of one process.
-    pub process: u64,
-    /// The UUID of the rank's device.
-    pub device: Uuid,
-    /// The UUIDs of the devices that this process sees but the rank's device cannot access.
-    pub unreachable: Vec<Uuid>,
-    /// The handles of the rank's memory.
-    pub handles: Handles,
+    /// Where the rank runs.
+    pub site: Site,
+    /// The whole allocation that contains the buffer. If the rank is not ready, an allocation of 0 bytes.
+    pub export: Export,
 }
 wire_struct!(Record {
     group,
@@ -154,15 +110,11 @@ wire_struct!(Record {
     readiness,
     shared_devices,
     subject,
-    segment,
     offset,
     bytes,
     mapped,
-    host,
-    process,
-    device,
-    unreachable,
-    handles,
+    site,
+    export,
 });
 
 /// Returns the prefix of the store keys of a rendezvous, and of agreements about the memory that it maps. `life` and

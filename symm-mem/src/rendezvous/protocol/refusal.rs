@@ -2,9 +2,10 @@
 
 use bootstrap::agreement::{Failure, Waiting};
 
-use super::record::{Subject, Uuid};
-use crate::agreement::{
-    LogPoint, Ranks, ValuesByRank, describe_circle, sharing::OpeningFailure, wire::wire_enum,
+use super::record::Subject;
+use crate::{
+    agreement::{LogPoint, Ranks, ValuesByRank, describe_circle, wire::wire_enum},
+    sharing::{OpeningFailure, Uuid},
 };
 
 /// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings made during

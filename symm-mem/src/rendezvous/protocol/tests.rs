@@ -4,13 +4,13 @@ use bootstrap::agreement::{Protocol, Report};
 use process_group::group::GroupId;
 use proptest::prelude::*;
 
-use super::{
-    Decision, Handles, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, Uuid,
-    decide,
-};
-use crate::agreement::{
-    LogPoint, PoolId,
-    wire::{Reader, Wire},
+use super::{Decision, Outcome, Readiness, Record, RendezvousProtocol, RendezvousRefusal, Subject, decide};
+use crate::{
+    agreement::{
+        LogPoint, PoolId,
+        wire::{Reader, Wire},
+    },
+    sharing::{Export, Handle, Site, Uuid},
 };
 
 fn record(rank: u32) -> Record {
@@ -23,15 +23,11 @@ fn record(rank: u32) -> Record {
         readiness: Readiness::Ready,
         shared_devices: false,
         subject: Subject::Allocation,
-        segment: 2 << 20,
         offset: 64,
         bytes: 4096,
         mapped: None,
-        host: 1,
-        process: rank.into(),
-        device: Uuid { low: rank.into(), high: 0 },
-        unreachable: Vec::new(),
-        handles: Handles { descriptor: true, fabric: None, card: vec![rank as u8; 20], token: rank.into() },
+        site: Site { endpoint: vec![rank as u8; 20], ..Site::simulated(rank) },
+        export: Export { bytes: 2 << 20, handle: Handle::DESCRIPTOR, token: rank.into() },
     }
 }
 
@@ -64,11 +60,11 @@ const DIFFERENCES: [Difference; 16] = [
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
-    ("SizeMismatch", |record| record.segment += 1),
+    ("SizeMismatch", |record| record.export.bytes += 1),
     ("OffsetMismatch", |record| record.offset += 1),
-    ("HandleKindMismatch", |record| record.handles.descriptor = false),
-    ("HostsApart", |record| record.host += 1),
-    ("NoPeerAccess", |record| record.unreachable.push(Uuid { low: 0, high: 0 })),
+    ("HandleKindMismatch", |record| record.export.handle = Handle::NONE),
+    ("HostsApart", |record| record.site.host += 1),
+    ("NoPeerAccess", |record| record.site.unreachable.push(Uuid { low: 0, high: 0 })),
 ];
 
 #[test]
@@ -96,11 +92,11 @@ fn a_pool_with_another_history_is_another_memory() {
 #[test]
 fn devices_and_hosts() {
     let mut same = records(3);
-    same[2].device = same[0].device;
+    same[2].site.device = same[0].site.device;
     let RendezvousRefusal::SameDevice { ranks, .. } = refusal(&same) else { panic!() };
     assert_eq!(ranks, [0, 2]);
-    same[2].device = (*b"gpu-sim device 0").into();
-    same[0].device = same[2].device;
+    same[2].site.device = (*b"gpu-sim device 0").into();
+    same[0].site.device = same[2].site.device;
     let text = refusal(&same).to_string();
     assert!(text.contains("UUID 6770752d-7369-6d20-6465-766963652030 "), "{text}");
     same.iter_mut().for_each(|record| record.shared_devices = true);
@@ -108,7 +104,7 @@ fn devices_and_hosts() {
 
     // In one process, no memory has to be exported.
     let mut together = records(2);
-    together.iter_mut().for_each(|record| (record.process, record.handles.descriptor) = (0, false));
+    together.iter_mut().for_each(|record| (record.site.process, record.export.handle) = (0, Handle::NONE));
     assert!(matches!(decide(&together), Decision::Act { .. }));
 }
 
@@ -124,7 +120,8 @@ proptest! {
         let mut records = records(ways.len() as u32);
         for (record, (descriptor, fabric, host)) in records.iter_mut().zip(&ways) {
             let fabric = fabric.then(|| vec![0; 64]);
-            (record.host, record.handles.descriptor, record.handles.fabric) = (*host, *descriptor, fabric);
+            let handle = Handle::Virtual { descriptor: *descriptor, fabric };
+            (record.site.host, record.export.handle) = (*host, handle);
         }
         let common = |a: &Ways, b: &Ways| (a.1 && b.1) || (a.0 && b.0 && a.2 == b.2);
         let pairs = |(at, a)| ways.iter().skip(at + 1).all(|b| common(a, b));
@@ -200,7 +197,7 @@ proptest! {
         let _ = Record::read(&mut Reader::new(&bytes));
         let _ = Decision::read(&mut Reader::new(&bytes));
         let mut record = record(rank);
-        record.handles.card = bytes;
+        record.site.endpoint = bytes;
         let decision = Decision::Act { plan: vec![record] };
         let mut out = Vec::new();
         decision.write(&mut out);

@@ -1,11 +1,12 @@
 //! The common part of a [rendezvous](crate::rendezvous::protocol) and an [exchange](crate::exchange::protocol): after
 //! the decision, each member opens the memory that the others share. All members succeed or none.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
-use bootstrap::agreement::Report;
-
-use super::wire::wire_enum;
+use bootstrap::{
+    agreement::{Ranks, Report},
+    wire::wire_enum,
+};
 
 /// The outcome of opening the others' memory on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,15 @@ pub enum Outcome {
         /// The ranks of these peers.
         gone: Vec<u32>,
     },
+}
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mapped => out.write_str("all memory is mapped"),
+            Self::Failed { cause } => out.write_str(cause),
+            Self::Alone { gone } => write!(out, "no answer from {}", Ranks(gone)),
+        }
+    }
 }
 wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } });
 

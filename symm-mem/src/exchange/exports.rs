@@ -1,0 +1,77 @@
+//! The allocations that this rank shares in one agreement.
+
+use std::sync::Arc;
+
+use cuda_driver::Context;
+use process_group::store::Deadline;
+
+use super::{
+    handles::Open,
+    memory::Piece,
+    protocol::{Export, Record, missing},
+};
+use crate::sharing::{self, Offer, Outcome, Party, Shareable};
+
+/// The allocations that this rank shares. The other ranks can open them until this value is dropped.
+pub(super) struct Exports {
+    offer: Offer<Shareable>,
+    exports: Vec<Export>,
+}
+
+impl Exports {
+    /// Opens an endpoint, and exports the allocations that contain these pieces, each once.
+    pub(super) fn make<'a>(
+        context: &Context,
+        pieces: impl IntoIterator<Item = &'a Piece>,
+    ) -> Result<Self, String> {
+        let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
+        for Piece { id, whole, allocation, .. } in pieces {
+            if exports.iter().all(|export| export.id != *id) {
+                let shared = offer.export(allocation.shareable(context)?, *whole)?;
+                exports.push(Export { id: *id, shared });
+            }
+        }
+        Ok(Self { offer, exports })
+    }
+
+    pub(super) fn endpoint(&self) -> Vec<u8> {
+        self.offer.endpoint()
+    }
+
+    pub(super) fn all(&self) -> &[Export] {
+        &self.exports
+    }
+
+    /// Returns the index of the export that contains a piece, and the offset of the piece in it in bytes. Returns
+    /// `None` if no export contains the piece.
+    pub(super) fn place(&self, piece: &Piece) -> Option<(u32, u64)> {
+        let at = self.exports.iter().position(|export| export.id == piece.id)?;
+        Some((u32::try_from(at).ok()?, piece.offset as u64))
+    }
+
+    /// Opens the peers' memory that this rank accesses and has not open yet. `place` is the index of this rank in
+    /// `records`. On failure, returns the outcome that this rank posts.
+    pub(super) fn open(
+        &self,
+        context: &Context,
+        place: usize,
+        records: &[Record],
+        deadline: Deadline,
+    ) -> Result<Open, Outcome> {
+        let parties: Vec<Party<'_>> = records
+            .iter()
+            .map(|Record { rank, site, exports, .. }| {
+                let exports = exports.iter().map(|export| &export.shared).collect();
+                Party { rank: *rank, site, exports }
+            })
+            .collect();
+        let wanted = |from: usize, to: usize| missing(&records[from], &records[to]);
+        let name = |at: usize, number: usize| records[at].exports[number].id.to_string();
+        let opened = sharing::open(context, &self.offer, place, &parties, wanted, name, deadline)?;
+        let entry = |((at, number), imported): ((usize, usize), _)| {
+            let record = &records[at];
+            ((record.rank, record.exports[number].id), Arc::new(imported))
+        };
+        Ok(opened.into_iter().map(entry).collect())
+    }
+}

@@ -1,0 +1,59 @@
+//! Values that other modules keep with a pool's segments.
+
+use std::{
+    any::Any,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+/// Identifies the owner of attached values. Compared by address.
+pub(crate) type Owner = Arc<()>;
+
+/// Values by their owner and by the ordinal of a segment. A value is dropped with the pool's memory, when its segment
+/// is retired, or some time after its owner was dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
+
+#[derive(Debug)]
+struct Attachment {
+    owner: Weak<()>,
+    ordinal: u32,
+    value: Arc<dyn Any + Send + Sync>,
+}
+
+impl Attachment {
+    fn is(&self, owner: &Owner, ordinal: u32) -> bool {
+        self.ordinal == ordinal && std::ptr::eq(self.owner.as_ptr(), Arc::as_ptr(owner))
+    }
+}
+
+impl Attachments {
+    fn lock(&self) -> MutexGuard<'_, Vec<Attachment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the value of `owner` for a segment. `None` if there is none, or if it has another type.
+    pub(crate) fn get<T: Any + Send + Sync>(&self, owner: &Owner, ordinal: u32) -> Option<Arc<T>> {
+        let all = self.lock();
+        let found = all.iter().find(|attachment| attachment.is(owner, ordinal))?;
+        found.value.clone().downcast().ok()
+    }
+
+    /// Sets the value of `owner` for a segment. Also drops the values of all owners that are gone.
+    pub(crate) fn put(&self, owner: &Owner, ordinal: u32, value: Arc<dyn Any + Send + Sync>) {
+        let mut all = self.lock();
+        let stale = |it: &mut Attachment| it.owner.strong_count() == 0 || it.is(owner, ordinal);
+        let old: Vec<Attachment> = all.extract_if(.., stale).collect();
+        all.push(Attachment { owner: Arc::downgrade(owner), ordinal, value });
+        // Unlock first, because the drop of a value may call the driver.
+        drop(all);
+        drop(old);
+    }
+
+    /// Drops the values of all owners for these segments.
+    pub(crate) fn forget(&self, ordinals: &[u32]) {
+        let mut all = self.lock();
+        let old: Vec<Attachment> = all.extract_if(.., |it| ordinals.contains(&it.ordinal)).collect();
+        drop(all);
+        drop(old);
+    }
+}

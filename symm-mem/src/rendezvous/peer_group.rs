@@ -1,0 +1,49 @@
+//! A group of ranks with their signal pads.
+
+use std::{fmt, sync::OnceLock};
+
+use cuda_driver::Context;
+
+use super::{GroupInfo, pads::Pads};
+use crate::{kernels::PadLayout, pool::Owner};
+
+/// The members of a group that have mapped each other's memory, and their signal pads.
+pub(crate) struct PeerGroup {
+    pub(crate) info: GroupInfo,
+    pub(crate) context: Context,
+    /// The owner of the group's mappings, which the mapped allocations keep.
+    pub(crate) mappings: Owner,
+    /// Set once the members have mapped each other's pads.
+    pads: OnceLock<Pads>,
+}
+
+impl PeerGroup {
+    /// Creates a group whose pads are not set yet.
+    pub(crate) fn new(info: GroupInfo, context: &Context) -> Self {
+        let (mappings, pads) = (Owner::default(), OnceLock::new());
+        Self { info, context: context.clone(), mappings, pads }
+    }
+
+    /// Sets the pads. Does nothing if they are set already.
+    pub(super) fn set_pads(&self, pads: Pads) {
+        let _ = self.pads.set(pads);
+    }
+
+    /// The pads of all members.
+    pub(super) fn pads(&self) -> &Pads {
+        // Nothing is mapped for a group before its pads are.
+        self.pads.get().expect("a group maps its pads first")
+    }
+
+    /// The number of bytes that programs may use, at the start of a pad.
+    pub(super) fn pad_bytes(&self) -> usize {
+        let world = self.info.world_size();
+        PadLayout::new(world as u32).slot(PadLayout::USER_CHANNELS, 0)
+    }
+}
+
+impl fmt::Debug for PeerGroup {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.info.fmt(out)
+    }
+}

@@ -1,0 +1,107 @@
+//! Memory that a rank can share, and a peer's memory that is open here.
+
+use std::{any::Any, fmt, os::fd::OwnedFd, sync::Arc};
+
+use cuda_driver::{
+    Context, DevicePtr,
+    memory::{ImportedMemory, IpcHandle},
+    vmm::{Access, Mapping, PhysicalMemory, Reservation},
+};
+use process_group::{error_text, link::Tag};
+
+use super::{Handle, LocalRegistry, offer::Share};
+
+/// A whole allocation of this rank. Clones share the allocation and keep it alive.
+#[derive(Debug, Clone)]
+pub(crate) enum Shareable {
+    /// Virtual memory.
+    Virtual(PhysicalMemory),
+    Plain(PlainMemory),
+}
+
+/// An allocation of `cuMemAlloc`.
+#[derive(Clone)]
+pub(crate) struct PlainMemory {
+    pub(super) context: Context,
+    base: DevicePtr,
+    bytes: usize,
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+impl PlainMemory {
+    /// The `bytes` bytes at `base`, which stay allocated until `owner` is dropped.
+    pub(crate) fn new(
+        context: &Context,
+        base: DevicePtr,
+        bytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { context: context.clone(), base, bytes, _owner: owner }
+    }
+}
+
+impl fmt::Debug for PlainMemory {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} bytes at {}", self.bytes, self.base)
+    }
+}
+
+static MEMORY: LocalRegistry<Shareable> = LocalRegistry::new();
+
+impl Share for Shareable {
+    const TAG: Tag = Tag(*b"memo");
+
+    fn registry() -> &'static LocalRegistry<Self> {
+        &MEMORY
+    }
+
+    fn handle(&self) -> Result<Handle, String> {
+        match self {
+            Self::Virtual(physical) => Handle::of(physical),
+            Self::Plain(PlainMemory { context, base, bytes, .. }) => {
+                let IpcHandle(handle) = context.export_ipc(*base).map_err(|error| {
+                    format!(
+                        "{bytes} bytes at {base} are neither memory of cuMemAlloc nor virtual memory with handles, \
+                         which are the kinds that peers can open: {}",
+                        error_text(&error)
+                    )
+                })?;
+                Ok(Handle::Legacy { handle: handle.to_vec() })
+            }
+        }
+    }
+
+    fn descriptor(&self) -> Result<OwnedFd, String> {
+        match self {
+            Self::Virtual(physical) => physical.export_fd().map_err(|error| error_text(&error)),
+            Self::Plain(_) => Err("memory of cuMemAlloc has no file descriptor".to_owned()),
+        }
+    }
+}
+
+/// A peer's allocation that is open here. Dropping it closes the allocation.
+#[derive(Debug)]
+pub(crate) enum Imported {
+    Mapped(Mapping),
+    Legacy(ImportedMemory),
+    /// Memory of `cuMemAlloc` that belongs to another rank of this process.
+    Here(PlainMemory),
+}
+
+impl Imported {
+    /// Address at which this rank accesses the first byte of the allocation.
+    pub(crate) fn base(&self) -> DevicePtr {
+        match self {
+            Self::Mapped(mapping) => mapping.ptr(),
+            Self::Legacy(imported) => imported.ptr(),
+            Self::Here(memory) => memory.base,
+        }
+    }
+}
+
+/// Maps `memory` for the device of `context`.
+pub(crate) fn map(context: &Context, memory: &PhysicalMemory, bytes: usize) -> cuda_driver::Result<Mapping> {
+    let mapping = Reservation::new(context.driver(), bytes, 0)?.map(0, memory, 0, bytes)?;
+    mapping.set_access(&[(context.device(), Access::ReadWrite)])?;
+    Ok(mapping)
+}

@@ -1,0 +1,39 @@
+//! Sharing of memory between ranks: the one transport of handles.
+//!
+//! A rank posts its [`Site`] and its [`Export`]s in the record of an agreement. Once the members agree, each of them
+//! opens the exports of the others. Ranks of one process find each other's memory in a registry of the process.
+//! Processes of one host send file descriptors over [`process_group::link`], or open the legacy IPC handle in the record. Ranks of
+//! different hosts open the fabric handle in the record.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `site`, `export` | the part of a record: where a rank runs, and the handles of its memory |
+//! | `memory` | memory that a rank can share, and a peer's memory that is open here |
+//! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |
+//! | `open` | opens the peers' memory |
+//! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
+//! | `local_registry` | the registry of a process |
+//!
+//! Out of scope: what is shared, and the agreement on it. See [`rendezvous`](crate::rendezvous) and
+//! [`exchange`](crate::exchange).
+
+mod export;
+mod local_registry;
+mod memory;
+mod offer;
+mod open;
+mod outcome;
+mod site;
+
+pub use self::{
+    export::{Export, Handle},
+    outcome::Outcome,
+    site::{Site, Uuid},
+};
+pub(crate) use self::{
+    local_registry::LocalRegistry,
+    memory::{Imported, PlainMemory, Shareable, map},
+    offer::{Fetched, Offer, Party, Share},
+    open::open,
+    outcome::{OpeningFailure, judge},
+};

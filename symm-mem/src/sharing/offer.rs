@@ -1,0 +1,192 @@
+//! This rank's exports, and the transfer of file descriptors between the processes of a host.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use process_group::{
+    error_text,
+    link::{LinkError, Listener, Tag, exchange_between},
+    store::Deadline,
+};
+
+use super::{Export, Handle, LocalRegistry, Outcome, Site, local_registry::LocalToken};
+
+/// Tag of the first message on a connection of two processes. The message carries a file descriptor of `/dev/null`.
+pub(super) const HELLO: Tag = Tag(*b"helo");
+
+/// A resource that ranks share: device memory, or another resource with a file descriptor.
+pub(crate) trait Share: Clone + 'static {
+    /// Tag of a message with a file descriptor of such a resource.
+    const TAG: Tag;
+
+    /// The registry in which ranks of this process find such resources.
+    fn registry() -> &'static LocalRegistry<Self>;
+
+    /// Exports the handles for the record.
+    fn handle(&self) -> Result<Handle, String>;
+
+    /// Exports a file descriptor. Called only if [`handle`](Self::handle) has promised one.
+    fn descriptor(&self) -> Result<OwnedFd, String>;
+}
+
+/// A member of an agreement on what to share, as the transport sees it.
+#[derive(Debug, Clone)]
+pub(crate) struct Party<'a> {
+    pub(crate) rank: u32,
+    pub(crate) site: &'a Site,
+    pub(crate) exports: Vec<&'a Export>,
+}
+
+/// A resource of a peer.
+pub(crate) enum Fetched<T> {
+    /// The resource of another rank of this process.
+    Here(T),
+    /// The file descriptor of a resource of another process of this host.
+    Descriptor(OwnedFd),
+    /// The resource can be had only by the handle in the [`Export`].
+    ByHandle,
+}
+
+/// Resources of this rank that the others can fetch until this value is dropped.
+pub(crate) struct Offer<T: 'static> {
+    listener: Listener,
+    shared: Vec<(T, LocalToken<T>)>,
+}
+
+impl<T: Share> Offer<T> {
+    /// Opens a listener without exports.
+    pub(crate) fn new() -> Result<Self, String> {
+        let listener = Listener::open().map_err(|error| error_text(&error))?;
+        Ok(Self { listener, shared: Vec::new() })
+    }
+
+    /// Exports a resource of `bytes` bytes, the next one of this rank's exports.
+    pub(crate) fn export(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
+        let handle = resource.handle()?;
+        let local = T::registry().register(resource.clone());
+        let token = local.token;
+        self.shared.push((resource, local));
+        Ok(Export { bytes: bytes as u64, handle, token })
+    }
+
+    /// The endpoint of the listener, for this rank's [`Site`].
+    pub(crate) fn endpoint(&self) -> Vec<u8> {
+        self.listener.endpoint()
+    }
+
+    /// Fetches resources of the other members, and sends them the file descriptors that they need. `own` is the index
+    /// of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` fetches from
+    /// the one with index `from`, as indices into its exports. All members must compute the same result.
+    ///
+    /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
+    /// rank posts.
+    pub(crate) fn fetch(
+        &self,
+        own: usize,
+        parties: &[Party<'_>],
+        wanted: impl Fn(usize, usize) -> Vec<usize>,
+        deadline: Deadline,
+    ) -> Result<HashMap<(usize, usize), Fetched<T>>, Outcome> {
+        let mut descriptors = self.exchange_descriptors(own, parties, &wanted, deadline)?;
+        let mut fetched = HashMap::new();
+        for (at, peer) in parties.iter().enumerate().filter(|(at, _)| *at != own) {
+            for number in wanted(at, own) {
+                let Some(export) = peer.exports.get(number) else { continue };
+                let found = if peer.site.shares_process(parties[own].site) {
+                    let found = T::registry().find(export.token);
+                    Fetched::Here(found.ok_or_else(|| Outcome::Failed {
+                        cause: format!(
+                            "export {number} of rank {} is no longer registered in this process",
+                            peer.rank
+                        ),
+                    })?)
+                } else {
+                    descriptors.remove(&(at, number)).map_or(Fetched::ByHandle, Fetched::Descriptor)
+                };
+                fetched.insert((at, number), found);
+            }
+        }
+        Ok(fetched)
+    }
+
+    /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors.
+    fn exchange_descriptors(
+        &self,
+        own: usize,
+        parties: &[Party<'_>],
+        wanted: &impl Fn(usize, usize) -> Vec<usize>,
+        deadline: Deadline,
+    ) -> Result<HashMap<(usize, usize), OwnedFd>, Outcome> {
+        let failed = |cause: String| Outcome::Failed { cause };
+        let mut received = HashMap::new();
+        let Some(me) = parties.get(own) else {
+            let cause = format!("the decision speaks of {} members, this is {own}", parties.len());
+            return Err(failed(cause));
+        };
+        let sent = |from: usize, to: usize| -> Vec<usize> {
+            let (sender, receiver) = (&parties[from], &parties[to]);
+            if sender.site.host != receiver.site.host || sender.site.shares_process(receiver.site) {
+                return Vec::new();
+            }
+            let mut sent = wanted(from, to);
+            sent.retain(|at| sender.exports.get(*at).is_some_and(|export| export.handle.has_descriptor()));
+            sent
+        };
+        let visited = |at: &usize| !sent(own, *at).is_empty() || !sent(*at, own).is_empty();
+        let others: Vec<(u64, &[u8])> = (0..parties.len())
+            .filter(|at| *at != own && parties[*at].site.host == me.site.host)
+            .filter(visited)
+            .map(|at| (at as u64, &*parties[at].site.endpoint))
+            .collect();
+        if others.is_empty() {
+            return Ok(received);
+        }
+        let rank = |at: &u64| parties.get(*at as usize).map_or(u32::MAX, |party| party.rank);
+        let hello = File::open("/dev/null").map_err(|error| failed(format!("/dev/null: {error}")))?;
+        let hello = [(HELLO, hello.as_fd())];
+        let met = exchange_between(&self.listener, own as u64, &others, &hello, deadline);
+        let mut met = met.map_err(|error| outcome_of(&error, rank))?;
+        // Each rank visits its peers in ascending order of their indices. In each pair, the rank with the lower index
+        // sends first. This avoids a deadlock.
+        met.sort_by_key(|met| met.link.place());
+        for peer in &met {
+            let at = peer.link.place() as usize;
+            let send = || {
+                sent(own, at).into_iter().try_for_each(|number| {
+                    let resource = self.shared.get(number).map(|(resource, _)| resource);
+                    let resource = resource.ok_or_else(|| failed(format!("there is no export {number}")))?;
+                    let descriptor = resource.descriptor().map_err(failed)?;
+                    let sent = peer.link.send(T::TAG, descriptor.as_fd(), deadline);
+                    sent.map_err(|error| outcome_of(&error, rank))
+                })
+            };
+            if own < at {
+                send()?;
+            }
+            for number in sent(at, own) {
+                let descriptor = peer.link.receive(T::TAG, deadline);
+                received.insert((at, number), descriptor.map_err(|error| outcome_of(&error, rank))?);
+            }
+            if own > at {
+                send()?;
+            }
+        }
+        Ok(received)
+    }
+}
+
+/// Converts an error of a [link exchange](process_group::link::exchange) to the outcome that this rank posts. `rank`
+/// converts an index of a party to its rank.
+fn outcome_of(error: &LinkError, rank: impl Fn(&u64) -> u32) -> Outcome {
+    match error {
+        LinkError::Gone { place, .. } => Outcome::Alone { gone: vec![rank(place)] },
+        LinkError::Absent { places, .. } => Outcome::Alone { gone: places.iter().map(rank).collect() },
+        LinkError::Unexpected { place, problem } => {
+            Outcome::Failed { cause: format!("rank {}: {problem}", rank(place)) }
+        }
+        other => Outcome::Failed { cause: other.to_string() },
+    }
+}

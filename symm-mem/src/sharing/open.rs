@@ -1,0 +1,139 @@
+//! Opens the peers' memory.
+
+use std::{collections::HashMap, os::fd::AsFd};
+
+use cuda_driver::{
+    Context,
+    memory::{ImportedMemory, IpcHandle},
+    vmm::{FabricHandle, PhysicalMemory},
+};
+use process_group::{error_text, store::Deadline};
+
+use super::{Export, Fetched, Handle, Imported, Offer, Outcome, Party, Shareable, map};
+
+/// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` and
+/// `wanted` are those of [`Offer::fetch`]. `name` describes an export of a party for error messages, by both indices.
+///
+/// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this rank
+/// posts.
+pub(crate) fn open(
+    context: &Context,
+    offer: &Offer<Shareable>,
+    own: usize,
+    parties: &[Party<'_>],
+    wanted: impl Fn(usize, usize) -> Vec<usize>,
+    name: impl Fn(usize, usize) -> String,
+    deadline: Deadline,
+) -> Result<HashMap<(usize, usize), Imported>, Outcome> {
+    let fetched = offer.fetch(own, parties, wanted, deadline)?;
+    let opened = fetched.into_iter().map(|((at, number), found)| {
+        let peer = &parties[at];
+        let imported = import(context, peer.exports[number], found).map_err(|problem| Outcome::Failed {
+            cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
+        })?;
+        Ok(((at, number), imported))
+    });
+    opened.collect()
+}
+
+/// Opens an allocation of a peer.
+fn import(context: &Context, export: &Export, found: Fetched<Shareable>) -> Result<Imported, String> {
+    let said = |error: cuda_driver::Error| error_text(&error);
+    let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
+    let physical = match (found, &export.handle) {
+        (Fetched::Here(Shareable::Virtual(physical)), _) => physical,
+        (Fetched::Here(Shareable::Plain(memory)), _) => {
+            if memory.context.device() != context.device() {
+                context.enable_peer_access(&memory.context).map_err(said)?;
+            }
+            return Ok(Imported::Here(memory));
+        }
+        (Fetched::Descriptor(descriptor), _) => {
+            PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes).map_err(said)?
+        }
+        (Fetched::ByHandle, Handle::Legacy { handle }) => return legacy(context, handle, bytes),
+        (Fetched::ByHandle, Handle::Virtual { fabric: Some(fabric), .. }) => {
+            let handle = <[u8; 64]>::try_from(&fabric[..])
+                .map_err(|_| format!("a fabric handle of {} bytes, expected 64", fabric.len()))?;
+            PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes).map_err(said)?
+        }
+        (Fetched::ByHandle, Handle::Virtual { .. }) => {
+            return Err("it has no handle that this rank can open".to_owned());
+        }
+    };
+    map(context, &physical, bytes).map(Imported::Mapped).map_err(said)
+}
+
+fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, String> {
+    let said = |error: cuda_driver::Error| error_text(&error);
+    let handle = <[u8; 64]>::try_from(handle)
+        .map_err(|_| format!("a legacy handle of {} bytes, expected 64", handle.len()))?;
+    let imported = ImportedMemory::open(context, IpcHandle(handle)).map_err(said)?;
+    let range = context.address_range(imported.ptr()).map_err(said)?;
+    let before = imported.ptr().offset_from(range.start).unwrap_or(u64::MAX);
+    let found = (range.bytes as u64).saturating_sub(before);
+    if found < bytes as u64 {
+        return Err(format!("its handle leads to {found} bytes, expected {bytes}"));
+    }
+    Ok(Imported::Legacy(imported))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, thread, time::Duration};
+
+    use cuda_driver::{Driver, sys::Api};
+    use gpu_sim::World;
+    use process_group::link::{Listener, Tag, exchange};
+
+    use super::*;
+    use crate::{
+        common::turn,
+        sharing::{Share, Site, offer::HELLO},
+    };
+
+    /// Returns the error of rank 0 if rank 1 sends a file descriptor of `/dev/null` with this tag.
+    fn told_of(tag: Tag) -> String {
+        let _turn = turn();
+        let world = World::builder().devices(1).start().unwrap();
+        // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+        let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
+        let context = driver.device(0).unwrap().retain_primary().unwrap();
+        let offer = Offer::new().unwrap();
+        let listener = Listener::open().unwrap();
+        let sites = [(0, offer.endpoint()), (1, listener.endpoint())]
+            .map(|(rank, endpoint)| Site { endpoint, ..Site::simulated(rank) });
+        let export = Export { bytes: 2 << 20, handle: Handle::DESCRIPTOR, token: u64::MAX };
+        let parties = [
+            Party { rank: 0, site: &sites[0], exports: Vec::new() },
+            Party { rank: 1, site: &sites[1], exports: vec![&export] },
+        ];
+        let deadline = Deadline::after(Duration::from_secs(60));
+        let outcome = thread::scope(|scope| {
+            scope.spawn(|| {
+                let nothing = File::open("/dev/null").unwrap();
+                let endpoint_of = |at: u64| Ok(sites[at as usize].endpoint.clone());
+                let met =
+                    exchange(&listener, 1, &[0], endpoint_of, &[(HELLO, nothing.as_fd())], deadline).unwrap();
+                met[0].link.send(tag, nothing.as_fd(), deadline).unwrap();
+            });
+            let wanted = |from, _| if from == 1 { vec![0] } else { Vec::new() };
+            let name = |_, number| format!("allocation {number}");
+            open(&context, &offer, 0, &parties, wanted, name, deadline).map(|opened| opened.len())
+        });
+        drop((context, driver));
+        world.finish().expect("nothing is left behind");
+        match outcome {
+            Err(Outcome::Failed { cause }) => cause,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_no_memory_is_not_opened() {
+        let cause = told_of(Shareable::TAG);
+        assert!(cause.contains("allocation 0 of rank 1") && cause.contains("cuMemImport"), "{cause}");
+        let cause = told_of(Tag(*b"else"));
+        assert!(cause.contains("rank 1") && cause.contains("expected"), "{cause}");
+    }
+}
