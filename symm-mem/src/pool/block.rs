@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use caching_alloc::core::symmetric::{Placed, Placement};
-use cuda_driver::DevicePtr;
+use cuda_driver::{DevicePtr, graph::is_capture_open};
 
 use super::memory::Memory;
 
@@ -22,8 +22,16 @@ pub struct SymmetricBlock {
 }
 
 impl SymmetricBlock {
-    #[inline]
-    pub(super) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
+    /// Makes the block of `placed`. Pins it for the declared captures and for the captures that this thread has begun,
+    /// because these captures may use the block. The caller does not hold the lock of the arena.
+    #[inline(always)]
+    pub(crate) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
+        if memory.is_capturing() {
+            memory.note_use(placed.placement, requested);
+        }
+        if is_capture_open() {
+            memory.pin_for_captures(placed.address, requested);
+        }
         Self { memory, placed, requested }
     }
 

@@ -19,7 +19,7 @@ use std::{
 };
 
 use caching_alloc::core::symmetric::{Placed, Placement, SymmetricArena, SymmetricSegment};
-use cuda_driver::{DevicePtr, Stream};
+use cuda_driver::{Context, DevicePtr, Stream, graph::captures_of_this_thread};
 use process_group::{
     graph_memory::{self, GraphMemory},
     group::places_changed,
@@ -140,6 +140,7 @@ pub(crate) struct Memory {
     me: Weak<Self>,
     attachments: Attachments,
     id: PoolId,
+    context: Option<Context>,
     /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
     /// Number of declared captures in progress; read by look-ups without the lock.
@@ -149,11 +150,19 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(id: PoolId, arena: SymmetricArena) -> Arc<Self> {
+    /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of its device, or `None` if
+    /// the memory comes from a source of the caller.
+    pub(crate) fn new(id: PoolId, context: Option<Context>, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
-        let (attachments, capturing, dropped_on) = Default::default();
-        let memory =
-            Arc::new_cyclic(|me| Self { me: me.clone(), attachments, id, inside, capturing, dropped_on });
+        let memory = Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            attachments: Attachments::default(),
+            id,
+            context,
+            inside,
+            capturing: AtomicU32::default(),
+            dropped_on: DroppedOn::default(),
+        });
         graph_memory::register(memory.me.clone());
         memory
     }
@@ -161,6 +170,11 @@ impl Memory {
     /// The pool's identity.
     pub(crate) fn id(&self) -> PoolId {
         self.id
+    }
+
+    /// The context of the device. `None` if the memory comes from a source of the caller.
+    pub(crate) fn context(&self) -> Option<&Context> {
+        self.context.as_ref()
     }
 
     /// The streams on which slices were dropped.
@@ -266,9 +280,21 @@ impl Memory {
         Ok(())
     }
 
+    /// Pins the `bytes` bytes at `address` for the captures that this thread has begun.
+    #[cold]
+    pub(super) fn pin_for_captures(&self, address: u64, bytes: u64) {
+        for stream in captures_of_this_thread() {
+            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
+            if is_own && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
+                // The driver failed to report whether the stream captures. Assume that it does.
+                self.hold_without_graph(address, bytes);
+            }
+        }
+    }
+
     /// Pins memory for a graph that cannot hold a pin itself. Uses the pins of the declared captures in progress. If
     /// there are none, pins the memory forever.
-    pub(super) fn hold_without_graph(&self, address: u64, bytes: u64) {
+    fn hold_without_graph(&self, address: u64, bytes: u64) {
         let pins = self.arena().pins().without_graph();
         self.hold_range(&pins, address, bytes);
     }

@@ -32,7 +32,7 @@ proptest! {
     fn a_block_is_freed_with_its_last_owner_and_pin(steps in prop::collection::vec(step(), 1..60)) {
         let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
         let arena = SymmetricArena::new(Arc::new(HostSource::new(u64::MAX)), geometry).unwrap();
-        let memory = Memory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, arena);
+        let memory = Memory::new(PoolId { domain: 0, generation: 1, instance: 0, pool: 0 }, None, arena);
         let mut owners: Vec<SymmetricBlock> = Vec::new();
         let mut pins: Vec<(u64, Vec<Placement>)> = Vec::new();
         for step in steps {

@@ -14,7 +14,7 @@
 //! | `agreed` | allocations of a length that the ranks agree on |
 //! | `retire` | removal of segments, on all ranks or on none |
 //! | `scope` | regions of a program whose allocations are committed at the end |
-//! | `typed` | device slices over blocks |
+//! | `slice` | device slices over blocks |
 //!
 //! Allocation only places blocks and logs requests; only a commit makes windows.
 
@@ -31,7 +31,7 @@ mod peers;
 mod places;
 mod retire;
 mod scope;
-mod typed;
+mod slice;
 
 use std::{
     borrow::Cow,
@@ -46,11 +46,8 @@ use caching_alloc::{
     },
     driver::{Sharing, VirtualMemorySource},
 };
-use cuda_driver::{
-    Context, DevicePtr,
-    graph::{captures_of_this_thread, is_capture_open},
-};
-use process_group::{comm::Window, graph_memory::GraphMemory, group::places_changed};
+use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
+use process_group::{comm::Window, group::places_changed};
 
 use self::memory::Arena;
 #[cfg(any(test, feature = "simulation"))]
@@ -70,7 +67,7 @@ pub use self::{
     lookup::{BufferLocation, LookupError, Standing},
     retire::RetireReport,
     scope::{PoolScope, PoolSource},
-    typed::SliceError,
+    slice::SliceError,
 };
 use crate::{
     agreement::{GroupId, LogPoint, PoolId, Rounds},
@@ -87,7 +84,6 @@ use crate::{
 pub struct SymmetricPool {
     id: PoolId,
     domain: Domain,
-    context: Option<Context>,
     memory: Arc<Memory>,
     table: Arc<Published>,
     group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
@@ -120,8 +116,7 @@ impl SymmetricPool {
             .and_then(|sharing| VirtualMemorySource::new(context, sharing))
             .and_then(VirtualMemorySource::in_a_row)
             .map_err(|source| SymmetricError::Source { ordinal: 0, bytes: 0, source })?;
-        let pool = Self::with_source(domain, Arc::new(source), geometry)?;
-        Ok(Self { context: Some(context.clone()), ..pool })
+        Self::over(domain, Some(context.clone()), Arc::new(source), geometry)
     }
 
     /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the memory is not
@@ -135,13 +130,21 @@ impl SymmetricPool {
         source: Arc<dyn SegmentSource>,
         geometry: Geometry,
     ) -> Result<Self, SymmetricError> {
+        Self::over(domain, None, source, geometry)
+    }
+
+    fn over(
+        domain: &Domain,
+        context: Option<Context>,
+        source: Arc<dyn SegmentSource>,
+        geometry: Geometry,
+    ) -> Result<Self, SymmetricError> {
         let arena = SymmetricArena::new(source, geometry)?;
         let id = domain.next_pool();
         Ok(Self {
             id,
             domain: domain.clone(),
-            context: None,
-            memory: Memory::new(id, arena),
+            memory: Memory::new(id, context, arena),
             table: Arc::default(),
             group_states: Mutex::default(),
             retired: Mutex::default(),
@@ -208,32 +211,53 @@ impl SymmetricPool {
         Ok(self.hand_out(arena, placed, bytes))
     }
 
-    /// Makes the block of `placed`. If `placed` added a segment, publishes the segment first. Pins the block for the
-    /// declared captures and for the captures that this thread has begun, because these captures may use the block.
+    /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
+    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of the slice's size in
+    /// bytes: every rank must allocate and drop its slices in the same order, and a commit makes their segments
+    /// windows.
+    ///
+    /// Dropping the slice frees its block without a wait for the device. A later call may give the memory to a slice of
+    /// another stream. So each call makes its `stream` wait for the work on the streams of all slices dropped so far.
+    /// The slice may be used on any stream of the context. An untyped block may also get the memory. Its user must then
+    /// order its uses after the work on the dropped slice's stream.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use process_group::{ProcessGroup, comm::ReduceOp};
+    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut gradients = pool.alloc::<f32>(1 << 20, stream)?;
+    /// pool.commit(world, CommitOptions::default())?;
+    /// stream.memset_zeros(&mut gradients)?;
+    /// world.all_reduce(&mut gradients, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SliceError`]. The pool's log of requests must be equal on all ranks, and records some of the failed calls:
+    /// - [`SliceError::Pool`]: recorded as an allocation, except for an invalid size ([`SymmetricError::Size`]), which
+    ///   is not recorded.
+    /// - [`SliceError::Driver`]: recorded as an allocation and a free if the block was already placed. Otherwise not
+    ///   recorded.
+    /// - Other errors: not recorded.
+    #[track_caller]
+    pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
+        slice::check_stream(&self.memory, stream)?;
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
+        let block = self.allocate(bytes)?;
+        // SAFETY: the block is new, and has the bytes of `len` elements.
+        unsafe { slice::into_slice(block, len, stream) }
+    }
+
+    /// Makes the block of `placed`. If `placed` added a segment, publishes the segment first.
     #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {
             self.publish_last(&arena);
         }
         drop(arena);
-        if self.memory.is_capturing() {
-            self.memory.note_use(placed.placement, bytes);
-        }
-        if is_capture_open() {
-            self.pin_for_captures(placed.address, bytes);
-        }
         SymmetricBlock::new(self.memory.clone(), placed, bytes)
-    }
-
-    #[cold]
-    fn pin_for_captures(&self, address: u64, bytes: u64) {
-        for stream in captures_of_this_thread() {
-            let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
-            if is_own && self.memory.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
-                // The driver failed to report whether the stream captures. Assume that it does.
-                self.memory.hold_without_graph(address, bytes);
-            }
-        }
     }
 
     #[cold]

@@ -85,7 +85,7 @@ impl SymmetricPool {
         let (parties, trouble) = self.parties(groups);
         let group_states: Vec<Arc<Mutex<GroupState>>> =
             parties.iter().map(|party| party.group_state.clone()).collect();
-        let found = Found::of(&parties, trouble, self.context.as_ref());
+        let found = Found::of(&parties, trouble, self.memory().context());
         let start = self.begin_retirement(&ordinals, &group_states, found, deadline);
         let (meeting, windows, failure) = self.run_retirement(start, &ordinals, &parties);
         let cause = failure.as_ref().map(ToString::to_string);
@@ -234,8 +234,9 @@ impl SymmetricPool {
     /// Waits until the devices of the pool and of its groups are idle.
     fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
-            .context
-            .iter()
+            .memory()
+            .context()
+            .into_iter()
             .cloned()
             .chain(parties.iter().map(|party| party.group.communicator().context().clone()))
             .collect();
