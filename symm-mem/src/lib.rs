@@ -36,6 +36,9 @@
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
 //! | [`sharing`] | the transport of memory handles between ranks |
+//! | `membership` | the state of a pool in its groups: commits, retirements, windows and look-up |
+//! | `pool` | a pool's memory: segments, blocks, and pins of captures and graphs |
+//! | `symmetric_pool` | [`SymmetricPool`], over `membership` and `pool` |
 //! | `simulation` | with the feature `simulation`: whole programs of several ranks under seeded schedules, with checks of their invariants |
 //! | root | [`Domain`], [`SymmetricPool`] and its blocks, [`CommitOptions`], [`commit_all`], [`Explanation`], [`Error`] |
 //!
@@ -59,7 +62,6 @@
 //! [`SymmetricPool::explain`] reports how a group's collectives access a buffer, and why.
 
 pub mod agreement;
-mod commit;
 pub mod direct;
 mod domain;
 mod error;
@@ -67,22 +69,25 @@ mod error_kind;
 pub mod exchange;
 mod group_object;
 pub mod kernels;
+mod membership;
 mod pool;
 pub mod rendezvous;
 pub mod sharing;
 #[cfg(any(test, feature = "simulation"))]
 pub mod simulation;
+mod symmetric_pool;
 
 pub use agreement::{Enqueued, GroupId, MessageCounts, NoWindows, Poison, Policy, PoolId, Refusal, decide};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
-pub use commit::{CommitOptions, CommitReport, CommunicatorGroup, SymmetricGroup, commit_all};
 pub use domain::{Domain, DomainError};
 pub use error::Error;
 pub use error_kind::ErrorKind;
-pub use pool::{
-    BufferLocation, Explanation, GraphPin, LookupError, Path, PoolCapture, PoolScope, PoolSource,
-    RetireReport, SliceError, Standing, SymmetricBlock, SymmetricPool, Why,
+pub use membership::{
+    BufferLocation, CommitOptions, CommitReport, CommunicatorGroup, LookupError, RetireReport, Standing,
+    SymmetricGroup,
 };
+pub use pool::{GraphPin, PoolCapture, SliceError, SymmetricBlock};
+pub use symmetric_pool::{Explanation, Path, PoolScope, PoolSource, SymmetricPool, Why, commit_all};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
-    pool::SymmetricPool,
+    symmetric_pool::SymmetricPool,
 };
 
 /// A handle on a group's direct path. Cheap to clone. The group owns the path, and the handle does not keep it alive.

@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::{
-    pool::{Memory, Published, SymmetricPool},
-    rendezvous::Buffer,
-};
+use crate::{membership::Published, pool::Memory, rendezvous::Buffer, symmetric_pool::SymmetricPool};
 
 /// A segment that every member has mapped.
 #[derive(Debug, Clone)]

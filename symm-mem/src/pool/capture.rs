@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{SymmetricBlock, memory::Memory};
+use super::{block::SymmetricBlock, memory::Memory};
 
 /// A declared capture in progress. While it lives, the pool is frozen: an allocation that needs a new segment fails,
 /// and a commit or retirement is refused on all members.
@@ -25,7 +25,7 @@ pub struct PoolCapture {
 }
 
 impl PoolCapture {
-    pub(super) fn begin(memory: Arc<Memory>) -> Self {
+    pub(crate) fn begin(memory: Arc<Memory>) -> Self {
         let pin = memory.begin_capture();
         Self { memory, pin, is_finished: false, used: Vec::new() }
     }

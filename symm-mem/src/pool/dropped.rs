@@ -1,4 +1,4 @@
-//! The streams of dropped slices. A slice is a typed block that is bound to a stream (`SymmetricPool::alloc`). When it
+//! The streams of dropped slices. A slice is a typed block that is bound to a stream ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When it
 //! is dropped, its block is freed at once, although work on the stream may still use the block.
 
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use cuda_driver::{
 
 /// The streams on which slices were dropped. Later allocations may get the memory of these slices.
 #[derive(Debug, Default)]
-pub(super) struct DroppedOn(Mutex<Vec<Stream>>);
+pub(crate) struct DroppedOn(Mutex<Vec<Stream>>);
 
 impl DroppedOn {
     /// Adds the stream of a slice. Called before the slice's block is freed.
@@ -27,7 +27,7 @@ impl DroppedOn {
 
     /// Waits for the work on these streams. Returns false if some of this work may still run: if a stream captures, or
     /// if a driver call fails. Waiting for a stream that captures would invalidate the capture.
-    pub(super) fn wait(&self) -> bool {
+    pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
             // If a capture is open, the calls below must neither join it nor invalidate it.
             let relaxed = RelaxedCapture::enter(stream.context().driver());

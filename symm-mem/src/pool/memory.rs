@@ -178,7 +178,7 @@ impl Memory {
     }
 
     /// The streams on which slices were dropped.
-    pub(super) fn dropped_on(&self) -> &DroppedOn {
+    pub(crate) fn dropped_on(&self) -> &DroppedOn {
         &self.dropped_on
     }
 
@@ -195,7 +195,7 @@ impl Memory {
 
     /// Returns whether a declared capture is in progress.
     #[inline]
-    pub(super) fn is_capturing(&self) -> bool {
+    pub(crate) fn is_capturing(&self) -> bool {
         self.capturing.load(Ordering::Relaxed) > 0
     }
 
@@ -222,7 +222,7 @@ impl Memory {
 
     /// Adds the `bytes` bytes at `place` to the pins of all declared captures: it is unknown which capture uses them.
     #[cold]
-    pub(super) fn note_use(&self, place: Placement, bytes: u64) {
+    pub(crate) fn note_use(&self, place: Placement, bytes: u64) {
         let mut arena = self.arena();
         let blocks = arena.blocks_over(place, bytes);
         let pins = arena.pins();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use caching_alloc::core::symmetric::SymmetricError;
 use cuda_driver::{DeviceSlice, Element, Stream, graph::StreamBound};
 
-use super::{SymmetricBlock, memory::Memory};
+use super::{block::SymmetricBlock, memory::Memory};
 
 /// The reason why a typed block could not be allocated.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +40,10 @@ struct SliceMemory {
     stream: Stream,
 }
 
-// SAFETY: `stream` returns the slice's stream, which `check_stream` has checked. The memory of a dropped block goes to a slice
-// of the same stream, or of one that waits for this stream first. Users of untyped blocks promise to order their uses
-// after those of the former owner. The pool frees the memory only after no block, window or graph uses it and the work
-// on the streams of dropped slices has ended.
+// SAFETY: `stream` returns the slice's stream, which `check_stream` has checked. The memory of a dropped block goes to a
+// slice of the same stream, or of one that waits for this stream first. Users of untyped blocks promise to order their
+// uses after those of the former owner. The pool frees the memory only after no block, window or graph uses it and the
+// work on the streams of dropped slices has ended.
 // A leaked clone of a block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
@@ -62,7 +62,7 @@ impl Drop for SliceMemory {
 }
 
 /// Checks that a slice of a pool with this memory can be bound to `stream`.
-pub(super) fn check_stream(memory: &Memory, stream: &Stream) -> Result<(), SliceError> {
+pub(crate) fn check_stream(memory: &Memory, stream: &Stream) -> Result<(), SliceError> {
     if memory.context() != Some(stream.context()) {
         return Err(SliceError::ForeignStream);
     }
@@ -75,12 +75,12 @@ pub(super) fn check_stream(memory: &Memory, stream: &Stream) -> Result<(), Slice
     Ok(())
 }
 
-/// Makes a slice of `len` elements of a new block. Makes `stream`, which [`check_stream`] has checked, wait for the
-/// work on the streams of all slices dropped so far.
+/// Makes a slice of `len` elements of a new block, and makes `stream` wait for the work on the streams of all slices
+/// dropped so far.
 ///
 /// # Safety
-/// The block has the bytes of `len` elements, and has no other owner.
-pub(super) unsafe fn into_slice<T: Element>(
+/// The block has the bytes of `len` elements, and has no other owner. [`check_stream`] has checked `stream`.
+pub(crate) unsafe fn into_slice<T: Element>(
     block: SymmetricBlock,
     len: usize,
     stream: &Stream,

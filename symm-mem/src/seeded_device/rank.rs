@@ -36,7 +36,7 @@ use super::{
     scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
     watch::{Leave, Queues, Watch},
 };
-use crate::commit::offer::{operation, segment};
+use crate::membership::commit::offer::{operation, segment};
 
 const MIB: u64 = 1 << 20;
 /// Number of elements of the all-reduce that checks a group.

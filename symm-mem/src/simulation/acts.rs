@@ -14,7 +14,7 @@ use super::{
     work::{Machine, Work},
     world::{Event, World, tell},
 };
-use crate::{Standing, agreement::PoolId, commit::several};
+use crate::{Standing, agreement::PoolId, symmetric_pool::several};
 
 impl World {
     /// Executes the next action of the rank's program, if there is one, and schedules the action after it. If the
@@ -47,7 +47,7 @@ impl World {
             Action::AllocateAgreed { bytes } => {
                 let deadline = self.deadline(rank, DEADLINE);
                 let state = self.rank(rank);
-                let start = state.pool.begin_length(bytes, deadline);
+                let start = state.pool.memberships().begin_length(bytes, deadline);
                 let round = state.lengths;
                 state.lengths += 1;
                 let machine = Box::new(Machine::new(start, self.random.next())?);

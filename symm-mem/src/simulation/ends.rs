@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Standing,
     agreement::{Agreed, Ending, NoWindows, Segment},
-    commit::{GroupState, lock},
+    membership::{GroupState, lock},
 };
 
 /// The error of a failed store.
@@ -55,8 +55,14 @@ impl World {
             (Work::Second { machine, group_state, .. }, End::Commit(meeting)) => {
                 met = meeting.result.is_ok().then_some(machine.member.name);
                 let (cause, mut group_state) = (Some(LOST.to_owned()), lock(&group_state));
-                let ended =
-                    state.second.end_commit(&mut group_state, meeting.result, cause, &[], &[], Vec::new());
+                let ended = state.second.memberships().end_commit(
+                    &mut group_state,
+                    meeting.result,
+                    cause,
+                    &[],
+                    &[],
+                    Vec::new(),
+                );
                 drop(ended);
                 earlier = group_state.log.take_left();
                 meeting.read
@@ -67,17 +73,21 @@ impl World {
             }
             (Work::Retire { machine, ordinals, group_states }, End::Retire(meeting)) => {
                 met = meeting.result.is_ok().then(|| machine.member.name.clone());
-                earlier = state.pool.end_round(&machine.member, meeting.result.is_ok());
+                earlier = state.pool.memberships().meetings().end(&machine.member, meeting.result.is_ok());
                 let only: Vec<_> = group_states.into_iter().map(|(_, group_state)| group_state).collect();
-                let (_, dead) =
-                    state.pool.end_retirement(&ordinals, &only, &meeting.result, Some(LOST.to_owned()));
+                let (_, dead) = state.pool.memberships().end_retirement(
+                    &ordinals,
+                    &only,
+                    &meeting.result,
+                    Some(LOST.to_owned()),
+                );
                 let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
                 dead.into_iter().for_each(|life| self.library.leave(life, rank));
                 meeting.read
             }
             (Work::Length { machine }, End::Length(meeting)) => {
                 met = meeting.result.is_ok().then(|| machine.member.name.clone());
-                earlier = state.pool.end_round(&machine.member, meeting.result.is_ok());
+                earlier = state.pool.memberships().meetings().end(&machine.member, meeting.result.is_ok());
                 if let Ok(bytes) = meeting.result {
                     self.allocate(rank, bytes)?;
                 }
@@ -162,7 +172,14 @@ impl World {
         let mut group_state = lock(group_state);
         let id = group_state.log.group();
         let cause = Some(LOST.to_owned());
-        let result = state.pool.end_commit(&mut group_state, result, cause, segments, serials, Vec::new());
+        let result = state.pool.memberships().end_commit(
+            &mut group_state,
+            result,
+            cause,
+            segments,
+            serials,
+            Vec::new(),
+        );
         let dead = group_state.log.poison().is_some();
         drop(group_state);
         let life = state.life(id);

@@ -20,11 +20,7 @@ use crate::{
         self, Capabilities, CommitProtocol, LogPoint, Outcome, Plan, Policy, PoolId, Readiness, Release,
         hash::chain,
     },
-    commit::{
-        GroupState, lock,
-        offer::{self, Circumstances},
-    },
-    pool,
+    membership::{Circumstances, GroupState, RetirementFound, commit::offer, lock},
     rendezvous::protocol::{self, Record},
     sharing::{self, Export, Handle, Site, Uuid},
 };
@@ -108,14 +104,15 @@ impl World {
             enqueued: state.enqueued(),
             address_space_left: Some(left),
         };
-        let group_state = state.pool.group_state(id, members);
-        let outside = state.pool.outside(&lock(&group_state));
+        let group_state = state.pool.memberships().group_state(id, members);
+        let outside = state.pool.memberships().outside(&lock(&group_state));
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
-        let (start, segments) = state.pool.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+        let (start, segments) =
+            state.pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
         let machine = Box::new(Machine::new(start, self.random.next())?);
         let work =
             Work::Commit { machine, group_state, group, segments, places: Vec::new(), serials: Vec::new() };
@@ -127,7 +124,7 @@ impl World {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
             membership.commits += 1;
-            lock(&state.pool.group_state(membership.id, membership.members.clone())).log.skip();
+            lock(&state.pool.memberships().group_state(membership.id, membership.members.clone())).log.skip();
         }
     }
 
@@ -165,14 +162,15 @@ impl World {
             enqueued: state.enqueued(),
             address_space_left: None,
         };
-        let group_state = state.second.group_state(id, members);
-        let outside = state.second.outside(&lock(&group_state));
+        let group_state = state.second.memberships().group_state(id, members);
+        let outside = state.second.memberships().outside(&lock(&group_state));
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().deadline(DEADLINE);
-        let (start, _) = state.second.begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+        let (start, _) =
+            state.second.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
         let machine = Box::new(Machine::new(start, self.random.next())?);
         let work = Work::Second { machine, group_state, group };
         self.begin(rank, work, round, id.epoch, DEADLINE)
@@ -203,8 +201,8 @@ impl World {
         let state = self.rank(rank);
         let mut group_states = Vec::new();
         for (uid, membership) in &state.groups {
-            let group_state = state.pool.group_state(membership.id, membership.members.clone());
-            let outside = state.pool.outside(&lock(&group_state)).is_some();
+            let group_state = state.pool.memberships().group_state(membership.id, membership.members.clone());
+            let outside = state.pool.memberships().outside(&lock(&group_state)).is_some();
             if !outside && lock(&group_state).log.poison().is_none() {
                 group_states.push((*uid, group_state));
             }
@@ -212,9 +210,9 @@ impl World {
         let circumstances =
             Circumstances { inside_group: false, trouble: None, is_capturing: Ok(state.capture.is_some()) };
         let readiness = circumstances.readiness();
-        let found = pool::RetirementFound { readiness, enqueued: state.enqueued() };
+        let found = RetirementFound { readiness, enqueued: state.enqueued() };
         let only: Vec<_> = group_states.iter().map(|(_, group_state)| group_state.clone()).collect();
-        let start = state.pool.begin_retirement(&ordinals, &only, found, deadline);
+        let start = state.pool.memberships().begin_retirement(&ordinals, &only, found, deadline);
         let round = state.retirements;
         state.retirements += 1;
         let machine = Box::new(Machine::new(start, self.random.next())?);

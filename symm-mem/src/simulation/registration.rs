@@ -23,7 +23,7 @@ use crate::{
     agreement::{
         ACTION_FLOOR, Attempt, Ending, Outcome, Plain, Release, Segment, WindowSupport, hash::chain,
     },
-    commit::{GroupState, lock},
+    membership::{GroupState, lock},
 };
 
 /// New segments that a commit has left without windows, for plain registration.
@@ -239,7 +239,14 @@ impl World {
             }
         }
         let cause = Some(LOST.to_owned());
-        let kept = state.pool.end_plain(&mut group_state, &segments, result, Ok(()), Vec::new(), cause);
+        let kept = state.pool.memberships().end_plain(
+            &mut group_state,
+            &segments,
+            result,
+            Ok(()),
+            Vec::new(),
+            cause,
+        );
         if group_state.log.poison().is_some() {
             self.library.leave(life, rank);
         }

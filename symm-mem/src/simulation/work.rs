@@ -18,8 +18,8 @@ use crate::{
         Plain, Plan, RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired,
         Segment, commit_ending, length_ending, plain_ending, retirement_ending,
     },
-    commit::{GroupState, lock},
     exchange::protocol::{self as exchange, ExchangeRefusal},
+    membership::{GroupState, lock},
     rendezvous::protocol::{self, Record, RendezvousProtocol, RendezvousRefusal},
 };
 

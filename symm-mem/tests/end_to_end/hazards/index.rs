@@ -160,7 +160,7 @@ const HAZARDS: &[Entry] = &[
     // Past the end of a segment.
     ("H17", PROMISES, &["a_buffer_over_the_end_of_a_window_is_refused"]),
     ("H17", EMBEDDED, &["groups_share_a_pool_and_reduce_from_its_windows"]),
-    ("H17", "symm-mem/src/pool/lookup.rs", &["every_address_is_found_where_it_lies"]),
+    ("H17", "symm-mem/src/membership/lookup.rs", &["every_address_is_found_where_it_lies"]),
     // Symmetric on some ranks only.
     (
         "H18",
@@ -257,7 +257,7 @@ const ERRORS: &[Entry] = &[
     ("WindowsUnsupported", HERE, &["no_window_after_success"]),
     ("RegistrationFailed", HERE, &["a_registration_that_fails"]),
     ("WindowRequest", "process-group/src/comm/window/request.rs", &["accepted_requests_are_disjoint"]),
-    ("SpansSegments", "symm-mem/src/pool/lookup.rs", &["every_address_is_found_where_it_lies"]),
+    ("SpansSegments", "symm-mem/src/membership/lookup.rs", &["every_address_is_found_where_it_lies"]),
     (
         "SymmetricOffsetMismatch",
         "symm-mem/tests/end_to_end/embedded/places.rs",

@@ -5,20 +5,17 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
 use caching_alloc::core::{
     MemoryInfo, Pool, SegmentMemory, SegmentSource, SourceError, ThreadRoute, symmetric::SymmetricError,
 };
-use process_group::comm::CommError;
 
-use super::{SymmetricBlock, SymmetricPool};
+use super::{SymmetricPool, several::commit_all};
 use crate::{
-    agreement::GroupId,
-    commit::{CommitOptions, CommitReport, SymmetricGroup, commit_all, lock},
     error::Error,
-    error_kind::ErrorKind,
+    membership::{CommitOptions, CommitReport, SymmetricGroup},
+    pool::SymmetricBlock,
 };
 
 /// A region of a program, from [`SymmetricPool::scope`] to [`finish`](Self::finish), which commits the new segments.
@@ -74,12 +71,12 @@ impl<'a> PoolScope<'a> {
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or
-    /// was aborted, it gets [`ErrorKind::GroupOver`] at once.
+    /// was aborted, it gets [`ErrorKind::GroupOver`](crate::ErrorKind::GroupOver) at once.
     #[must_use = "each result may be an error"]
     pub fn finish(self) -> Vec<Result<CommitReport, Error>> {
         let Self { pool, groups, options, route } = self;
         drop(route);
-        let known: Vec<_> = groups.iter().map(|group| pool.skip_unchanged(*group)).collect();
+        let known: Vec<_> = groups.iter().map(|group| pool.memberships().skip_unchanged(*group)).collect();
         let new = groups.iter().zip(&known).filter(|(_, known)| known.is_none());
         let commits: Vec<_> = new.map(|(group, _)| (pool, *group)).collect();
         let mut committed = commit_all(&commits, options).into_iter();
@@ -113,49 +110,6 @@ impl SymmetricPool {
     /// ```
     pub fn scope<'a>(&'a self, groups: &[&'a dyn SymmetricGroup]) -> PoolScope<'a> {
         PoolScope { pool: self, groups: groups.to_vec(), options: CommitOptions::default(), route: None }
-    }
-
-    /// Skips the commit for `group` if this rank need not commit, and returns the result of the skipped commit. Returns
-    /// `None` if a commit is needed: if there are new segments, if a request has failed since the last commit that
-    /// found equal requests, if the group is poisoned, or if the group has had no commit.
-    fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
-        let id = group.id();
-        let group_state = self.group_states().get(&id).cloned()?;
-        let mut group_state = lock(&group_state);
-        let arena = self.memory().arena();
-        let is_new = arena.segments().iter().any(|it| !it.retired && group_state.log.is_new(it.ordinal));
-        if is_new
-            || arena.has_refused_since(group_state.log.equal_length())
-            || group_state.log.poison().is_some()
-        {
-            return None;
-        }
-        drop(arena);
-        let report = self.unchanged(id)?;
-        group_state.log.skip();
-        let closed = || match group.communicator().check() {
-            Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
-            _ => Ok(()),
-        };
-        let over = |cause| group_state.call().error(ErrorKind::GroupOver { cause });
-        Some(group.standing().and_then(|()| closed()).map(|()| report).map_err(over))
-    }
-
-    /// Returns the report of a commit without new segments, or `None` if nothing was committed for the group.
-    fn unchanged(&self, id: GroupId) -> Option<CommitReport> {
-        let table = self.table();
-        let standings = table.standings(id)?;
-        Some(CommitReport {
-            group: id,
-            new_segments: 0,
-            new_windows: 0,
-            segments: standings.committed(),
-            windows: standings.windows(),
-            without: None,
-            registered: false,
-            pending: None,
-            elapsed: Duration::ZERO,
-        })
     }
 }
 

@@ -16,10 +16,9 @@ use process_group::{
 use crate::{
     agreement::{CommitProtocol, Poison, Rejection},
     domain::Domain,
+    membership::group::ABORT_PATIENCE,
 };
 
-/// The time that the abort of a poisoned group may take to free its resources.
-pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 /// The longest single wait of the thread for the store. After the [`Watch`] is dropped, the thread
 /// may still wait for this time.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
-//! The requirements of a commit on a group.
+//! The requirements of commits and retirements on a group.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use bootstrap::agreement::Object;
 use cuda_driver::DevicePtr;
@@ -8,13 +8,17 @@ use process_group::{
     ProcessGroup,
     comm::{Communicator, WindowsUnsupported},
     group::{self, GroupError, HealthHandle, SymmetricPlaces, enqueued_on},
+    store::Deadline,
 };
 
 use crate::{
-    agreement::{Enqueued, GroupId, MessageCounts},
+    agreement::{Enqueued, GroupId, MessageCounts, Poison},
     domain::{Domain, rank_of},
     group_object::{GroupObject, is_closed},
 };
+
+/// The time that the abort of a poisoned group may take to free its resources.
+pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A group of ranks that pools can be committed for.
 pub trait SymmetricGroup: Sync {
@@ -144,6 +148,18 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
         health: || group.health_handle(),
         ignores: is_closed,
     }
+}
+
+/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is that this rank lost the
+/// store, the other members may not be poisoned. In this case, the function also ends the group on them
+/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts the communicator of this rank.
+pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
+    if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
+        group.fail(&poison.to_string());
+    }
+    // The abort unblocks members that are blocked inside NCCL. If NCCL does not return in time, the communicator leaks
+    // resources. Later calls on the communicator return errors in any case, so this error is not needed.
+    let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
 /// Checks the list `ranks` of a group's members against `communicator`, and returns a description of the problem if

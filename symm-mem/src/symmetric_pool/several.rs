@@ -4,11 +4,11 @@ use std::{thread, time::Instant};
 
 use process_group::comm::Group;
 
-use super::{CommitOptions, CommitReport, SymmetricGroup};
+use super::SymmetricPool;
 use crate::{
     agreement::{GroupId, PoolId},
     error::Error,
-    pool::SymmetricPool,
+    membership::{CommitOptions, CommitReport, SymmetricGroup},
 };
 
 /// Returns the order in which to run `commits` (rank, group, pool), as indices: sorted by rank, then by group, then by
@@ -46,7 +46,7 @@ pub fn commit_all(
         let commit = |index: usize| {
             let (pool, group) = commits[index];
             let left = options.deadline.saturating_sub(begun.elapsed());
-            (index, pool.commit_from(group, options.deadline(left), inside))
+            (index, pool.memberships().commit(group, options.deadline(left), inside))
         };
         indices.iter().copied().map(commit).collect()
     };

@@ -4,125 +4,60 @@
 //! | file | subject |
 //! |---|---|
 //! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
-//! | `group` | the requirements of a commit on a group |
-//! | `group_state` | the state of a group between commits |
 //! | `member` | the steps of this rank in the agreement: supplies its history on request, and registers the segments |
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
-//! | `registration_guard` | allows one commit or retirement of a communicator at a time |
-//! | `several` | several commits in one call |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | here | a commit, from the call to the publication of its result |
 
 mod driver;
 #[cfg(test)]
 mod driver_tests;
-mod group;
-mod group_state;
 mod member;
 pub(crate) mod offer;
 mod options;
 mod plain;
-mod registration_guard;
 mod report;
-pub(crate) mod several;
 mod watch;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bootstrap::agreement::{Decision, read_decision, refusal, remove_left};
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
-    comm::{Communicator, Group, Window, WindowRequest, WindowRequestError},
+    comm::{CommError, Communicator, Window, WindowRequest, WindowRequestError},
     store::Deadline,
 };
 
-pub use self::{
-    group::{CommunicatorGroup, SymmetricGroup},
-    options::CommitOptions,
-    report::CommitReport,
-    several::commit_all,
-};
 use self::{
-    group::{misnamed, object_of},
     member::Member,
     offer::{Candidates, JOINED_SINCE, LocalState, offered},
-    watch::ABORT_PATIENCE,
 };
-pub(crate) use self::{
+pub use self::{options::CommitOptions, report::CommitReport};
+use super::{
+    group::{SymmetricGroup, end_poisoned, misnamed, object_of},
     group_state::{GroupState, lock},
-    plain::PlainRegistration,
+    lookup::Standing,
+    memberships::Memberships,
     registration_guard::RegistrationGuard,
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupId, GroupLog, NoWindows, Poison, Readiness, Rejection, Segment,
-        Situation, Start, WindowSupport,
+        Agreed, CommitProtocol, Ending, GroupId, NoWindows, Poison, Readiness, Rejection, Segment, Situation,
+        Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
-    pool::{Standing, SymmetricPool},
 };
 
-/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is that this rank lost the
-/// store, the other members may not be poisoned. In this case, the function also ends the group on them
-/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts the communicator of this rank.
-pub(crate) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
-    if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
-        group.fail(&poison.to_string());
-    }
-    // The abort unblocks members that are blocked inside NCCL. If NCCL does not return in time, the communicator leaks
-    // resources. Later calls on the communicator return errors in any case, so this error is not needed.
-    let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
-}
-
-impl SymmetricPool {
-    /// Registers the pool's new segments as windows of `group`, on all members or on none.
-    ///
-    /// Collective over the group: every member calls it at the same point of the program, with the same options. No
-    /// stream of the device may be capturing, and the calling thread must not have an NCCL group open. Otherwise the
-    /// commit is refused on all members, and the capture is not affected. Before the call, all members must have
-    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
-    ///
-    /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
-    /// would use their windows on some members only, and the group would end with
-    /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
-    /// communicators, also of other libraries, may go on.
-    ///
-    /// The commits of all pools for one group must run one after the other, because NCCL pairs windows by their order.
-    /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
-    ///
-    /// # Errors
-    /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
-    /// exceptions that [`Error`] lists. They get it before their deadlines, unless the lower bounds of
-    /// [`CommitOptions::deadline`] apply. A member can get errors of other kinds alone, for example if it loses the
-    /// store ([`ErrorKind::Store`]).
-    pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
-        self.commit_from(group, options, Group::is_open())
-    }
-
-    /// Attaches a group to the pool: commits all segments that are not retired. The group may come late, after segments
-    /// were committed for other groups or retired.
-    ///
-    /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
-    /// when it creates a group learns early whether the pool can be used with this group.
-    ///
-    /// If the members have retired different segments, the call fails before any window is created
-    /// ([`Poison::CommittedLogDiverged`]).
-    ///
-    /// # Errors
-    /// [`ErrorKind::GroupOutsideDomain`] and all other errors of a commit.
-    pub fn attach(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
-        self.commit(group, options)
-    }
-
-    /// Commits for a caller that may be on another thread. `inside` says whether the caller has an NCCL group open,
-    /// which only the caller's own thread can detect.
-    fn commit_from(
+impl Memberships {
+    /// Registers the pool's new segments as windows of `group`, on all members or on none. The caller may be on another
+    /// thread: `inside` says whether it has an NCCL group open, which only the caller's own thread can detect.
+    pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,
         options: CommitOptions,
@@ -142,7 +77,7 @@ impl SymmetricPool {
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
         let (start, segments) = self.begin_commit(&mut group_state, options, found, check);
         let mut member = Member {
-            pool: self,
+            memberships: self,
             group,
             communicator: group.communicator(),
             segments: &segments,
@@ -195,33 +130,47 @@ impl SymmetricPool {
         }
     }
 
-    /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
-    pub fn poison(&self, group: GroupId) -> Option<Poison> {
-        self.table().poison(group).cloned()
-    }
-
-    /// Publishes the group's poison, if it has one.
-    pub(crate) fn publish_poison(&self, group_state: &GroupState) {
-        if let Some(poison) = group_state.log.poison() {
-            self.update_table(|table| table.with_poison(group_state.log.group(), poison.clone()));
+    /// Skips the commit for `group` if this rank need not commit, and returns the result of the skipped commit. Returns
+    /// `None` if a commit is needed: if there are new segments, if a request has failed since the last commit that
+    /// found equal requests, if the group is poisoned, or if the group has had no commit.
+    pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
+        let id = group.id();
+        let group_state = self.known_state(id)?;
+        let mut group_state = lock(&group_state);
+        let arena = self.memory().arena();
+        let is_new = arena.segments().iter().any(|it| !it.retired && group_state.log.is_new(it.ordinal));
+        if is_new
+            || arena.has_refused_since(group_state.log.equal_length())
+            || group_state.log.poison().is_some()
+        {
+            return None;
         }
+        drop(arena);
+        let report = self.unchanged(id)?;
+        group_state.log.skip();
+        let closed = || match group.communicator().check() {
+            Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
+            _ => Ok(()),
+        };
+        let over = |cause| group_state.call().error(ErrorKind::GroupOver { cause });
+        Some(group.standing().and_then(|()| closed()).map(|()| report).map_err(over))
     }
 
-    /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
-    pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
-        let create = || {
-            let mut log = GroupLog::new(self.id(), id, self.domain().rank(), ranks);
-            self.retired().iter().for_each(|ordinal| log.retire(*ordinal));
-            GroupState {
-                log,
-                group_name: None,
-                without: Vec::new(),
-                unregistered: Vec::new(),
-                pending: None,
-                places: self.places_for(id),
-            }
-        };
-        self.group_states().entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
+    /// Returns the report of a commit without new segments, or `None` if nothing was committed for the group.
+    fn unchanged(&self, id: GroupId) -> Option<CommitReport> {
+        let table = self.table();
+        let standings = table.standings(id)?;
+        Some(CommitReport {
+            group: id,
+            new_segments: 0,
+            new_windows: 0,
+            segments: standings.committed(),
+            windows: standings.windows(),
+            without: None,
+            registered: false,
+            pending: None,
+            elapsed: Duration::ZERO,
+        })
     }
 
     /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. Returns `None`

@@ -1,14 +1,12 @@
-//! Look-up of an address: its segment, and the segment's state in a group.
+//! The table of a pool: its segments by address, and their states by group. And the results of look-ups in it.
 
 use std::sync::Arc;
 
 use caching_alloc::core::symmetric::Placement;
 use process_group::comm::Window;
 
-use crate::{
-    agreement::{GroupId, Poison},
-    commit::PlainRegistration,
-};
+use super::plain_registration::PlainRegistration;
+use crate::agreement::{GroupId, Poison};
 
 /// State of a segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -249,7 +247,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pool::index::Index;
+    use crate::membership::index::Index;
 
     impl Table {
         fn lookup(

@@ -1,41 +1,25 @@
 //! Registration of segments that could not become windows, with `ncclCommRegister`: on all members or on none.
 
-use std::{
-    any::Any,
-    convert::Infallible,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
 
 use bootstrap::agreement;
 use cuda_driver::DevicePtr;
-use process_group::{
-    comm::{CommError, Registration},
-    store::{Deadline, StoreError},
-};
+use process_group::store::{Deadline, StoreError};
 
-use super::{GroupState, SymmetricGroup, group::object_of, offer::cause};
+use super::offer::cause;
 use crate::{
     agreement::{
         ACTION_FLOOR, Attempt, Ending, GroupId, Plain, Poison, RegistrationProtocol, Segment, plain_ending,
     },
-    pool::SymmetricPool,
+    membership::{
+        group::{SymmetricGroup, object_of},
+        group_state::GroupState,
+        memberships::Memberships,
+        plain_registration::PlainRegistration,
+    },
 };
 
-/// A segment's registration. The communicator holds it until it ends, even if the pool is dropped before, because ranks
-/// drop their pools at different times.
-#[derive(Debug)]
-pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
-
-impl PlainRegistration {
-    /// Ends the registration. Returns success without an effect if it has ended already.
-    pub(crate) fn deregister(&self, deadline: Deadline) -> Result<(), CommError> {
-        let registration = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        registration.map_or(Ok(()), |registration| registration.deregister(deadline))
-    }
-}
-
-impl SymmetricPool {
+impl Memberships {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
     /// to keep the registration. Returns true if all members keep it. Returns false if they agreed to undo it and this
     /// member has undone it. The second value is the store's error, if the store failed. `left` is the time that remains
@@ -143,7 +127,7 @@ impl SymmetricPool {
             if !registration.is_effective() {
                 return Err("NCCL registers nothing with NCCL_LOCAL_REGISTER=0".to_owned());
             }
-            registered.push((*ordinal, Arc::new(PlainRegistration(Mutex::new(Some(registration))))));
+            registered.push((*ordinal, Arc::new(PlainRegistration::new(registration))));
         }
         Ok(registered)
     }

@@ -3,7 +3,7 @@
 use std::{
     cell::Cell,
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -15,14 +15,20 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-use super::{SymmetricPool, lookup::Table};
+use super::{
+    circumstances::Circumstances,
+    group::{SymmetricGroup, end_poisoned},
+    group_state::{GroupState, lock},
+    lookup::Table,
+    memberships::Memberships,
+    registration_guard::RegistrationGuard,
+};
 use crate::{
     agreement::{
         Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Poison, Readiness, Release,
         RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord, Start, ending::store_error,
         retirement_ending,
     },
-    commit::{GroupState, RegistrationGuard, SymmetricGroup, end_poisoned, lock, offer::Circumstances},
     error::{CallContext, Error},
     error_kind::ErrorKind,
     group_object::{GroupObject, is_closed},
@@ -37,7 +43,7 @@ pub struct RetireReport {
     /// release is not counted. Memory of earlier retirements is not counted, even if this call returned it.
     ///
     /// 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory. The
-    /// next retirement after the pool has [forgotten](SymmetricPool::forget) the group then returns the memory.
+    /// next retirement after the pool has [forgotten](crate::SymmetricPool::forget) the group then returns the memory.
     /// Without such a retirement, the memory is returned with the rest of the pool's memory.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
@@ -54,27 +60,10 @@ struct Party<'a> {
     _turn: Option<RegistrationGuard<'a>>,
 }
 
-impl SymmetricPool {
-    /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
-    ///
-    /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
-    /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
-    /// and the send and the receive of each message. Every rank must pass all of its groups that have committed any of
-    /// the segments. No rank may have a block in the segments or a [graph](super::GraphPin) that uses them.
-    ///
-    /// Every rank waits until its devices are idle. Once all ranks have reported that, every rank unmaps its peers'
-    /// segments and deregisters its windows, group by group in one order. Once all ranks have reported that too, every
-    /// rank frees the memory of the segments. Addresses of other blocks stay valid.
-    ///
-    /// # Errors
-    /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
-    /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
-    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch),
-    /// [`QuiesceFailed`](crate::Refusal::QuiesceFailed), [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that
-    /// a commit can return too. If a rank dies or fails while it deregisters its windows, the others get
-    /// [`ErrorKind::Poisoned`]: with the same reason on every rank, and with the poisoned groups of the rank itself.
+impl Memberships {
+    /// Frees the memory of segments: on all ranks of the domain, or on none.
     #[track_caller]
-    pub fn retire(
+    pub(crate) fn retire(
         &self,
         ordinals: &[u32],
         groups: &[&dyn SymmetricGroup],
@@ -221,7 +210,8 @@ impl SymmetricPool {
             ignores: is_closed,
         };
         let ended = agreement::run::<RetireProtocol>(&**store, member.clone(), record, act, object);
-        self.end_round(&member, ended.is_ok()).iter().for_each(|place| remove_left(&**store, place));
+        let left = self.meetings().end(&member, ended.is_ok());
+        left.iter().for_each(|place| remove_left(&**store, place));
         match ended {
             Ok(retired) => (Ok(retired), windows, None),
             Err(mut failed) => {
@@ -320,15 +310,7 @@ impl SymmetricPool {
     /// this pool is poisoned. Returns the number of bytes freed of these segments.
     #[track_caller]
     fn take_out(&self, ordinals: &[u32]) -> u64 {
-        self.update_table(|table| table.without_segments(ordinals));
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
-        let group_states: Vec<Arc<Mutex<GroupState>>> = self.group_states().values().cloned().collect();
-        let mut is_reached = false;
-        for group_state in group_states {
-            let mut group_state: MutexGuard<'_, GroupState> = lock(&group_state);
-            is_reached |= group_state.log.poison().is_some();
-            ordinals.iter().for_each(|ordinal| group_state.log.retire(*ordinal));
-        }
+        let is_reached = self.remove_segments(ordinals);
         let mut arena = self.memory().arena();
         let bytes = |it: &u32| arena.segments().get(*it as usize).map_or(0, |segment| segment.bytes);
         let bytes: u64 = ordinals.iter().map(bytes).sum();

@@ -10,19 +10,19 @@ use process_group::{
 };
 
 use super::{
-    SymmetricGroup,
     driver::Local,
     offer::{cause, ended_by_another, operation},
     watch::Watch,
 };
 use crate::{
     agreement::{Agreed, Operation, Outcome, Segment},
-    pool::{Memory, SymmetricPool},
+    membership::{group::SymmetricGroup, memberships::Memberships},
+    pool::Memory,
 };
 
 /// The state of one commit on this rank.
 pub(super) struct Member<'a> {
-    pub(super) pool: &'a SymmetricPool,
+    pub(super) memberships: &'a Memberships,
     pub(super) group: &'a dyn SymmetricGroup,
     pub(super) communicator: &'a Communicator,
     pub(super) segments: &'a [Segment],
@@ -33,11 +33,11 @@ pub(super) struct Member<'a> {
 
 impl Local for Member<'_> {
     fn hash_at(&self, length: u64) -> Option<u64> {
-        self.pool.memory().arena().log().hash_at(length)
+        self.memberships.memory().arena().log().hash_at(length)
     }
 
     fn operation(&self, sequence: u64) -> Option<Operation> {
-        self.pool.memory().arena().log().operation(sequence).map(operation)
+        self.memberships.memory().arena().log().operation(sequence).map(operation)
     }
 
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
@@ -45,7 +45,7 @@ impl Local for Member<'_> {
         let mut requests: Vec<WindowRequest> = Vec::new();
         // For each segment, the index of its request and its offset in that request in bytes.
         let mut places: Vec<(usize, u64)> = Vec::new();
-        let arena = self.pool.memory().arena();
+        let arena = self.memberships.memory().arena();
         let agreed = self.segments.iter().take(*segments as usize);
         for segment in agreed.filter_map(|it| arena.segments().get(it.ordinal as usize)) {
             let (address, bytes) = (segment.memory.address, segment.bytes as usize);
@@ -61,10 +61,10 @@ impl Local for Member<'_> {
             }
         }
         drop(arena);
-        let domain = self.pool.domain().clone();
+        let domain = self.memberships.domain().clone();
         let (abort, health) = (self.communicator.abort_handle(), self.group.health_handle());
         let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
-        let memory: Arc<Memory> = self.pool.memory().clone();
+        let memory: Arc<Memory> = self.memberships.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: each rank's communicator holds that rank's memory until the communicator has ended. Segments
         // neither move nor shrink. A retired segment is freed only after all ranks have deregistered its window.
@@ -108,7 +108,7 @@ impl Member<'_> {
         if let Some(health) = self.group.health_handle() {
             health.await_cause(&error);
         }
-        match ended_by_another(self.group, self.pool.domain().rank()) {
+        match ended_by_another(self.group, self.memberships.domain().rank()) {
             Some(rank) => Outcome::Ended { rank },
             None => Outcome::Failed { ordinal: None, cause: cause(self.group, error) },
         }

@@ -6,10 +6,12 @@ use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
 use cuda_driver::{DevicePtr, graph::is_capturing};
 use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 
-use super::SymmetricGroup;
-use crate::agreement::{
-    BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
-    ending::gone,
+use crate::{
+    agreement::{
+        BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
+        ending::gone,
+    },
+    membership::{circumstances::Circumstances, group::SymmetricGroup},
 };
 
 /// The first NCCL release that supports windows over several segments: 2.30.3.
@@ -22,31 +24,6 @@ pub(crate) struct LocalState {
     pub(crate) capabilities: Capabilities,
     pub(crate) enqueued: Vec<Enqueued>,
     pub(crate) address_space_left: Option<u64>,
-}
-
-/// The conditions that a rank checks before it looks at its segments, in a commit or a retirement.
-pub(crate) struct Circumstances {
-    /// True if the calling thread has an NCCL group open.
-    pub(crate) inside_group: bool,
-    /// The reason why one of the groups cannot take part on this rank, for example because its communicator has failed.
-    pub(crate) trouble: Option<String>,
-    /// True if a stream of the rank's device is capturing, or the error of the driver. Registration and deregistration
-    /// cannot be captured, and may invalidate the capture.
-    pub(crate) is_capturing: Result<bool, String>,
-}
-
-impl Circumstances {
-    /// Converts to the readiness that the rank posts.
-    pub(crate) fn readiness(self) -> Readiness {
-        match self {
-            Self { inside_group: true, .. } => Readiness::GroupOpen,
-            Self { trouble: Some(cause), .. } | Self { is_capturing: Err(cause), .. } => {
-                Readiness::Failed { ordinal: None, cause }
-            }
-            Self { is_capturing: Ok(true), .. } => Readiness::Capturing,
-            Self { .. } => Readiness::Ready,
-        }
-    }
 }
 
 impl LocalState {

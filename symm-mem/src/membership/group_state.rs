@@ -19,13 +19,18 @@ pub(crate) struct GroupState {
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     pub(crate) unregistered: Vec<(u32, String)>,
     /// The result of the last commit that succeeded or was refused: its
-    /// [`CommitReport::pending`](super::CommitReport), or the refusal.
+    /// [`CommitReport::pending`](crate::CommitReport), or the refusal.
     pub(crate) pending: Option<Refusal>,
     /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
 
 impl GroupState {
+    /// The state of a group with nothing committed. `places` locates addresses in the pool.
+    pub(super) fn new(log: GroupLog, places: Arc<dyn SymmetricPlaces>) -> Self {
+        Self { log, group_name: None, without: Vec::new(), unregistered: Vec::new(), pending: None, places }
+    }
+
     /// Returns the context of errors of the group's commits.
     pub(crate) fn call(&self) -> CallContext {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())

@@ -6,7 +6,10 @@ use std::sync::{Arc, Weak};
 use caching_alloc::core::symmetric::Placement;
 use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
 
-use super::{BufferLocation, Standing, SymmetricPool, index::Published};
+use super::{
+    index::Published,
+    lookup::{BufferLocation, Standing},
+};
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// Looks up places in one pool for one group. Finds nothing once the pool is dropped.
@@ -25,7 +28,7 @@ impl SymmetricPlaces for Places {
 
     /// Returns the place of a range if the range lies in a segment that the group has committed, with or without a
     /// window. If the range begins in a segment, committed or not, and extends beyond it, returns the text of
-    /// [`LookupError::SpansSegments`](super::LookupError::SpansSegments). Otherwise returns `None`.
+    /// [`LookupError::SpansSegments`](crate::LookupError::SpansSegments). Otherwise returns `None`.
     fn locate(&self, address: u64, bytes: u64) -> Option<String> {
         let found = self.table.upgrade()?.read(|index| index.lookup(address, bytes, self.group));
         match found {
@@ -45,17 +48,16 @@ impl SymmetricPlaces for Places {
     }
 }
 
+/// Returns the places of `pool` for `group`. `table` is the table of the pool.
+pub(super) fn places_for(pool: PoolId, group: GroupId, table: &Arc<Published>) -> Arc<dyn SymmetricPlaces> {
+    Arc::new(Places { pool, group, table: Arc::downgrade(table) })
+}
+
 /// Part of a pool. When the pool is dropped, invalidates the places that groups have cached.
 pub(super) struct PlacesInvalidation;
 
 impl Drop for PlacesInvalidation {
     fn drop(&mut self) {
         places_changed();
-    }
-}
-
-impl SymmetricPool {
-    pub(crate) fn places_for(&self, group: GroupId) -> Arc<dyn SymmetricPlaces> {
-        Arc::new(Places { pool: self.id(), group, table: Arc::downgrade(&self.table) })
     }
 }

@@ -15,7 +15,7 @@ use std::{
 use arc_swap::{ArcSwap, Guard};
 use caching_alloc::core::symmetric::Placement;
 
-use super::{BufferLocation, LookupError, Standing, Table};
+use super::lookup::{BufferLocation, LookupError, Standing, Table};
 use crate::agreement::GroupId;
 
 /// Up to this number of segments, a look-up counts the segments that begin at or before the address, which needs no
@@ -24,7 +24,7 @@ const FEW: usize = 16;
 
 /// The segments by address, and their states by group.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(crate) struct Index {
     /// The version of the table; 0 for an index that is not published.
     version: u64,
     /// The first address of each segment, ascending.
@@ -36,7 +36,7 @@ pub(super) struct Index {
 
 impl Index {
     /// Makes the index of a table.
-    pub(super) fn of(table: &Table, version: u64) -> Self {
+    pub(crate) fn of(table: &Table, version: u64) -> Self {
         let begins = table.extents.iter().map(|extent| extent.begin).collect();
         let rest = table.extents.iter().map(|extent| (extent.end, extent.ordinal)).collect();
         let groups = table.groups.iter().map(|(id, it)| (*id, it.standings.clone())).collect();
@@ -45,7 +45,7 @@ impl Index {
 
     /// Finds the segment that contains `address`: its first address, its end, and its ordinal.
     #[inline]
-    pub(super) fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
+    fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
         let after = match self.begins.len() {
             ..=FEW => self.begins.iter().map(|begin| usize::from(*begin <= address)).sum(),
             _ => self.begins.partition_point(|begin| *begin <= address),
@@ -64,7 +64,7 @@ impl Index {
     }
 
     #[inline]
-    pub(super) fn lookup(
+    pub(crate) fn lookup(
         &self,
         address: u64,
         bytes: u64,

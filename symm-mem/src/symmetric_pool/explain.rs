@@ -5,10 +5,10 @@ use std::fmt;
 use caching_alloc::core::symmetric::Placement;
 use cuda_driver::DevicePtr;
 
-use super::{BufferLocation, LookupError, Standing, SymmetricPool, index::Index};
+use super::SymmetricPool;
 use crate::{
     agreement::{GroupId, NoWindows, Poison, Refusal},
-    commit::{SymmetricGroup, lock},
+    membership::{BufferLocation, Index, LookupError, Standing, SymmetricGroup, lock},
 };
 
 /// The means by which a group's collectives access a buffer.
@@ -129,7 +129,7 @@ impl SymmetricPool {
         let domain = self.domain().ranks();
         let outside: Vec<u32> =
             group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
-        let table = self.table();
+        let table = self.memberships().table();
         let BufferLocation { placement, standing } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
             Err(error) => return otherwise(None, Why::SpansSegments(error)),
             Ok(None) => return otherwise(None, Why::Elsewhere),
@@ -144,7 +144,7 @@ impl SymmetricPool {
         if let Some(poison) = table.poison(id) {
             return otherwise(Some(placement), Why::Poisoned(poison.clone()));
         }
-        let group_state = self.group_states().get(&id).cloned();
+        let group_state = self.memberships().known_state(id);
         let why = group_state.map_or(Why::NotCommitted(None), |group_state| {
             let group_state = lock(&group_state);
             match group_state.why_without(placement.ordinal) {

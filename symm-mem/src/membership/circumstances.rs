@@ -1,0 +1,28 @@
+//! The conditions for a commit or a retirement that do not depend on the segments.
+
+use crate::agreement::Readiness;
+
+/// The conditions that a rank checks before it looks at its segments, in a commit or a retirement.
+pub(crate) struct Circumstances {
+    /// True if the calling thread has an NCCL group open.
+    pub(crate) inside_group: bool,
+    /// The reason why one of the groups cannot take part on this rank, for example because its communicator has failed.
+    pub(crate) trouble: Option<String>,
+    /// True if a stream of the rank's device is capturing, or the error of the driver. Registration and deregistration
+    /// cannot be captured, and may invalidate the capture.
+    pub(crate) is_capturing: Result<bool, String>,
+}
+
+impl Circumstances {
+    /// Converts to the readiness that the rank posts.
+    pub(crate) fn readiness(self) -> Readiness {
+        match self {
+            Self { inside_group: true, .. } => Readiness::GroupOpen,
+            Self { trouble: Some(cause), .. } | Self { is_capturing: Err(cause), .. } => {
+                Readiness::Failed { ordinal: None, cause }
+            }
+            Self { is_capturing: Ok(true), .. } => Readiness::Capturing,
+            Self { .. } => Readiness::Ready,
+        }
+    }
+}

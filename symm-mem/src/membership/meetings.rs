@@ -1,0 +1,35 @@
+//! Counts the agreements of the whole domain about a pool.
+
+use bootstrap::agreement::{Member, Place};
+
+use crate::agreement::{MeetingId, MeetingKind, Rounds};
+
+/// Counters of the agreements in which the whole domain takes part: on lengths, and on retirements.
+#[derive(Debug, Default)]
+pub(crate) struct Meetings {
+    pub(super) lengths: Rounds,
+    pub(super) retirements: Rounds,
+}
+
+impl Meetings {
+    /// Records the end of a retirement or of an agreement on a length, in which this rank was `member`. `has_met` tells
+    /// whether all members have taken part. Returns the earlier agreements of the same kind whose keys the caller must
+    /// remove from the store. For a commit, does nothing and returns an empty list.
+    pub(crate) fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
+        let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
+        let rounds = match meeting.kind {
+            MeetingKind::Retire {} => &mut self.retirements,
+            MeetingKind::Length {} => &mut self.lengths,
+            MeetingKind::Commit { .. } => return Vec::new(),
+        };
+        if has_met {
+            rounds.meet(meeting.round);
+        }
+        rounds.leave(meeting.round);
+        let place = |round| {
+            let name = MeetingId { round, ..meeting }.name();
+            Place { name, members: member.members.clone() }
+        };
+        rounds.take_left().into_iter().map(place).collect()
+    }
+}

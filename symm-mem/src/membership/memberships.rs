@@ -1,0 +1,180 @@
+//! The state of a pool in its groups.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use caching_alloc::core::symmetric::{SymmetricArena, SymmetricSegment};
+use cuda_driver::DevicePtr;
+use process_group::{comm::Window, group::places_changed};
+
+use super::{
+    group_state::{GroupState, lock},
+    index::Published,
+    lookup::{BufferLocation, LookupError, Table},
+    meetings::Meetings,
+    places::{PlacesInvalidation, places_for},
+};
+use crate::{
+    agreement::{GroupId, GroupLog, Poison, PoolId},
+    domain::Domain,
+    pool::Memory,
+};
+
+/// The state of one pool in all groups that it is committed for.
+pub(crate) struct Memberships {
+    domain: Domain,
+    memory: Arc<Memory>,
+    table: Arc<Published>,
+    group_states: Mutex<BTreeMap<GroupId, Arc<Mutex<GroupState>>>>,
+    /// The retired segments, in the order of retirement.
+    retired: Mutex<Vec<u32>>,
+    meetings: Mutex<Meetings>,
+    /// Declared last, to be dropped after the table.
+    _invalidation: PlacesInvalidation,
+}
+
+impl Memberships {
+    /// The state of a new pool of `domain`, without segments and groups.
+    pub(crate) fn new(domain: Domain, memory: Arc<Memory>) -> Self {
+        Self {
+            domain,
+            memory,
+            table: Arc::default(),
+            group_states: Mutex::default(),
+            retired: Mutex::default(),
+            meetings: Mutex::default(),
+            _invalidation: PlacesInvalidation,
+        }
+    }
+
+    /// The pool's id.
+    pub(crate) fn id(&self) -> PoolId {
+        self.memory.id()
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The table of the segments, as all threads see it.
+    pub(crate) fn published(&self) -> &Arc<Published> {
+        &self.table
+    }
+
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.table.load_full()
+    }
+
+    /// Replaces the table with the result of `change`, which runs under the arena's lock.
+    pub(super) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
+        // The lock also orders this with the publication of new segments.
+        let _alone = self.memory.arena();
+        self.table.store(change(&self.table.load()));
+        places_changed();
+    }
+
+    /// Publishes the last segment of `arena`, which is the locked arena of this pool.
+    #[cold]
+    pub(crate) fn publish_last(&self, arena: &SymmetricArena) {
+        if let Some(SymmetricSegment { ordinal, bytes, memory, .. }) = arena.segments().last() {
+            self.table.store(self.table.load().with_segment(*ordinal, memory.address, *bytes));
+        }
+    }
+
+    /// Publishes the group's poison, if it has one.
+    pub(super) fn publish_poison(&self, group_state: &GroupState) {
+        if let Some(poison) = group_state.log.poison() {
+            self.update_table(|table| table.with_poison(group_state.log.group(), poison.clone()));
+        }
+    }
+
+    /// Returns why `group` is poisoned, if it is. Does not block, even during a commit.
+    pub(crate) fn poison(&self, group: GroupId) -> Option<Poison> {
+        self.table().poison(group).cloned()
+    }
+
+    /// Looks up the `bytes` bytes at `ptr`, and marks them as used by the declared captures in progress.
+    #[inline]
+    pub(crate) fn lookup(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<BufferLocation>, LookupError> {
+        let found = self.table.read(|index| index.lookup(ptr.0, bytes, group))?;
+        if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
+            self.memory.note_use(found.placement, bytes);
+        }
+        Ok(found)
+    }
+
+    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
+    pub(crate) fn window(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<(Window, u64)>, LookupError> {
+        let Some(BufferLocation { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
+        let table = self.table.load();
+        let window = table.window(placement.ordinal, group);
+        Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
+    }
+
+    /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
+    pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
+        let create = || {
+            let mut log = GroupLog::new(self.id(), id, self.domain.rank(), ranks);
+            self.retired().iter().for_each(|ordinal| log.retire(*ordinal));
+            GroupState::new(log, places_for(self.id(), id, &self.table))
+        };
+        self.group_states().entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
+    }
+
+    /// Returns the state of group `id`, if the pool has one.
+    pub(crate) fn known_state(&self, id: GroupId) -> Option<Arc<Mutex<GroupState>>> {
+        self.group_states().get(&id).cloned()
+    }
+
+    /// Removes the state of a group whose communicator has ended, including its poison.
+    pub(crate) fn forget(&self, group: GroupId) {
+        if let Some(group_state) = self.known_state(group) {
+            lock(&group_state).forget(&self.retired());
+        }
+        self.update_table(|table| table.without_group(group));
+    }
+
+    /// Removes retired segments from the table, and records their retirement in the logs of all groups. Returns true if
+    /// one of the groups is poisoned.
+    pub(super) fn remove_segments(&self, ordinals: &[u32]) -> bool {
+        self.update_table(|table| table.without_segments(ordinals));
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
+        let group_states: Vec<Arc<Mutex<GroupState>>> = self.group_states().values().cloned().collect();
+        let mut is_poisoned = false;
+        for group_state in group_states {
+            let mut group_state = lock(&group_state);
+            is_poisoned |= group_state.log.poison().is_some();
+            ordinals.iter().for_each(|ordinal| group_state.log.retire(*ordinal));
+        }
+        is_poisoned
+    }
+
+    /// The retired segments, in the order of retirement.
+    fn retired(&self) -> Vec<u32> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn meetings(&self) -> MutexGuard<'_, Meetings> {
+        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn group_states(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<GroupState>>>> {
+        self.group_states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,424 @@
+//! Symmetric pools: the public methods, over a pool's memory ([`pool`](crate::pool)) and its state in groups
+//! ([`membership`](crate::membership)).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `explain` | how a group's collectives access a buffer, and why |
+//! | `scope` | regions of a program whose allocations are committed at the end |
+//! | `several` | several commits in one call |
+//! | here | the pool |
+
+mod explain;
+mod scope;
+pub(crate) mod several;
+
+use std::{borrow::Cow, sync::Arc, time::Duration};
+
+use caching_alloc::{
+    core::{
+        SegmentSource,
+        symmetric::{Geometry, Placed, SymmetricArena, SymmetricError},
+    },
+    driver::{Sharing, VirtualMemorySource},
+};
+use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
+use process_group::{
+    comm::{Group, Window},
+    store::Deadline,
+};
+
+pub use self::{
+    explain::{Explanation, Path, Why},
+    scope::{PoolScope, PoolSource},
+    several::commit_all,
+};
+use crate::{
+    agreement::{GroupId, LogPoint, Poison, PoolId},
+    domain::Domain,
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
+    membership::{
+        BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, Published, RetireReport,
+        SymmetricGroup,
+    },
+    pool::{Arena, Memory, PoolCapture, SliceError, SymmetricBlock, check_stream, into_slice},
+    rendezvous::{PeerBuffers, WindowPeersError},
+};
+
+/// A pool whose blocks have the same placement (segment and offset) on every rank of its domain. Its segments become
+/// windows of the groups for which it is committed.
+///
+/// The ranks of the domain must make the same requests in the same order. If they did not, [`commit`](Self::commit)
+/// reports the difference. Use a pool from one thread at a time: the type is `Sync`, but the order of the requests of
+/// two threads is not deterministic.
+pub struct SymmetricPool {
+    memory: Arc<Memory>,
+    memberships: Memberships,
+}
+
+impl SymmetricPool {
+    /// Makes a pool of `domain` on the device of `context`. Its segments are allocated with CUDA virtual memory
+    /// management. Other processes can map this memory by file descriptor, and by fabric handle if the driver
+    /// [grants](Sharing::granted) that. The segments have adjacent addresses. Their sizes follow from `geometry`, which
+    /// must be equal on all ranks. Not collective, but all ranks must make a domain's pools in the same order. For
+    /// other kinds of memory use [`with_source`](Self::with_source).
+    ///
+    /// # Errors
+    /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has not enough free
+    /// memory for a test of the handle types. [`SymmetricError::Granularity`].
+    pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
+        let source = Sharing::granted(context)
+            .and_then(|sharing| VirtualMemorySource::new(context, sharing))
+            .and_then(VirtualMemorySource::in_a_row)
+            .map_err(|source| SymmetricError::Source { ordinal: 0, bytes: 0, source })?;
+        Self::over(domain, Some(context.clone()), Arc::new(source), geometry)
+    }
+
+    /// Makes a pool over the memory of `source`, which NCCL must be able to register. If the memory is not
+    /// [exportable](SegmentSource::is_exportable), a commit for a group that supports windows is refused on all
+    /// members.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Granularity`] if the granularity of `source` does not divide 2 MiB.
+    pub fn with_source(
+        domain: &Domain,
+        source: Arc<dyn SegmentSource>,
+        geometry: Geometry,
+    ) -> Result<Self, SymmetricError> {
+        Self::over(domain, None, source, geometry)
+    }
+
+    fn over(
+        domain: &Domain,
+        context: Option<Context>,
+        source: Arc<dyn SegmentSource>,
+        geometry: Geometry,
+    ) -> Result<Self, SymmetricError> {
+        let arena = SymmetricArena::new(source, geometry)?;
+        let memory = Memory::new(domain.next_pool(), context, arena);
+        Ok(Self { memberships: Memberships::new(domain.clone(), memory.clone()), memory })
+    }
+
+    /// The pool's id, the same on every rank.
+    pub fn id(&self) -> PoolId {
+        self.memory.id()
+    }
+
+    /// The ranks that make the same sequence of requests.
+    pub fn domain(&self) -> &Domain {
+        self.memberships.domain()
+    }
+
+    /// Allocates a block of `bytes` bytes. Not collective.
+    ///
+    /// # Errors
+    /// [`SymmetricError::Size`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`], or
+    /// [`SymmetricError::PoolWouldGrowDuringCapture`]. If a request fails on some ranks and succeeds on others, the
+    /// ranks differ, and commits are refused on all of them. To make the ranks equal again, repeat the request on each
+    /// rank that failed, before any other request of the pool there. Commits succeed again once it has succeeded.
+    #[track_caller]
+    pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
+        let mut arena = self.memory.arena();
+        let placed = arena.allocate(bytes)?;
+        Ok(self.hand_out(arena, placed, bytes))
+    }
+
+    /// Allocates a block of `bytes` bytes. Errors about differences between ranks name this request by `tag`. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn allocate_tagged(
+        &self,
+        bytes: u64,
+        tag: impl Into<Cow<'static, str>>,
+    ) -> Result<SymmetricBlock, SymmetricError> {
+        let mut arena = self.memory.arena();
+        let placed = arena.allocate_tagged(bytes, tag)?;
+        Ok(self.hand_out(arena, placed, bytes))
+    }
+
+    /// Allocates a block of the largest size that any rank of the domain needs. This rank needs `bytes` bytes. Use this
+    /// method if the needed sizes differ between ranks, for example with the number of tokens that each rank got. The
+    /// block has the same placement on every rank, and is large enough for every rank.
+    ///
+    /// Collective over the whole domain: every rank calls it at the same point of the program, including a rank that
+    /// needs 0 bytes. This rank waits for the others for at most `deadline`. [`SymmetricBlock::bytes`] returns the
+    /// agreed length. If all ranks need 0 bytes, all of them get [`ErrorKind::AgreedAllocation`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Refused`]: with [`SyncTimeout`](crate::Refusal::SyncTimeout) if a rank does not make this call in
+    /// time, or with another reason if the ranks do not agree. [`ErrorKind::AgreedAllocation`] if this rank cannot
+    /// allocate the agreed length. [`ErrorKind::Store`], [`ErrorKind::Unreadable`] or [`ErrorKind::OutOfStep`] if this
+    /// rank could not learn the agreed length.
+    #[track_caller]
+    pub fn allocate_agreed(&self, bytes: u64, deadline: Duration) -> Result<SymmetricBlock, Error> {
+        let call = CallContext::of_pool("agreed allocation", self.id());
+        let bytes = self.memberships.agree_on_length(bytes, deadline).map_err(|kind| call.error(kind))?;
+        self.allocate(bytes).map_err(|source| call.error(ErrorKind::AgreedAllocation { bytes, source }))
+    }
+
+    /// Allocates `len` elements with unspecified values as a slice of `stream`, for the typed operations of
+    /// [`ProcessGroup`](process_group::ProcessGroup). Counts as an [`allocate`](Self::allocate) of the slice's size in
+    /// bytes: every rank must allocate and drop its slices in the same order, and a commit makes their segments
+    /// windows.
+    ///
+    /// Dropping the slice frees its block without a wait for the device. A later call may give the memory to a slice of
+    /// another stream. So each call makes its `stream` wait for the work on the streams of all slices dropped so far.
+    /// The slice may be used on any stream of the context. An untyped block may also get the memory. Its user must then
+    /// order its uses after the work on the dropped slice's stream.
+    ///
+    /// ```no_run
+    /// # use cuda_driver::Stream;
+    /// # use process_group::{ProcessGroup, comm::ReduceOp};
+    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup, stream: &Stream) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut gradients = pool.alloc::<f32>(1 << 20, stream)?;
+    /// pool.commit(world, CommitOptions::default())?;
+    /// stream.memset_zeros(&mut gradients)?;
+    /// world.all_reduce(&mut gradients, ReduceOp::Sum)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`SliceError`]. The pool's log of requests must be equal on all ranks, and records some of the failed calls:
+    /// - [`SliceError::Pool`]: recorded as an allocation, except for an invalid size ([`SymmetricError::Size`]), which
+    ///   is not recorded.
+    /// - [`SliceError::Driver`]: recorded as an allocation and a free if the block was already placed. Otherwise not
+    ///   recorded.
+    /// - Other errors: not recorded.
+    #[track_caller]
+    pub fn alloc<T: Element>(&self, len: usize, stream: &Stream) -> Result<DeviceSlice<T>, SliceError> {
+        check_stream(&self.memory, stream)?;
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64).max(1);
+        let block = self.allocate(bytes)?;
+        // SAFETY: the block is new, and has the bytes of `len` elements. The stream was checked above.
+        unsafe { into_slice(block, len, stream) }
+    }
+
+    /// Makes room for a block of `bytes` bytes: adds a segment, unless a segment already has a free range of that size.
+    /// Later blocks that fit into the range need no new segment, for example in a graph capture. The next commit makes
+    /// the new segment a window.
+    ///
+    /// Does not wait for other ranks. A reservation is part of the sequence of requests that must be equal on all
+    /// ranks.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    #[track_caller]
+    pub fn reserve(&self, bytes: u64) -> Result<(), SymmetricError> {
+        let mut arena = self.memory.arena();
+        if arena.reserve(bytes)?.grown {
+            self.memberships.publish_last(&arena);
+        }
+        Ok(())
+    }
+
+    /// Freezes the pool for a graph capture, until the returned value is finished or dropped.
+    pub fn begin_capture(&self) -> PoolCapture {
+        PoolCapture::begin(self.memory.clone())
+    }
+
+    /// Number of segments, without retired ones.
+    pub fn segments(&self) -> usize {
+        self.memory.arena().segments().iter().filter(|segment| !segment.retired).count()
+    }
+
+    /// Total length in bytes of all segments that are not retired.
+    pub fn reserved(&self) -> u64 {
+        let arena = self.memory.arena();
+        arena.segments().iter().filter(|segment| !segment.retired).map(|segment| segment.bytes).sum()
+    }
+
+    /// State of the allocation log: number of operations, and the hash over them. Equal on all ranks that made the same
+    /// requests.
+    pub fn log(&self) -> LogPoint {
+        self.memory.arena().log().state().into()
+    }
+
+    /// Registers the pool's new segments as windows of `group`, on all members or on none.
+    ///
+    /// Collective over the group: every member calls it at the same point of the program, with the same options. No
+    /// stream of the device may be capturing, and the calling thread must not have an NCCL group open. Otherwise the
+    /// commit is refused on all members, and the capture is not affected. Before the call, all members must have
+    /// enqueued the same collectives, and the sender and the receiver of each message must have enqueued it.
+    ///
+    /// Until the call returns, no other thread may enqueue collectives of the group on the pool's new segments: NCCL
+    /// would use their windows on some members only, and the group would end with
+    /// [`CollectiveDiverged`](process_group::group::GroupErrorKind::CollectiveDiverged) on all of them. Work on other
+    /// communicators, also of other libraries, may go on.
+    ///
+    /// The commits of all pools for one group must run one after the other, because NCCL pairs windows by their order.
+    /// With several groups, every rank commits the group with the lowest number first ([`commit_all`] does that).
+    ///
+    /// # Errors
+    /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
+    /// exceptions that [`Error`] lists. They get it before their deadlines, unless the lower bounds of
+    /// [`CommitOptions::deadline`] apply. A member can get errors of other kinds alone, for example if it loses the
+    /// store ([`ErrorKind::Store`]).
+    pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
+        self.memberships.commit(group, options, Group::is_open())
+    }
+
+    /// Attaches a group to the pool: commits all segments that are not retired. The group may come late, after segments
+    /// were committed for other groups or retired.
+    ///
+    /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
+    /// when it creates a group learns early whether the pool can be used with this group.
+    ///
+    /// If the members have retired different segments, the call fails before any window is created
+    /// ([`Poison::CommittedLogDiverged`]).
+    ///
+    /// # Errors
+    /// [`ErrorKind::GroupOutsideDomain`] and all other errors of a commit.
+    pub fn attach(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
+        self.commit(group, options)
+    }
+
+    /// Frees the memory of segments: on all ranks of the domain, or on none. Their ordinals are not used again.
+    ///
+    /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
+    /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
+    /// and the send and the receive of each message. Every rank must pass all of its groups that have committed any of
+    /// the segments. No rank may have a block in the segments or a [graph](crate::GraphPin) that uses them.
+    ///
+    /// Every rank waits until its devices are idle. Once all ranks have reported that, every rank unmaps its peers'
+    /// segments and deregisters its windows, group by group in one order. Once all ranks have reported that too, every
+    /// rank frees the memory of the segments. Addresses of other blocks stay valid.
+    ///
+    /// # Errors
+    /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
+    /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
+    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch),
+    /// [`QuiesceFailed`](crate::Refusal::QuiesceFailed), [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that
+    /// a commit can return too. If a rank dies or fails while it deregisters its windows, the others get
+    /// [`ErrorKind::Poisoned`]: with the same reason on every rank, and with the poisoned groups of the rank itself.
+    #[track_caller]
+    pub fn retire(
+        &self,
+        ordinals: &[u32],
+        groups: &[&dyn SymmetricGroup],
+        deadline: Duration,
+    ) -> Result<RetireReport, Error> {
+        self.memberships.retire(ordinals, groups, deadline)
+    }
+
+    /// Looks up the `bytes` bytes at `ptr`: their segment and offset, and the state of the segment in `group`. `None`
+    /// if they do not begin in a segment of this pool.
+    ///
+    /// Takes no lock and allocates nothing, except during a [declared capture](Self::begin_capture): then it also marks
+    /// the bytes as used by the capture.
+    ///
+    /// # Errors
+    /// [`LookupError::SpansSegments`].
+    #[inline]
+    pub fn lookup(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<BufferLocation>, LookupError> {
+        self.memberships.lookup(ptr, bytes, group)
+    }
+
+    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
+    /// Device code and one-sided operations take a window and an offset as arguments. `None` if
+    /// [`lookup`](Self::lookup) does not find [`Standing::Window`](crate::Standing::Window).
+    ///
+    /// # Errors
+    /// [`LookupError::SpansSegments`].
+    pub fn window(
+        &self,
+        ptr: DevicePtr,
+        bytes: u64,
+        group: GroupId,
+    ) -> Result<Option<(Window, u64)>, LookupError> {
+        self.memberships.window(ptr, bytes, group)
+    }
+
+    /// Returns the address of `block` on every member of `group`, as mapped on this rank's device. NCCL mapped the
+    /// memory when it registered the window, so this call neither exchanges nor maps anything. Not collective; call it
+    /// after a [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
+    /// retired.
+    ///
+    /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
+    /// block returns the same type with every NCCL release, also for groups without windows.
+    ///
+    /// # Safety
+    /// The addresses are valid only until the group's communicator is aborted or destroyed. Nothing may use them
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`WindowPeersError::NoWindow`] if the block is in no window of the group, or belongs to another pool;
+    /// [`WindowPeersError::Comm`] if NCCL fails, does not return before `deadline`, or is older than 2.29;
+    /// [`WindowPeersError::OutOfReach`] if this device cannot access a member's memory directly;
+    /// [`WindowPeersError::Driver`] if the device array of the addresses cannot be made.
+    ///
+    /// ```no_run
+    /// # use process_group::{ProcessGroup, store::Deadline};
+    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
+    /// let block = pool.allocate(1 << 20)?;
+    /// pool.commit(world, CommitOptions::default())?;
+    /// // SAFETY: used before the group ends.
+    /// let peers = unsafe { pool.peers(&block, world, Deadline::after(std::time::Duration::from_secs(10))) }?;
+    /// println!("rank 1 has it at {:#x} from here", peers.addresses()[1].0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn peers(
+        &self,
+        block: &SymmetricBlock,
+        group: &dyn SymmetricGroup,
+        deadline: Deadline,
+    ) -> Result<PeerBuffers, WindowPeersError> {
+        // A block does not extend beyond its segment.
+        match self.window(block.ptr(), block.bytes(), group.id()) {
+            Ok(Some((window, offset))) => {
+                PeerBuffers::of_block(group.communicator(), &window, offset, block, deadline)
+            }
+            _ => Err(WindowPeersError::NoWindow { ordinal: block.placement().ordinal, group: group.id() }),
+        }
+    }
+
+    /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
+    pub fn poison(&self, group: GroupId) -> Option<Poison> {
+        self.memberships.poison(group)
+    }
+
+    /// Removes the state of a group whose communicator has ended, including its poison.
+    pub fn forget(&self, group: GroupId) {
+        self.memberships.forget(group);
+    }
+
+    /// Makes the block of `placed`. If `placed` added a segment, publishes the segment first.
+    #[inline(always)]
+    fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
+        if placed.grown {
+            self.memberships.publish_last(&arena);
+        }
+        drop(arena);
+        SymmetricBlock::new(self.memory.clone(), placed, bytes)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    pub(crate) fn memberships(&self) -> &Memberships {
+        &self.memberships
+    }
+
+    /// The table of the segments, as all threads see it.
+    pub(crate) fn published(&self) -> &Arc<Published> {
+        self.memberships.published()
+    }
+}
+
+impl std::fmt::Debug for SymmetricPool {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "SymmetricPool({}, {} segments)", self.id(), self.segments())
+    }
+}
