@@ -139,6 +139,12 @@ impl Domain {
         &self.inner.ranks
     }
 
+    /// Returns those of `ranks` that are outside of the domain.
+    pub(crate) fn outside(&self, ranks: &[u32]) -> Vec<u32> {
+        let is_outside = |rank: &u32| self.inner.ranks.binary_search(rank).is_err();
+        ranks.iter().copied().filter(is_outside).collect()
+    }
+
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.inner.store
     }

@@ -94,6 +94,11 @@ impl GroupLog {
         self.group
     }
 
+    /// This rank, as a rank of the domain.
+    pub(crate) fn rank(&self) -> u32 {
+        self.rank
+    }
+
     /// The members, as ranks of the domain, in the group's order.
     pub fn members(&self) -> &[u32] {
         &self.members

@@ -2,25 +2,30 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use process_group::group::SymmetricPlaces;
+use bootstrap::agreement::{Decision, read_decision, refusal};
+use caching_alloc::core::symmetric::SymmetricArena;
+use process_group::{comm::Communicator, group::SymmetricPlaces};
 
+use super::group::misnamed;
 use crate::{
-    agreement::{GroupLog, NoWindows, Refusal},
-    error::CallContext,
+    agreement::{
+        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, Plain, Poison, Refusal, Rejection, Segment,
+    },
+    domain::Domain,
+    error::{CallContext, Error},
+    error_kind::ErrorKind,
 };
 
 /// The state of a group on this rank for one pool, with the reasons for missing windows and registrations.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
     /// The group's name, for errors, from its last commit.
-    pub(crate) group_name: Option<Arc<str>>,
+    group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
-    pub(crate) without: Vec<(u32, NoWindows)>,
+    without: Vec<(u32, NoWindows)>,
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
-    pub(crate) unregistered: Vec<(u32, String)>,
-    /// The result of the last commit that succeeded or was refused: its
-    /// [`CommitReport::pending`](crate::CommitReport), or the refusal.
-    pub(crate) pending: Option<Refusal>,
+    unregistered: Vec<(u32, String)>,
+    pending: Option<Refusal>,
     /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
@@ -36,11 +41,117 @@ impl GroupState {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())
     }
 
+    /// Replaces the members and the name of the group.
+    pub(super) fn set_members(&mut self, ranks: Vec<u32>, name: Option<&str>) {
+        self.log.set_members(ranks);
+        self.group_name = name.map(Arc::from);
+    }
+
+    /// Returns the error for a group with members outside of the pool's domain, or `None` if all members are inside.
+    pub(crate) fn outside(&self, domain: &Domain) -> Option<Error> {
+        let outside = domain.outside(self.log.members());
+        let domain = domain.uid();
+        (!outside.is_empty()).then(|| self.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))
+    }
+
+    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. Returns `None`
+    /// if they do. If not, posts a refusal at once, because the other members wait for this rank, and returns the
+    /// error.
+    pub(super) fn decline_misfit(&mut self, domain: &Domain, communicator: &Communicator) -> Option<Error> {
+        let outside = self.outside(domain);
+        let cause = match &outside {
+            Some(error) => error.to_string(),
+            None => misnamed(self.log.members(), self.log.rank(), communicator)?,
+        };
+        let (place, declined) = self.log.decline(cause);
+        let decision = refusal::<CommitProtocol>(declined.clone().into());
+        let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
+        // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
+        Some(outside.unwrap_or_else(|| {
+            let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
+                Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
+                    ErrorKind::Refused(refusal)
+                }
+                Ok(_) => ErrorKind::Refused(declined),
+                Err(source) => source.into(),
+            };
+            self.call().error(kind)
+        }))
+    }
+
+    /// Returns true if this rank need not commit the pool with this arena: there are no new segments, no request has
+    /// failed since the last commit that found equal requests, and the group is not poisoned.
+    pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
+        let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
+        !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
+    }
+
+    /// Applies the result of a commit of the segments `offered`. `cause` is the store's error, if the store failed.
+    pub(super) fn conclude(
+        &mut self,
+        result: &Result<Agreed, Ending>,
+        offered: &[Segment],
+        cause: Option<String>,
+    ) {
+        self.log.conclude(result, offered);
+        match result {
+            Ok(Agreed { segments, without, pending, .. }) => {
+                let new = offered.iter().take(*segments as usize);
+                self.without.extend(new.filter_map(|segment| Some((segment.ordinal, without.clone()?))));
+                self.pending.clone_from(pending);
+            }
+            Err(ending) => {
+                if let Ending::Refused(refusal) = ending {
+                    self.pending = Some(refusal.clone());
+                }
+                if let Some(poison) = ending.doubt(self.log.rank(), cause) {
+                    self.log.set_poison(poison);
+                }
+            }
+        }
+    }
+
+    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if all members keep
+    /// the registration, and false if it was undone. `undone` is the result of undoing it on this rank, or `Ok` if that
+    /// was not necessary. `cause` is the store's error, if the store failed.
+    pub(super) fn conclude_plain(
+        &mut self,
+        segments: &[Segment],
+        result: Result<Plain, Ending>,
+        undone: Result<(), String>,
+        cause: Option<String>,
+    ) -> Result<bool, Ending> {
+        let rank = self.log.rank();
+        let result = match result {
+            Ok(Plain::Registered {}) => Ok(true),
+            Ok(Plain::Undone { rank: culprit, cause }) => {
+                let cause = format!("rank {culprit}: {cause}");
+                let why = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
+                self.unregistered.extend(why);
+                let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
+                undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
+            }
+            Err(ending) => Err(ending),
+        };
+        match &result {
+            Err(Ending::Poisoned(poison)) => self.log.set_poison(poison.clone()),
+            Err(ending) => ending.doubt(rank, cause).into_iter().for_each(|it| self.log.set_poison(it)),
+            Ok(_) => {}
+        }
+        result
+    }
+
     /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
         (self.without, self.unregistered, self.pending) = (Vec::new(), Vec::new(), None);
+    }
+
+    /// Returns the result of the last commit that succeeded or was refused: its
+    /// [`CommitReport::pending`](crate::CommitReport), or the refusal.
+    pub(crate) fn pending(&self) -> Option<&Refusal> {
+        self.pending.as_ref()
     }
 
     /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.

@@ -105,7 +105,7 @@ impl Memberships {
         let mut parties: Vec<Party<'a>> = Vec::new();
         for group in groups {
             let group_state = self.group_state(group.id(), group.ranks());
-            let outside = self.outside(&lock(&group_state));
+            let outside = lock(&group_state).outside(self.domain());
             match outside {
                 Some(error) => trouble = Some(error.to_string()),
                 None if parties.iter().any(|party| party.group.id() == group.id()) => {}

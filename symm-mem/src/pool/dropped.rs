@@ -1,5 +1,6 @@
-//! The streams of dropped slices. A slice is a typed block that is bound to a stream ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When it
-//! is dropped, its block is freed at once, although work on the stream may still use the block.
+//! The streams of dropped slices. A slice is a typed block that is bound to a stream
+//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When it is dropped, its block is freed at once, although
+//! work on the stream may still use the block.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! The memory of a symmetric pool: segments, blocks, and the pins of captures and graphs. Placement is a function of the
-//! sequence of requests alone.
+//! The memory of a symmetric pool: segments, blocks, and the pins of captures and graphs. Placement is a function of
+//! the sequence of requests alone.
 //!
 //! | file | subject |
 //! |---|---|

@@ -105,7 +105,7 @@ impl World {
             address_space_left: Some(left),
         };
         let group_state = state.pool.memberships().group_state(id, members);
-        let outside = state.pool.memberships().outside(&lock(&group_state));
+        let outside = lock(&group_state).outside(state.pool.domain());
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
         }
@@ -163,7 +163,7 @@ impl World {
             address_space_left: None,
         };
         let group_state = state.second.memberships().group_state(id, members);
-        let outside = state.second.memberships().outside(&lock(&group_state));
+        let outside = lock(&group_state).outside(state.second.domain());
         if let Some(error) = outside {
             return self.decline(rank, &group_state, &error);
         }
@@ -202,7 +202,7 @@ impl World {
         let mut group_states = Vec::new();
         for (uid, membership) in &state.groups {
             let group_state = state.pool.memberships().group_state(membership.id, membership.members.clone());
-            let outside = state.pool.memberships().outside(&lock(&group_state)).is_some();
+            let outside = lock(&group_state).outside(state.pool.domain()).is_some();
             if !outside && lock(&group_state).log.poison().is_none() {
                 group_states.push((*uid, group_state));
             }

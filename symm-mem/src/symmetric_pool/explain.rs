@@ -126,9 +126,7 @@ impl SymmetricPool {
             Explanation { group: id, placement, is_allocated, path, why }
         };
         let otherwise = |placement, why| explanation(placement, plain, why);
-        let domain = self.domain().ranks();
-        let outside: Vec<u32> =
-            group.ranks().into_iter().filter(|rank| domain.binary_search(rank).is_err()).collect();
+        let outside = self.domain().outside(&group.ranks());
         let table = self.memberships().table();
         let BufferLocation { placement, standing } = match Index::of(&table, 0).lookup(ptr.0, bytes, id) {
             Err(error) => return otherwise(None, Why::SpansSegments(error)),
@@ -155,7 +153,7 @@ impl SymmetricPool {
                         None => Why::NoWindow(window),
                     }
                 }
-                _ => Why::NotCommitted(group_state.pending.clone()),
+                _ => Why::NotCommitted(group_state.pending().cloned()),
             }
         });
         otherwise(Some(placement), why)

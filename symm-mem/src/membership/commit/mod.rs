@@ -21,15 +21,12 @@ mod plain;
 mod report;
 mod watch;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use bootstrap::agreement::{Decision, read_decision, refusal, remove_left};
+use bootstrap::agreement::remove_left;
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
-    comm::{CommError, Communicator, Window, WindowRequest, WindowRequestError},
+    comm::{CommError, Window, WindowRequest, WindowRequestError},
     store::Deadline,
 };
 
@@ -39,7 +36,7 @@ use self::{
 };
 pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
-    group::{SymmetricGroup, end_poisoned, misnamed, object_of},
+    group::{SymmetricGroup, end_poisoned, object_of},
     group_state::{GroupState, lock},
     lookup::Standing,
     memberships::Memberships,
@@ -47,8 +44,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupId, NoWindows, Poison, Readiness, Rejection, Segment, Situation,
-        Start, WindowSupport,
+        Agreed, CommitProtocol, Ending, GroupId, NoWindows, Poison, Readiness, Segment, Situation, Start,
+        WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
@@ -67,9 +64,8 @@ impl Memberships {
         let (id, ranks) = (group.id(), group.ranks());
         let group_state = self.group_state(id, ranks.clone());
         let mut group_state = lock(&group_state);
-        group_state.log.set_members(ranks);
-        group_state.group_name = group.name().map(Arc::from);
-        if let Some(error) = self.decline_misfit(&mut group_state, group.communicator()) {
+        group_state.set_members(ranks, group.name());
+        if let Some(error) = group_state.decline_misfit(self.domain(), group.communicator()) {
             return Err(error);
         }
         let turn = RegistrationGuard::take(group.communicator());
@@ -138,11 +134,7 @@ impl Memberships {
         let group_state = self.known_state(id)?;
         let mut group_state = lock(&group_state);
         let arena = self.memory().arena();
-        let is_new = arena.segments().iter().any(|it| !it.retired && group_state.log.is_new(it.ordinal));
-        if is_new
-            || arena.has_refused_since(group_state.log.equal_length())
-            || group_state.log.poison().is_some()
-        {
+        if !group_state.is_unchanged(&arena) {
             return None;
         }
         drop(arena);
@@ -171,41 +163,6 @@ impl Memberships {
             pending: None,
             elapsed: Duration::ZERO,
         })
-    }
-
-    /// Checks this rank's list of members: they must be ranks of the domain and match the communicator. Returns `None`
-    /// if they do. If not, posts a refusal at once, because the other members wait for this rank, and returns the
-    /// error.
-    fn decline_misfit(&self, group_state: &mut GroupState, communicator: &Communicator) -> Option<Error> {
-        let outside = self.outside(group_state);
-        let cause = match &outside {
-            Some(error) => error.to_string(),
-            None => misnamed(group_state.log.members(), self.domain().rank(), communicator)?,
-        };
-        let (place, declined) = group_state.log.decline(cause);
-        let decision = refusal::<CommitProtocol>(declined.clone().into());
-        let stands = self.domain().store().compare_set(&place.decision_key(), b"", &decision);
-        // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
-        Some(outside.unwrap_or_else(|| {
-            let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
-                Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
-                    ErrorKind::Refused(refusal)
-                }
-                Ok(_) => ErrorKind::Refused(declined),
-                Err(source) => source.into(),
-            };
-            group_state.call().error(kind)
-        }))
-    }
-
-    /// Returns the error for a group with members outside of the pool's domain, or `None` if all members are inside.
-    pub(crate) fn outside(&self, group_state: &GroupState) -> Option<Error> {
-        let (domain, log) = (self.domain(), &group_state.log);
-        let is_outside = |rank: &u32| domain.ranks().binary_search(rank).is_err();
-        let outside: Vec<u32> = log.members().iter().copied().filter(is_outside).collect();
-        let domain = domain.uid();
-        (!outside.is_empty())
-            .then(|| group_state.call().error(ErrorKind::GroupOutsideDomain { domain, outside }))
     }
 
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
@@ -261,16 +218,10 @@ impl Memberships {
         serials: &[u64],
         windows: Vec<(Window, u64)>,
     ) -> Result<CommitReport, Ending> {
-        group_state.log.conclude(&result, offered);
+        group_state.conclude(&result, offered, cause);
         match result {
-            Ok(agreed) => Ok(self.publish(group_state, agreed, offered, serials, windows)),
+            Ok(agreed) => Ok(self.publish(group_state.log.group(), agreed, offered, serials, windows)),
             Err(ending) => {
-                if let Ending::Refused(refusal) = &ending {
-                    group_state.pending = Some(refusal.clone());
-                }
-                if let Some(poison) = ending.doubt(self.domain().rank(), cause) {
-                    group_state.log.set_poison(poison);
-                }
                 self.publish_poison(group_state);
                 Err(ending)
             }
@@ -279,7 +230,7 @@ impl Memberships {
 
     fn publish(
         &self,
-        group_state: &mut GroupState,
+        group: GroupId,
         agreed: Agreed,
         offered: &[Segment],
         serials: &[u64],
@@ -287,7 +238,6 @@ impl Memberships {
     ) -> CommitReport {
         let Agreed { segments: new_segments, without, pending, .. } = agreed;
         let new_segments = new_segments as usize;
-        let group = group_state.log.group();
         let mut standings = self.table().standings(group).cloned().unwrap_or_default();
         let before = standings.windows();
         let mut windows = windows.into_iter();
@@ -299,9 +249,7 @@ impl Memberships {
                 }
                 None => standings.enter(segment.ordinal, Standing::Agreed, None),
             }
-            group_state.without.extend(without.clone().map(|reason| (segment.ordinal, reason)));
         }
-        group_state.pending.clone_from(&pending);
         let (segments, windows) = (standings.committed(), standings.windows());
         let new_windows = windows - before;
         self.update_table(|table| table.with_group(group, standings));

@@ -8,9 +8,7 @@ use process_group::store::{Deadline, StoreError};
 
 use super::offer::cause;
 use crate::{
-    agreement::{
-        ACTION_FLOOR, Attempt, Ending, GroupId, Plain, Poison, RegistrationProtocol, Segment, plain_ending,
-    },
+    agreement::{ACTION_FLOOR, Attempt, Ending, GroupId, Plain, RegistrationProtocol, Segment, plain_ending},
     membership::{
         group::{SymmetricGroup, object_of},
         group_state::GroupState,
@@ -66,10 +64,8 @@ impl Memberships {
         (self.end_plain(group_state, segments, result, undone, registered, said), failure)
     }
 
-    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if all members keep
-    /// the registration, and false if it was undone. `undone` is the result of undoing it on this rank, or `Ok` if that
-    /// was not necessary. `registered` holds the registrations of this rank. `cause` is the store's error, if the store
-    /// failed.
+    /// Applies and publishes the result of the agreement on the plain registration of `segments`. `registered` holds the
+    /// registrations of this rank. For the other arguments and the result see [`GroupState::conclude_plain`].
     pub(crate) fn end_plain(
         &self,
         group_state: &mut GroupState,
@@ -79,30 +75,13 @@ impl Memberships {
         registered: Vec<(u32, Arc<PlainRegistration>)>,
         cause: Option<String>,
     ) -> Result<bool, Ending> {
-        let rank = self.domain().rank();
-        let result = match result {
-            Ok(Plain::Registered {}) => {
-                self.enter_registered(group_state.log.group(), segments, registered);
-                Ok(true)
-            }
-            Ok(Plain::Undone { rank: culprit, cause }) => {
-                let cause = format!("rank {culprit}: {cause}");
-                let why = segments.iter().map(|segment| (segment.ordinal, cause.clone()));
-                group_state.unregistered.extend(why);
-                let poison = |cause| Poison::RegistrationFailed { rank, ordinal: None, cause };
-                undone.map(|()| false).map_err(|cause| Ending::Poisoned(poison(cause)))
-            }
-            Err(ending) => Err(ending),
-        };
-        match &result {
-            Err(Ending::Poisoned(poison)) => group_state.log.set_poison(poison.clone()),
-            Err(ending) => {
-                ending.doubt(rank, cause).into_iter().for_each(|it| group_state.log.set_poison(it))
-            }
-            Ok(_) => {}
+        let group = group_state.log.group();
+        let kept = group_state.conclude_plain(segments, result, undone, cause);
+        if let Ok(true) = kept {
+            self.enter_registered(group, segments, registered);
         }
         self.publish_poison(group_state);
-        result
+        kept
     }
 
     /// Registers all of `segments`. After an error none is registered: the earlier registrations are dropped.
