@@ -10,7 +10,7 @@ use process_group::{
 };
 
 use crate::{
-    agreement::{AgreementError, Ending, Malformed, Poison, Refusal},
+    agreement::{AgreementError, Ending, Malformed, Poison, Refusal, Unmapped},
     exchange::protocol::ExchangeRefusal,
     rendezvous::{AllocationError, protocol::RendezvousRefusal},
 };
@@ -126,6 +126,20 @@ pub enum ErrorKind {
     RendezvousMissing {
         /// The buffer's address.
         address: u64,
+    },
+    /// The members of the group have not mapped the segment of a block.
+    #[error(
+        "NotMapped: the members have not mapped segment {ordinal}{}",
+        match reason {
+            Some(reason) => format!(": {reason}"),
+            None => "; commit its pool for the group first, with CommitOptions::map_peers".to_owned(),
+        }
+    )]
+    NotMapped {
+        /// The segment of the block.
+        ordinal: u32,
+        /// The reason why a commit has not mapped it. `None` if the segment is not committed for the group.
+        reason: Option<Unmapped>,
     },
     /// This rank has too few adjacent free channels for a plan. A channel is a slot for the signals of one transfer.
     /// The other members get a refusal that names this rank.
@@ -277,6 +291,7 @@ impl ErrorKind {
             Self::GroupOutsideDomain { .. } => "GroupOutsideDomain",
             Self::AgreedAllocation { .. } => "AgreedAllocation",
             Self::RendezvousMissing { .. } => "RendezvousMissing",
+            Self::NotMapped { .. } => "NotMapped",
             Self::NoChannels { .. } => "NoChannels",
             Self::NotAMember { .. } => "NotAMember",
             Self::Closing { .. } => "Closing",

@@ -77,7 +77,9 @@ pub mod sharing;
 pub mod simulation;
 mod symmetric_pool;
 
-pub use agreement::{Enqueued, GroupId, MessageCounts, NoWindows, Poison, Policy, PoolId, Refusal, decide};
+pub use agreement::{
+    Enqueued, GroupId, MessageCounts, NoWindows, Poison, Policy, PoolId, Refusal, Unmapped, decide,
+};
 pub use caching_alloc::core::symmetric::{Geometry, Placement, SymmetricError};
 pub use domain::{Domain, DomainError};
 pub use error::Error;

@@ -102,7 +102,8 @@ fn meet(
     let mut expected: Vec<u64> = others.iter().copied().filter(|place| *place < me).collect();
     let mut unidentified = Unidentified::default();
     while !expected.is_empty() {
-        let Some((socket, message)) = unidentified.next(listener, deadline.at_most(LIVENESS_INTERVAL))? else {
+        let Some((socket, message)) = unidentified.next(listener, deadline.at_most(LIVENESS_INTERVAL))?
+        else {
             if deadline.expired() {
                 return Err(LinkError::Absent { places: expected, waited: deadline.waited() });
             }

@@ -34,7 +34,7 @@ use rustix::{
 use super::{
     LinkError, Listener, Peer, Tag,
     connection::{new_socket, receive_message},
-    exchange,
+    exchange, exchange_between,
     folder::check_home,
     poll_all, sweep,
 };
@@ -216,7 +216,8 @@ fn a_member_that_has_ended_is_not_waited_for() {
     let (endpoint, folder) = (other.endpoint(), path(&other).parent().map(Path::to_owned).unwrap());
     drop(other);
     let file = file("");
-    let meet = || exchange_between(&own, 1, &[(0, &endpoint)], &[(TAGS[0], file.as_fd())], far()).unwrap_err();
+    let meet =
+        || exchange_between(&own, 1, &[(0, &endpoint)], &[(TAGS[0], file.as_fd())], far()).unwrap_err();
     assert!(matches!(meet(), LinkError::Gone { place: 0, .. }), "its listener is dropped");
     // A killed process leaves its folder, which no process has locked.
     fs::create_dir(&folder).unwrap();

@@ -5,6 +5,7 @@
 //! | records | the members post their records; [`decide`] |
 //! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each round is an action, and all rounds together have the time limits of one action |
 //! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
+//! | opening | every member opens the memory of the others, and posts the outcome ([`super::opening`]). Shares the time limits of the registration |
 //!
 //! The deadline of a rank bounds only its wait for the records of the other members. If that deadline is too short, the
 //! commit is refused. After the decision, all members have the same time limits, which follow from the longest deadline
@@ -21,6 +22,7 @@ use super::{
     decide::{decide, judge_registrations},
     ending::Ending,
     history::Divergence,
+    opening,
     plan::{Agreed, Answer, CommitProtocol, Decision, Outcome, Plan, Rejection},
     record::Record,
     search::{Finding, name, narrow},
@@ -62,9 +64,10 @@ impl Protocol for CommitProtocol {
                     reports.iter().map(|(rank, report)| (*rank, registered(report))).collect();
                 return judge_registrations(agreed, &outcomes);
             }
+            Plan::Open { agreed } => return opening::judge(agreed, reports),
         };
         let (Plan::Hashes { after, .. } | Plan::Recall { after, .. }) = plan.clone() else {
-            unreachable!("a registration is judged above")
+            unreachable!("the other actions are judged above")
         };
         match found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} }) {
             Finding::Narrower { range } => Decision::Act { plan: Plan::Hashes { range, after } },
@@ -73,9 +76,11 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// All steps of a search share the time limits of its first step, because the steps are short and may be many.
+    /// All steps of a search share the time limits of its first step, because the steps are short and may be many. The
+    /// opening of memory shares those of the registration: if no time is left for it, the segments are committed
+    /// nevertheless.
     fn shares_limits(plan: &Plan) -> bool {
-        matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. })
+        matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }
 
     fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
@@ -113,8 +118,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Members register segments only for this plan. If the last action was a step of the search, none has yet.
-        Some(Plan::Register { .. }) => Ending::Poisoned(failure.into()),
+        // Some members may have registered or opened segments. If the last action was a step of the search, none has.
+        Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };
     Ending::of(ending, failed)

@@ -10,6 +10,7 @@ use process_group::group::GroupId;
 use super::{
     Ranks, ValuesByRank,
     capabilities::Capabilities,
+    opening,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
     ranks::RankList,
@@ -79,7 +80,8 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     {
         return refuse(refusal);
     }
-    let agreed = Agreed { segments: common as u32, joined: joined(records, common), without, pending };
+    let (joined, peers) = (joined(records, common), opening::decide(records, common));
+    let agreed = Agreed { segments: common as u32, joined, without, pending, peers };
     match search {
         Some(range) => searched(range, After::Commit { agreed }),
         None => agreed.proceed(),
@@ -336,10 +338,10 @@ pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)])
         });
     }
     match reason {
-        None => Decision::Agreed { agreed: agreed.clone() },
+        None => agreed.clone().open(),
         Some(reason) if with.is_empty() => {
             let without = Some(NoWindows::Unsupported { reason });
-            Decision::Agreed { agreed: Agreed { without, ..agreed.clone() } }
+            Agreed { without, ..agreed.clone() }.open()
         }
         Some(reason) => poison(Poison::WindowsUnsupported { with, without, reason }),
     }

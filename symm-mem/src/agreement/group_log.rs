@@ -11,6 +11,7 @@ use super::{
     ending::Ending,
     hash::chain,
     meeting_id::{MeetingId, MeetingKind},
+    peer_memory::PeerOffer,
     plan::{Agreed, CommitProtocol},
     poison::Poison,
     ranks::RankList,
@@ -47,6 +48,8 @@ pub struct Situation {
     pub log_since: u64,
     /// All of the pool's segments that are not retired, in order of their ordinals.
     pub segments: Vec<Segment>,
+    /// The memory that this rank offers to the other members: of those segments that are new to the group.
+    pub peers: PeerOffer,
 }
 
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
@@ -186,6 +189,7 @@ impl GroupLog {
             log: situation.log,
             log_since: situation.log_since,
             segments: segments.clone(),
+            peers: situation.peers,
         };
         let round = self.rounds.count();
         let meeting = self.meeting(round);

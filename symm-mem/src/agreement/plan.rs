@@ -6,11 +6,13 @@ use bootstrap::agreement;
 use super::{
     ending::Ending,
     history::{Divergence, Operation},
+    peer_memory::PeerMappings,
     poison::{NoWindows, Poison},
     refusal::Refusal,
     search::{Hashes, Range, Recalled},
     wire::{wire_enum, wire_struct},
 };
+use crate::sharing;
 
 /// The agreement of one commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,15 +33,17 @@ pub struct Agreed {
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after these segments.
     /// `None` if there is no difference.
     pub pending: Option<Refusal>,
+    /// Whether the members have mapped each other's segments.
+    pub peers: PeerMappings,
 }
-wire_struct!(Agreed { segments, joined, without, pending });
+wire_struct!(Agreed { segments, joined, without, pending, peers });
 
 impl Agreed {
-    /// Returns the next decision: to register the segments as windows, or the final agreement if there are no windows
-    /// to register.
+    /// Returns the next decision: to register the segments as windows, or what follows the registration if there are
+    /// no windows to register.
     pub(super) fn proceed(self) -> Decision {
         match self.segments == 0 || self.without.is_some() {
-            true => Decision::Agreed { agreed: self },
+            true => self.open(),
             false => Decision::Act { plan: Plan::Register { agreed: self } },
         }
     }
@@ -129,11 +133,17 @@ pub enum Plan {
         /// The agreement.
         agreed: Agreed,
     },
+    /// Open the memory of the other members.
+    Open {
+        /// The agreement. Contains the members' offers.
+        agreed: Agreed,
+    },
 }
 wire_enum!(Plan {
     0 => Hashes { range, after },
     1 => Recall { sequence, after },
     2 => Register { agreed },
+    3 => Open { agreed },
 });
 
 impl Plan {
@@ -165,8 +175,18 @@ pub enum Answer {
         /// The outcome of the registration.
         outcome: Outcome,
     },
+    /// The answer to [`Plan::Open`].
+    Opened {
+        /// The outcome of opening the others' memory.
+        outcome: sharing::Outcome,
+    },
 }
-wire_enum!(Answer { 0 => Hashes { hashes }, 1 => Recalled { recalled }, 2 => Registered { outcome } });
+wire_enum!(Answer {
+    0 => Hashes { hashes },
+    1 => Recalled { recalled },
+    2 => Registered { outcome },
+    3 => Opened { outcome },
+});
 
 impl Answer {
     /// The answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if the log no

@@ -7,6 +7,7 @@ use process_group::group::GroupId;
 pub use super::history::LogPoint;
 use super::{
     capabilities::Capabilities,
+    peer_memory::PeerOffer,
     poison::Poison,
     ranks::RankList,
     wire::{wire_enum, wire_struct},
@@ -165,6 +166,8 @@ pub struct Record {
     pub log_since: u64,
     /// The segments that the group has not committed, in order of their ordinals.
     pub segments: Vec<Segment>,
+    /// The memory that the rank offers to the other members.
+    pub peers: PeerOffer,
 }
 wire_struct!(Record {
     domain,
@@ -177,4 +180,5 @@ wire_struct!(Record {
     log,
     log_since,
     segments,
+    peers,
 });

@@ -16,10 +16,7 @@
 //! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. Then come
 //! the [claims](super::claim) of the messages from the peer, which both ends write.
 //!
-//! The page begins with three values:
-//! - a flag: this rank ends its waits, so data that it sends or receives afterwards is invalid;
-//! - a flag: this rank maps no further segments;
-//! - one more than the number of the last segment that this rank has [mapped](super::shared), or 0.
+//! The page begins with a flag: this rank ends its waits, so data that it sends or receives afterwards is invalid.
 
 use std::{
     io,
@@ -38,12 +35,6 @@ const LINE: usize = 64;
 
 /// Offset of the flag by which the rank announces that it ends its waits.
 const GAVE_UP: usize = 0;
-
-/// Offset of the flag by which the rank announces that it maps no further segments.
-const STOPPED: usize = 4;
-
-/// Offset of a value: the number of the last segment that the rank has mapped, plus one; or 0 if it has mapped none.
-const MAPPED: usize = 8;
 
 /// Number of words for every peer for zero-copy messages: two directions, two phases, and eager or captured messages.
 const SIGNALS: usize = 8;
@@ -245,26 +236,6 @@ impl FlagPage {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
-    /// Announces that this rank has mapped the segment of this number, and those with lower numbers.
-    pub(super) fn set_mapped(&self, number: u64) {
-        self.words_at::<AtomicU64>(MAPPED, 1)[0].store(number + 1, Ordering::Release);
-    }
-
-    /// One more than the number of the last segment that the page's rank has mapped, or 0 if it has mapped none.
-    pub(super) fn mapped(&self) -> u64 {
-        self.words_at::<AtomicU64>(MAPPED, 1)[0].load(Ordering::Acquire)
-    }
-
-    /// Announces that this rank maps no further segments.
-    pub(super) fn stop_mapping(&self) {
-        self.word_at(STOPPED).store(1, Ordering::Release);
-    }
-
-    /// Returns whether the page's rank has announced that it maps no further segments.
-    pub(super) fn has_stopped_mapping(&self) -> bool {
-        self.word_at(STOPPED).load(Ordering::Acquire) != 0
-    }
-
     /// Ends the current waits of streams for this rank's words by setting the words. Leaves out words of zero-copy
     /// messages for which `held` returns true. Returns true if this call has set a word that was not set. If the
     /// previous call has set this word too, a stream has passed a wait for it in between.
@@ -313,7 +284,7 @@ unsafe impl Words for AtomicU64 {}
 // SAFETY: two atomic words of the same size.
 unsafe impl Words for LogEntry {}
 
-/// An end's [half](super::half) of a message, and the [place](super::shared::Place) of its buffer.
+/// An end's [half](super::half) of a message, and the [place](super::place::Place) of its buffer.
 #[derive(Debug)]
 #[repr(C)]
 struct LogEntry {

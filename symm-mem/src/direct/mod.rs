@@ -24,18 +24,18 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Messages between blocks of a symmetric pool are copied directly, once the members have [shared](Direct::share) the
-//! pool:
+//! Messages between blocks of a symmetric pool are copied directly, once the pool is
+//! [committed](crate::SymmetricPool::commit) for the group:
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::Buffer};
-//! # use symm_mem::{Domain, Geometry, SymmetricPool, direct::{self, DirectOptions}};
+//! # use symm_mem::{CommitOptions, Domain, Geometry, SymmetricPool, direct::{self, DirectOptions}};
 //! # fn rank(world: &ProcessGroup, stream: &cuda_driver::Stream) -> Result<(), Box<dyn std::error::Error>> {
 //! let direct = direct::install(world, DirectOptions::default())?;
 //! let pool = SymmetricPool::new(&Domain::of(world)?, world.context(), Geometry::default())?;
 //! let block = pool.allocate(256 << 20)?;
-//! // Collective: all members map each other's segments. Call it again after the pool has grown.
-//! direct.share(&pool)?;
+//! // All members map each other's segments. Commit again after the pool has grown.
+//! pool.commit(world, CommitOptions::default())?;
 //! let buffer = Buffer::new(block.ptr(), 256 << 20, DataType::U8);
 //! // SAFETY: the block outlives the work.
 //! let work = unsafe {
@@ -59,9 +59,9 @@
 //!    own buffer and its mapping of the first end's buffer: it reads if it receives, and writes if it sends. Then it
 //!    signals *done*.
 //!
-//! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no shared segment, the message
+//! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no mapped segment, the message
 //! goes through the [ring](#the-ring), wherever the other buffer lies. So a message certainly is a zero-copy message
-//! only if both buffers lie in shared segments. [`Direct::report`] and the description in
+//! only if both buffers lie in mapped segments. [`Direct::report`] and the description in
 //! [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) count both kinds.
 //!
 //! If two ranks send each other messages at once, each rank should make one copy. The driver gives a write and a read
@@ -71,7 +71,7 @@
 //! the host until the receiver calls its receive, or until the receiver sends a message to this rank. If both ranks
 //! call at about the same time, each of them is then the second end of one of the two messages. The wait takes at most
 //! an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. The sender does not wait if the receiver has not
-//! received from it before, or if the receiver's buffer of their last message lay in no shared segment. A rank that
+//! received from it before, or if the receiver's buffer of their last message lay in no mapped segment. A rank that
 //! comes after the wait makes both copies. For captured messages, the capture decides which end is first, for all runs
 //! of the graph. So let the ranks capture at about the same time, for example after a barrier.
 //!
@@ -81,10 +81,10 @@
 //! No host thread waits for the copy itself. The send of a zero-copy message ends only when the receiver has the data.
 //! The send of a message through the ring can end earlier, so there a sender can run ahead of its peer.
 //!
-//! [`share`](Direct::share) maps segments as a [rendezvous](crate::rendezvous) does, and the pool keeps the mappings.
-//! It does not use the windows of a commit. A window is unmapped when its communicator is aborted, while a stream or a
-//! graph may still copy. Windows need a communicator, and NCCL returns the addresses of peers' windows only from
-//! release 2.29 on.
+//! A commit maps the segments ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), also without windows, and
+//! the path keeps the pool's memory until the group ends. The path does not use the windows. A window is unmapped when
+//! its communicator is aborted, while a stream or a graph may still copy. And NCCL returns the addresses of peers'
+//! windows only from release 2.29 on.
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
@@ -199,7 +199,7 @@
 //! | `handle` | [`Direct`] |
 //! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
 //! | `claim` | which end of a message comes first |
-//! | `shared` | pools whose segments all members have mapped, and places in them (segment number and offset) |
+//! | `place` | the place of a buffer in the mapped segments: segment number and offset |
 //! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
 //! | `part` | the messages of one lane in one call |
 //! | `pushes` | messages that the sender copies into the receiver's buffer, for which an abort first waits |
@@ -220,9 +220,9 @@ mod handle;
 mod lane;
 mod meeting;
 mod part;
+mod place;
 mod pushes;
 mod rounds;
-mod shared;
 mod zero_copy;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -240,8 +240,10 @@ use process_group::{
 use self::{core::Core, lane::Ring};
 pub use self::{core::DirectReport, handle::Direct};
 use crate::{
+    domain::rank_of,
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    membership::MappedSegments,
     rendezvous::{PeerMemory, Rendezvous, RendezvousOptions},
 };
 
@@ -266,8 +268,7 @@ pub struct DirectOptions {
     /// If a member stops during the call, the others may get their error after the limit, because two time limits
     /// inside the call have lower bounds: at least 10 s to map memory, and then at least 5 s to wait for the outcomes
     /// of the others. Both apply to the [rendezvous](RendezvousOptions::deadline), and again to the agreement that
-    /// follows it. In [`Direct::share`], the same limit applies to each segment, and to the wait for the other members
-    /// at the end of the call.
+    /// follows it.
     pub deadline: Duration,
 }
 
@@ -404,9 +405,10 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     };
     let memory = rendezvous.rendezvous(&memory).map_err(of_call)?;
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
-    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (rendezvous, memory));
+    let mapped = MappedSegments::of(group.id(), rank_of(group.global_rank()));
+    let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (mapped, memory));
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), &call, make)?);
-    let handle = Direct::new(call.clone(), options.deadline, &core);
+    let handle = Direct::new(call.clone(), &core);
     group.install(Arc::new(DirectPath { core: Some(core) })).map_err(|error| call.error(error))?;
     Ok(handle)
 }

@@ -27,7 +27,7 @@ impl Exports {
         let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
         for Piece { id, whole, allocation, .. } in pieces {
             if exports.iter().all(|export| export.id != *id) {
-                let shared = offer.export(allocation.shareable(context)?, *whole)?;
+                let shared = offer.export_later(allocation.shareable(context)?, *whole)?;
                 exports.push(Export { id: *id, shared });
             }
         }

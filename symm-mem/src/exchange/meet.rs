@@ -259,7 +259,7 @@ impl Exchange {
             plan: plan.to_owned(),
             generation: self.named(plan).generations.next(),
             readiness: Readiness::Ready,
-            site: rendezvous.inner.site.clone(),
+            site: rendezvous.inner.group.site.clone(),
             channels: u32::try_from(options.channels).unwrap_or(u32::MAX),
             exports: Vec::new(),
             held: Vec::new(),

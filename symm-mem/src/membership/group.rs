@@ -6,7 +6,7 @@ use bootstrap::agreement::Object;
 use cuda_driver::DevicePtr;
 use process_group::{
     ProcessGroup,
-    comm::{Communicator, WindowsUnsupported},
+    comm::{CommError, Communicator, WindowsUnsupported},
     group::{self, GroupError, HealthHandle, SymmetricPlaces, enqueued_on},
     store::Deadline,
 };
@@ -136,6 +136,14 @@ impl SymmetricGroup for ProcessGroup {
             messages: of.messages.iter().map(messages).collect(),
         });
         enqueued.collect()
+    }
+}
+
+/// Checks that the communicator can be used. If it is `needed`, it must also be made.
+pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), CommError> {
+    match communicator.check() {
+        Err(CommError::Unmade { .. }) if !needed => Ok(()),
+        checked => checked,
     }
 }
 

@@ -6,14 +6,16 @@ use bootstrap::agreement::{Decision, read_decision, refusal};
 use caching_alloc::core::symmetric::SymmetricArena;
 use process_group::{comm::Communicator, group::SymmetricPlaces};
 
-use super::group::misnamed;
+use super::{group::misnamed, mapped::MappedSegments};
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, Plain, Poison, Refusal, Rejection, Segment,
+        Agreed, CommitProtocol, Ending, GroupLog, NoWindows, PeerMappings, Plain, Poison, Refusal, Rejection,
+        Segment, Unmapped,
     },
     domain::Domain,
     error::{CallContext, Error},
     error_kind::ErrorKind,
+    rendezvous::PeerGroup,
 };
 
 /// The state of a group on this rank for one pool, with the reasons for missing windows and registrations.
@@ -26,6 +28,12 @@ pub(crate) struct GroupState {
     /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
     unregistered: Vec<(u32, String)>,
     pending: Option<Refusal>,
+    /// Segments that the members have not mapped, by ordinal, each with the reason.
+    unmapped: Vec<(u32, Unmapped)>,
+    /// The group as the owner of mappings and pads, once this rank has offered memory.
+    pub(super) peers: Option<Arc<PeerGroup>>,
+    /// The segments of all pools that the members have mapped.
+    pub(super) mapped: Arc<MappedSegments>,
     /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
 }
@@ -33,7 +41,18 @@ pub(crate) struct GroupState {
 impl GroupState {
     /// The state of a group with nothing committed. `places` locates addresses in the pool.
     pub(super) fn new(log: GroupLog, places: Arc<dyn SymmetricPlaces>) -> Self {
-        Self { log, group_name: None, without: Vec::new(), unregistered: Vec::new(), pending: None, places }
+        let mapped = MappedSegments::of(log.group(), log.rank());
+        Self {
+            log,
+            group_name: None,
+            without: Vec::new(),
+            unregistered: Vec::new(),
+            pending: None,
+            unmapped: Vec::new(),
+            peers: None,
+            mapped,
+            places,
+        }
     }
 
     /// Returns the context of errors of the group's commits.
@@ -95,9 +114,13 @@ impl GroupState {
     ) {
         self.log.conclude(result, offered);
         match result {
-            Ok(Agreed { segments, without, pending, .. }) => {
-                let new = offered.iter().take(*segments as usize);
-                self.without.extend(new.filter_map(|segment| Some((segment.ordinal, without.clone()?))));
+            Ok(Agreed { segments, without, pending, peers, .. }) => {
+                for Segment { ordinal, .. } in offered.iter().take(*segments as usize) {
+                    self.without.extend(without.clone().map(|reason| (*ordinal, reason)));
+                    if let PeerMappings::Unmapped { reason } = peers {
+                        self.unmapped.push((*ordinal, reason.clone()));
+                    }
+                }
                 self.pending.clone_from(pending);
             }
             Err(ending) => {
@@ -145,7 +168,8 @@ impl GroupState {
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
-        (self.without, self.unregistered, self.pending) = (Vec::new(), Vec::new(), None);
+        (self.without, self.unregistered, self.unmapped) = Default::default();
+        (self.pending, self.peers) = (None, None);
     }
 
     /// Returns the result of the last commit that succeeded or was refused: its
@@ -157,6 +181,12 @@ impl GroupState {
     /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.
     pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
         self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+    }
+
+    /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
+    /// have.
+    pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
+        self.unmapped.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
     }
 
     /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns

@@ -6,7 +6,10 @@ use caching_alloc::core::symmetric::Placement;
 use process_group::comm::Window;
 
 use super::plain_registration::PlainRegistration;
-use crate::agreement::{GroupId, Poison};
+use crate::{
+    agreement::{GroupId, Poison},
+    rendezvous::PeerGroup,
+};
 
 /// State of a segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +81,8 @@ pub(crate) struct Standings {
     /// By ordinal: the window that contains the segment, and the segment's offset in the window in bytes.
     windows: Vec<Option<(Window, u64)>>,
     registered: Vec<(u32, Arc<PlainRegistration>)>,
+    /// The owner of the mappings of the members' segments, if the members have mapped any.
+    pub(crate) peers: Option<Arc<PeerGroup>>,
 }
 
 impl Standings {

@@ -17,9 +17,10 @@ use super::{
     places::{PlacesInvalidation, places_for},
 };
 use crate::{
-    agreement::{GroupId, GroupLog, Poison, PoolId},
+    agreement::{GroupId, GroupLog, Poison, PoolId, Unmapped},
     domain::Domain,
-    pool::Memory,
+    pool::{Memory, SymmetricBlock},
+    rendezvous::{Buffer, SymmetricMemory},
 };
 
 /// The state of one pool in all groups that it is committed for.
@@ -127,6 +128,27 @@ impl Memberships {
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
+    /// Returns the memory of `block` on all members of `group`. Returns the reason, if it is known, if the members have
+    /// not mapped it.
+    pub(crate) fn symmetric_memory(
+        &self,
+        block: &SymmetricBlock,
+        group: GroupId,
+    ) -> Result<SymmetricMemory, Option<Unmapped>> {
+        let peers = self.table().standings(group).and_then(|standings| standings.peers.clone());
+        let buffer = Buffer::from(block);
+        // The block may be of another pool, which has its own attachments.
+        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
+        match peers.zip(mapping) {
+            Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
+            None => {
+                let group_state = self.known_state(group);
+                let ordinal = block.placement().ordinal;
+                Err(group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned()))
+            }
+        }
+    }
+
     /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
     pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
         let create = || {
@@ -144,9 +166,14 @@ impl Memberships {
 
     /// Removes the state of a group whose communicator has ended, including its poison.
     pub(crate) fn forget(&self, group: GroupId) {
-        if let Some(group_state) = self.known_state(group) {
-            lock(&group_state).forget(&self.retired());
-        }
+        // The last reference to the peers is dropped at the end, because that may wait for work on their pads.
+        let _peers = self.known_state(group).and_then(|group_state| {
+            let mut group_state = lock(&group_state);
+            let peers = group_state.peers.take();
+            group_state.mapped.forget(&self.memory);
+            group_state.forget(&self.retired());
+            peers
+        });
         self.update_table(|table| table.without_group(group));
     }
 

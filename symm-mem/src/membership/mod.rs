@@ -7,6 +7,7 @@
 //! | `agreed` | agreement on the length of an allocation |
 //! | `memberships` | the state of a pool in all of its groups |
 //! | `group_state` | its state in one group, between commits |
+//! | `mapped` | the segments of all pools that the members of a group have mapped |
 //! | `lookup` | the table of the segments and their states in the groups |
 //! | `index` | the published table, and the search for an address |
 //! | `places` | placements of buffers, which the members of a group compare |
@@ -25,6 +26,7 @@ mod group;
 mod group_state;
 mod index;
 mod lookup;
+mod mapped;
 mod meetings;
 mod memberships;
 mod places;
@@ -46,6 +48,7 @@ pub use self::{
 };
 pub(crate) use self::{
     group_state::lock,
-    index::{Index, Published},
+    index::Index,
+    mapped::{MappedSegment, MappedSegments},
     memberships::Memberships,
 };

@@ -17,7 +17,7 @@ use process_group::{
 
 use super::{
     circumstances::Circumstances,
-    group::{SymmetricGroup, end_poisoned},
+    group::{SymmetricGroup, check, end_poisoned},
     group_state::{GroupState, lock},
     lookup::Table,
     memberships::Memberships,
@@ -386,7 +386,8 @@ impl Found {
             // If a group has ended, its error is more specific than that of its communicator.
             parties.iter().find_map(|party| match party.group.standing() {
                 Err(ended) => Some(ended.to_string()),
-                Ok(()) => party.group.communicator().check().err().map(|error| error.to_string()),
+                // A group without a communicator has no windows.
+                Ok(()) => check(party.group.communicator(), false).err().map(|error| error.to_string()),
             })
         });
         let mut contexts =

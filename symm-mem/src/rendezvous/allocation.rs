@@ -148,6 +148,11 @@ impl PeerMemory {
         stream.synchronize()
     }
 
+    /// The physical memory, and its length in bytes.
+    pub(crate) fn physical(&self) -> (PhysicalMemory, usize) {
+        (self.inner.mapping.memory().clone(), self.inner.mapping.bytes())
+    }
+
     /// The address on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {

@@ -8,7 +8,7 @@ use process_group::{
     store::Deadline,
 };
 
-use crate::{agreement::GroupId, kernels::OwnBuffer, pool::SymmetricBlock, sharing::Imported};
+use crate::{kernels::OwnBuffer, sharing::Imported};
 
 /// The reason why a window has no peer addresses on this rank.
 #[derive(Debug, thiserror::Error)]
@@ -20,17 +20,6 @@ pub enum WindowPeersError {
     OutOfReach {
         /// The rank, in the communicator.
         rank: usize,
-    },
-    /// The block is not in a window of the group.
-    #[error(
-        "segment {ordinal} is no window of group {group}; commit its pool for the group first, or hold a rendezvous for \
-         the block, which needs no window"
-    )]
-    NoWindow {
-        /// The block's segment.
-        ordinal: u32,
-        /// The group.
-        group: GroupId,
     },
     /// The error of NCCL. NCCL reports the addresses since release 2.29; an older release causes
     /// [`CommError::Missing`]. [`rendezvous`](super::Rendezvous::rendezvous) also provides a buffer's [`PeerBuffers`],
@@ -67,15 +56,12 @@ pub struct PeerBuffers {
     origin: Origin,
     /// Dropped after the array, which contains their addresses.
     _mapped: Vec<Imported>,
-    /// The block in the window. Keeps the block's segment from being retired. `None` for a whole window, and for memory
-    /// that this rank mapped itself.
-    _block: Option<SymmetricBlock>,
 }
 
 impl PeerBuffers {
     /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank. The address
     /// of this rank's own memory is at index `place`. `mapped` is the open memory of the other ranks.
-    pub(super) fn mapped(
+    pub(crate) fn mapped(
         context: &Context,
         (place, addresses): (usize, Vec<DevicePtr>),
         bytes: usize,
@@ -83,7 +69,7 @@ impl PeerBuffers {
     ) -> Result<Self, cuda_driver::Error> {
         let array = array(context, &addresses)?;
         let _own = addresses.get(place).map(|own| OwnBuffer::enter(array.ptr(), *own));
-        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped, _block: None })
+        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped })
     }
 
     /// Returns the addresses of every rank's memory in a window of `communicator`. NCCL has mapped this memory. Needs
@@ -101,38 +87,15 @@ impl PeerBuffers {
         window: &Window,
         deadline: Deadline,
     ) -> Result<Self, WindowPeersError> {
-        Self::inside_window(communicator, window, 0, window.bytes(), deadline)
-    }
-
-    /// Like [`of_window`](Self::of_window), but for a pool's block at `offset` bytes in the window. The result keeps
-    /// the block, so that its segment is not retired.
-    pub(crate) fn of_block(
-        communicator: &Communicator,
-        window: &Window,
-        offset: u64,
-        block: &SymmetricBlock,
-        deadline: Deadline,
-    ) -> Result<Self, WindowPeersError> {
-        let buffers = Self::inside_window(communicator, window, offset, block.bytes() as usize, deadline)?;
-        Ok(Self { _block: Some(block.clone()), ..buffers })
-    }
-
-    fn inside_window(
-        communicator: &Communicator,
-        window: &Window,
-        offset: u64,
-        bytes: usize,
-        deadline: Deadline,
-    ) -> Result<Self, WindowPeersError> {
         let found = communicator.window_peers(window, deadline)?;
         let reached = |(rank, address): (usize, &Option<DevicePtr>)| {
-            address.map(|begin| begin + offset as usize).ok_or(WindowPeersError::OutOfReach { rank })
+            address.ok_or(WindowPeersError::OutOfReach { rank })
         };
         let addresses = found.iter().enumerate().map(reached).collect::<Result<Vec<_>, _>>()?;
         let array = array(communicator.context(), &addresses)?;
-        let (origin, _mapped) = (Origin::Window, Vec::new());
-        let _own = Some(OwnBuffer::enter(array.ptr(), window.ptr() + offset as usize));
-        Ok(Self { addresses, _own, array, bytes, origin, _mapped, _block: None })
+        let (bytes, origin, _mapped) = (window.bytes(), Origin::Window, Vec::new());
+        let _own = Some(OwnBuffer::enter(array.ptr(), window.ptr()));
+        Ok(Self { addresses, _own, array, bytes, origin, _mapped })
     }
 
     /// The addresses, in the group's order.

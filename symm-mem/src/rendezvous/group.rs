@@ -93,6 +93,17 @@ impl GroupInfo {
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
+    /// The information on a group of which all parts are known. See [`new`](Self::new).
+    pub(crate) fn of_parts(
+        (id, name): (GroupId, &str),
+        rank: usize,
+        ranks: &[u32],
+        store: Arc<dyn Store>,
+        health: Option<HealthHandle>,
+    ) -> Self {
+        Self { id, name: name.into(), rank, ranks: ranks.into(), store, health }
+    }
+
     /// The group's name.
     #[must_use]
     pub fn name(&self) -> &str {
@@ -164,14 +175,9 @@ impl GroupInfo {
 
 impl From<&ProcessGroup> for GroupInfo {
     fn from(group: &ProcessGroup) -> Self {
-        Self {
-            id: group.id(),
-            name: group.name().into(),
-            rank: group.rank(),
-            ranks: crate::domain::ranks_of(group).into(),
-            store: Arc::new(group.job_store()),
-            health: Some(group.health_handle()),
-        }
+        let (ranks, store) = (crate::domain::ranks_of(group), Arc::new(group.job_store()));
+        let name = (group.id(), group.name());
+        Self::of_parts(name, group.rank(), &ranks, store, Some(group.health_handle()))
     }
 }
 

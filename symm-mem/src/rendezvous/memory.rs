@@ -29,6 +29,11 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
+    /// The memory of `buffer` on all members of `group`. `peers` has their whole allocations.
+    pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
+        Self { group, buffer, peers }
+    }
+
     /// This rank's place in the group.
     #[must_use]
     pub fn rank(&self) -> usize {

@@ -59,7 +59,13 @@ use process_group::{
     store::{Deadline, StoreError},
 };
 
-pub(crate) use self::{allocation::fresh_number, buffers::PeerMapping, peer_group::PeerGroup};
+use self::protocol::{Ending, Readiness, Record, RendezvousProtocol, Subject, prefix};
+pub(crate) use self::{
+    allocation::fresh_number,
+    buffers::PeerMapping,
+    pads::{OwnPad, Pads},
+    peer_group::PeerGroup,
+};
 pub use self::{
     allocation::{AllocationError, Allocators, CudaAllocator, DeviceKind, PeerAllocator, PeerMemory},
     buffer::Buffer,
@@ -69,10 +75,6 @@ pub use self::{
     layout::Layout,
     memory::{PeerView, SymmetricMemory},
     protocol::RendezvousRefusal,
-};
-use self::{
-    pads::{OwnPad, Pads},
-    protocol::{Ending, Readiness, Record, RendezvousProtocol, Subject, prefix},
 };
 use crate::{
     agreement::hash::chain,
@@ -138,8 +140,6 @@ pub struct Rendezvous {
 pub(crate) struct Inner {
     pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
-    /// This rank's site, without an endpoint.
-    pub(crate) site: Site,
     /// See [`Record::life`].
     life: u64,
     /// The number of the next rendezvous. The lock admits one rendezvous at a time.
@@ -181,14 +181,14 @@ impl Rendezvous {
         let life = life(&info).map_err(|error| call.error(error))?;
         let known = Site::of(context);
         let site = known.as_ref().map_or_else(|_| Site::of_process(), Clone::clone);
-        let group = Arc::new(PeerGroup::new(info, context));
-        let inner = Inner { group, options, site, life, next: Mutex::new(0) };
+        let group = Arc::new(PeerGroup::new(info, context, site));
+        let inner = Inner { group, options, life, next: Mutex::new(0) };
         let rendezvous = Self { inner: Arc::new(inner) };
         // If a capture is open, the calls below must not become part of it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let own = known
             .map_err(Into::into)
-            .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), &options));
+            .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
         // A rank without a pad posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
         let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(&**error)))?;
@@ -378,8 +378,8 @@ impl Rendezvous {
 
     /// This rank's record without memory.
     fn record(&self, number: u64, readiness: Readiness) -> Record {
-        let Inner { options, site, life, .. } = &*self.inner;
-        let info = self.group();
+        let Inner { group, options, life, .. } = &*self.inner;
+        let info = &group.info;
         Record {
             group: info.id(),
             life: *life,
@@ -392,7 +392,7 @@ impl Rendezvous {
             offset: 0,
             bytes: 0,
             mapped: None,
-            site: site.clone(),
+            site: group.site.clone(),
             export: Export { bytes: 0, handle: Handle::NONE, token: u64::MAX },
         }
     }

@@ -26,7 +26,7 @@ use cuda_driver::{
     vmm::HandleTypes,
 };
 
-use super::{PeerBuffers, PeerMemory, RendezvousOptions, protocol::Subject};
+use super::{PeerBuffers, PeerMemory, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
 /// The direction of a signal: to the peer, or from the peer.
@@ -49,19 +49,20 @@ struct Last {
 
 /// This rank's pad, before it is shared.
 #[derive(Debug)]
-pub(super) struct OwnPad {
-    pub(super) memory: PeerMemory,
+pub(crate) struct OwnPad {
+    pub(crate) memory: PeerMemory,
     fault: FaultRecord,
 }
 
 impl OwnPad {
-    pub(super) fn make(
+    /// Allocates and clears the pad of a group of `world` ranks, with these handle types, or all that the driver grants.
+    pub(crate) fn make(
         context: &Context,
         world: usize,
-        options: &RendezvousOptions,
+        handles: Option<HandleTypes>,
     ) -> Result<Self, Box<dyn Error>> {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
-        let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
+        let handles = handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
         let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
         // Cleared before it is shared, so that an early signal of a peer is not erased.
         memory.clear(context)?;
@@ -71,7 +72,7 @@ impl OwnPad {
 
 /// The pads of all ranks.
 #[derive(Debug)]
-pub(super) struct Pads {
+pub(crate) struct Pads {
     lasts: Mutex<HashMap<Slot, Last>>,
     kernels: OnceLock<Kernels>,
     pub(super) fault: FaultRecord,
@@ -81,7 +82,8 @@ pub(super) struct Pads {
 }
 
 impl Pads {
-    pub(super) fn new(own: OwnPad, peers: Arc<PeerBuffers>) -> Self {
+    /// `peers` has the pads of all ranks.
+    pub(crate) fn new(own: OwnPad, peers: Arc<PeerBuffers>) -> Self {
         let OwnPad { memory, fault } = own;
         Self { lasts: Mutex::default(), kernels: OnceLock::new(), fault, peers, _own: memory }
     }

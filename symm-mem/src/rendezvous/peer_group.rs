@@ -5,12 +5,14 @@ use std::{fmt, sync::OnceLock};
 use cuda_driver::Context;
 
 use super::{GroupInfo, pads::Pads};
-use crate::{kernels::PadLayout, pool::Owner};
+use crate::{kernels::PadLayout, pool::Owner, sharing::Site};
 
 /// The members of a group that have mapped each other's memory, and their signal pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
+    /// This rank's site, without an endpoint.
+    pub(crate) site: Site,
     /// The owner of the group's mappings, which the mapped allocations keep.
     pub(crate) mappings: Owner,
     /// Set once the members have mapped each other's pads.
@@ -19,14 +21,19 @@ pub(crate) struct PeerGroup {
 
 impl PeerGroup {
     /// Creates a group whose pads are not set yet.
-    pub(crate) fn new(info: GroupInfo, context: &Context) -> Self {
+    pub(crate) fn new(info: GroupInfo, context: &Context, site: Site) -> Self {
         let (mappings, pads) = (Owner::default(), OnceLock::new());
-        Self { info, context: context.clone(), mappings, pads }
+        Self { info, context: context.clone(), site, mappings, pads }
     }
 
     /// Sets the pads. Does nothing if they are set already.
-    pub(super) fn set_pads(&self, pads: Pads) {
+    pub(crate) fn set_pads(&self, pads: Pads) {
         let _ = self.pads.set(pads);
+    }
+
+    /// Returns whether the members have mapped each other's pads.
+    pub(crate) fn has_pads(&self) -> bool {
+        self.pads.get().is_some()
     }
 
     /// The pads of all members.

@@ -13,8 +13,8 @@ use std::{
 use crate::{
     SymmetricError,
     agreement::{
-        self as commits, Agreed, CommitProtocol, Ending, Enqueued, GroupId, GroupLog, Outcome, Plan, Policy,
-        PoolId, Readiness, Segment, Situation, Start as Beginning, commit_ending,
+        self as commits, Agreed, CommitProtocol, Ending, Enqueued, GroupId, GroupLog, Outcome, PeerOffer,
+        Plan, Policy, PoolId, Readiness, Segment, Situation, Start as Beginning, commit_ending,
     },
     rendezvous::protocol,
 };
@@ -313,6 +313,7 @@ impl Rank {
             log: self.arena.log().state().into(),
             log_since: self.arena.log().oldest(),
             segments: self.arena.segments().iter().map(segment).collect(),
+            peers: PeerOffer::Missing { cause: "the ranks here map memory by a rendezvous".to_owned() },
         };
         let Some(member) = self.members.get_mut(&uid) else { panic!("the rank is in the group") };
         let (beginning, segments) = member.log.begin(situation);
@@ -367,6 +368,7 @@ impl Rank {
                         Plan::Recall { sequence, .. } => {
                             commits::Answer::recalled(sequence, length, |it| log.operation(it).map(operation))
                         }
+                        Plan::Open { .. } => panic!("nothing is offered"),
                         Plan::Register { agreed } => {
                             let agreed = &segments[..agreed.segments as usize];
                             let (outcome, struck) = self.register(group, agreed, until, verdict);

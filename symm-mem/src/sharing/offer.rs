@@ -53,7 +53,14 @@ pub(crate) enum Fetched<T> {
 /// Resources of this rank that the others can fetch until this value is dropped.
 pub(crate) struct Offer<T: 'static> {
     listener: Listener,
-    shared: Vec<(T, LocalToken<T>)>,
+    shared: Vec<Shared<T>>,
+}
+
+struct Shared<T: 'static> {
+    resource: T,
+    /// `None` if there is none, or if it is exported for each peer.
+    descriptor: Option<OwnedFd>,
+    _local: LocalToken<T>,
 }
 
 impl<T: Share> Offer<T> {
@@ -63,12 +70,22 @@ impl<T: Share> Offer<T> {
         Ok(Self { listener, shared: Vec::new() })
     }
 
-    /// Exports a resource of `bytes` bytes, the next one of this rank's exports.
+    /// Exports a resource of `bytes` bytes, the next one of this rank's exports, and its file descriptor if it has one.
     pub(crate) fn export(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
+        let export = self.export_later(resource, bytes)?;
+        if let (true, Some(last)) = (export.handle.has_descriptor(), self.shared.last_mut()) {
+            last.descriptor = Some(last.resource.descriptor()?);
+        }
+        Ok(export)
+    }
+
+    /// Like [`export`](Self::export), but exports a file descriptor only for the time of sending it to a peer. For
+    /// exports that may be more than a process can have descriptors.
+    pub(crate) fn export_later(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
         let handle = resource.handle()?;
         let local = T::registry().register(resource.clone());
         let token = local.token;
-        self.shared.push((resource, local));
+        self.shared.push(Shared { resource, descriptor: None, _local: local });
         Ok(Export { bytes: bytes as u64, handle, token })
     }
 
@@ -156,10 +173,15 @@ impl<T: Share> Offer<T> {
             let at = peer.link.place() as usize;
             let send = || {
                 sent(own, at).into_iter().try_for_each(|number| {
-                    let resource = self.shared.get(number).map(|(resource, _)| resource);
-                    let resource = resource.ok_or_else(|| failed(format!("there is no export {number}")))?;
-                    let descriptor = resource.descriptor().map_err(failed)?;
-                    let sent = peer.link.send(T::TAG, descriptor.as_fd(), deadline);
+                    let shared = self.shared.get(number);
+                    let shared = shared.ok_or_else(|| failed(format!("there is no export {number}")))?;
+                    let sent = match &shared.descriptor {
+                        Some(descriptor) => peer.link.send(T::TAG, descriptor.as_fd(), deadline),
+                        None => {
+                            let descriptor = shared.resource.descriptor().map_err(failed)?;
+                            peer.link.send(T::TAG, descriptor.as_fd(), deadline)
+                        }
+                    };
                     sent.map_err(|error| outcome_of(&error, rank))
                 })
             };

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Standing,
     agreement::{Agreed, Ending, NoWindows, Segment},
-    membership::{GroupState, lock},
+    membership::{GroupState, commit::Done, lock},
 };
 
 /// The error of a failed store.
@@ -60,8 +60,7 @@ impl World {
                     meeting.result,
                     cause,
                     &[],
-                    &[],
-                    Vec::new(),
+                    Done::default(),
                 );
                 drop(ended);
                 earlier = group_state.log.take_left();
@@ -177,8 +176,7 @@ impl World {
             result,
             cause,
             segments,
-            serials,
-            Vec::new(),
+            Done { serials: serials.to_vec(), ..Done::default() },
         );
         let dead = group_state.log.poison().is_some();
         drop(group_state);

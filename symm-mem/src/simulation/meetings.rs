@@ -17,8 +17,8 @@ use super::{
 use crate::{
     CommitOptions, Error,
     agreement::{
-        self, Capabilities, CommitProtocol, LogPoint, Outcome, Plan, Policy, PoolId, Readiness, Release,
-        hash::chain,
+        self, Agreed, Capabilities, CommitProtocol, LogPoint, OfferedMemory, Outcome, PeerMappings,
+        PeerOffer, Plan, Policy, PoolId, Readiness, Release, Segment, hash::chain,
     },
     membership::{Circumstances, GroupState, RetirementFound, commit::offer, lock},
     rendezvous::protocol::{self, Record},
@@ -111,8 +111,16 @@ impl World {
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().policy(policy).deadline(deadline);
+        let offer = |_: &mut GroupState, new: &[Segment]| {
+            let export = |bytes| Export { bytes, handle: Handle::DESCRIPTOR, token: 0 };
+            let segments = new.iter().map(|segment| export(segment.bytes)).collect();
+            let (site, pad) = (Site::simulated(rank), Some(export(2 << 20)));
+            PeerOffer::Offered { memory: OfferedMemory { site, next: 0, pad, segments } }
+        };
+        let mut locked = lock(&group_state);
         let (start, segments) =
-            state.pool.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+            state.pool.memberships().begin_commit(&mut locked, options, found, |_| Ok(()), offer);
+        drop(locked);
         let machine = Box::new(Machine::new(start, self.random.next())?);
         let work =
             Work::Commit { machine, group_state, group, segments, places: Vec::new(), serials: Vec::new() };
@@ -169,8 +177,12 @@ impl World {
         }
         let state = self.rank(rank);
         let options = CommitOptions::default().deadline(DEADLINE);
+        // The second pool has no segments to offer.
+        let offer = |_: &mut GroupState, _: &[Segment]| PeerOffer::Missing { cause: String::new() };
+        let mut locked = lock(&group_state);
         let (start, _) =
-            state.second.memberships().begin_commit(&mut lock(&group_state), options, found, |_| Ok(()));
+            state.second.memberships().begin_commit(&mut locked, options, found, |_| Ok(()), offer);
+        drop(locked);
         let machine = Box::new(Machine::new(start, self.random.next())?);
         let work = Work::Second { machine, group_state, group };
         self.begin(rank, work, round, id.epoch, DEADLINE)
@@ -327,6 +339,19 @@ impl World {
         self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
     }
 
+    /// Opens the segments that the members offer in `agreed`, and returns the outcome.
+    fn open_segments(&self, rank: u32, agreed: &Agreed) -> sharing::Outcome {
+        let PeerMappings::Offered { members } = &agreed.peers else {
+            return sharing::Outcome::Failed { cause: "nothing is offered".to_owned() };
+        };
+        if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
+            return sharing::Outcome::Failed { cause: "no addresses".to_owned() };
+        }
+        let dead = members.iter().map(|member| member.rank).filter(|it| self.ranks[*it as usize].dead);
+        let gone: Vec<u32> = dead.collect();
+        if gone.is_empty() { sharing::Outcome::Mapped } else { sharing::Outcome::Alone { gone } }
+    }
+
     /// Passes an answer to the rank's state machine, and executes its next request. Ignores the answer if `token` is
     /// not that of the rank's last request.
     pub(super) fn answer(&mut self, rank: u32, token: u64, answer: Answer) -> Result<(), Violation> {
@@ -357,7 +382,9 @@ impl World {
                         Plan::Recall { sequence, .. } => {
                             Answer::Searched(agreement::Answer::recalled(sequence, length, operation))
                         }
-                        Plan::Register { .. } => return Err(Violation("a registration is no search".into())),
+                        Plan::Register { .. } | Plan::Open { .. } => {
+                            return Err(Violation("a registration or an opening is no search".into()));
+                        }
                     };
                 }
                 want => {
@@ -413,6 +440,10 @@ impl World {
                 self.at(at, Event::Answer(rank, token, Answer::Deregistered(Release::Blocked {})));
                 let release = self.deregister(rank)?;
                 self.soon(Event::Answer(rank, token, Answer::Deregistered(release)));
+            }
+            Want::OpenSegments(agreed) => {
+                let outcome = self.open_segments(rank, &agreed);
+                self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
             }
             Want::Share(records) => self.soon(Event::Share(rank, token, records)),
             Want::Open(agreement) => {

@@ -10,6 +10,7 @@
 //!   devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails only there. A
 //!   retirement names only a part of the segments that share a window. The same holds for groups without the culprit,
 //!   but there a member may also be late because it waited for the culprit.
+//! - Members that commit segments have mapped each other's, unless the trouble explains why not.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
@@ -27,7 +28,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Divergence, Entry, Membership, Plain, Poison, Refusal, ValuesByRank, length_patience, patience,
+        Agreed, Divergence, Entry, Membership, PeerMappings, Plain, Poison, Refusal, Unmapped, ValuesByRank,
+        length_patience, patience,
     },
     exchange::ExchangeRefusal,
     rendezvous::RendezvousRefusal,
@@ -175,10 +177,37 @@ impl World {
                 return Err(Violation(format!("{entered} of {} members registered: {result:?}", told.len())));
             }
         }
+        if let Said::Commit(Ok(agreed)) = &first.said {
+            self.judge_mapping(kind, agreed)?;
+        }
         if cut {
             return Ok(());
         }
         self.judge_blame(kind, &first.said, &told)
+    }
+
+    /// Checks that the members have mapped each other's segments, unless the trouble explains why not.
+    fn judge_mapping(&self, kind: Kind, agreed: &Agreed) -> Result<(), Violation> {
+        let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
+        let members = self.members(kind);
+        let cannot = trouble == Trouble::CannotMap && members.contains(&culprit);
+        let fits = match &agreed.peers {
+            PeerMappings::Offered { .. } => false,
+            PeerMappings::Opened {} => agreed.segments > 0 && !cannot,
+            PeerMappings::Unmapped { reason } => match reason {
+                Unmapped::NothingNew {} => agreed.segments == 0,
+                Unmapped::NotOffered { rank, .. } => trouble == Trouble::PrepareFails && *rank == culprit,
+                Unmapped::Failed { rank, .. } => (cannot && *rank == culprit) || trouble.delays(),
+                Unmapped::NoHandle { .. } | Unmapped::NoPeerAccess { .. } => false,
+            },
+        };
+        match fits {
+            true => Ok(()),
+            false => {
+                let what = format!("under {trouble:?} on rank {culprit}, members {members:?}: {agreed:?}");
+                Err(Violation(what))
+            }
+        }
     }
 
     /// Checks that the common result fits the trouble, and names the culprit.

@@ -150,6 +150,8 @@ pub(super) enum Want {
     },
     Quiesce(Duration),
     Deregister(Duration),
+    /// To open the segments that the members of a commit offer.
+    OpenSegments(Agreed),
     Share(Vec<Record>),
     Open(exchange::Agreement),
     Done(End),
@@ -194,6 +196,7 @@ impl Want {
             Want::Share(_) => 12,
             Want::Done(_) => 13,
             Want::Open(_) => 14,
+            Want::OpenSegments(_) => 15,
         }
     }
 }
@@ -379,6 +382,7 @@ fn commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) 
     let outcome = |answer| match answer {
         Answer::Searched(answer) => Some(answer),
         Answer::Registered(outcome, _) => Some(commits::Answer::Registered { outcome }),
+        Answer::Opened(outcome) => Some(commits::Answer::Opened { outcome }),
         _ => None,
     };
     match machine.step(answer, now, outcome) {
@@ -389,6 +393,7 @@ fn commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) 
             until,
             verdict_key: verdict,
         },
+        agreement::Output::Act { plan: Plan::Open { agreed }, .. } => Want::OpenSegments(agreed),
         agreement::Output::Act { plan, .. } => Want::Search(plan),
         agreement::Output::Done(end) => {
             let ending = |ending| commit_ending(ending, &machine.member, machine.last.as_ref());

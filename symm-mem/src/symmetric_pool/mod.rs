@@ -22,10 +22,7 @@ use caching_alloc::{
     driver::{Sharing, VirtualMemorySource},
 };
 use cuda_driver::{Context, DevicePtr, DeviceSlice, Element, Stream};
-use process_group::{
-    comm::{Group, Window},
-    store::Deadline,
-};
+use process_group::comm::{Group, Window};
 
 pub use self::{
     explain::{Explanation, Path, Why},
@@ -38,11 +35,10 @@ use crate::{
     error::{CallContext, Error},
     error_kind::ErrorKind,
     membership::{
-        BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, Published, RetireReport,
-        SymmetricGroup,
+        BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, RetireReport, SymmetricGroup,
     },
     pool::{Arena, Memory, PoolCapture, SliceError, SymmetricBlock, check_stream, into_slice},
-    rendezvous::{PeerBuffers, WindowPeersError},
+    rendezvous::SymmetricMemory,
 };
 
 /// A pool whose blocks have the same placement (segment and offset) on every rank of its domain. Its segments become
@@ -338,49 +334,35 @@ impl SymmetricPool {
         self.memberships.window(ptr, bytes, group)
     }
 
-    /// Returns the address of `block` on every member of `group`, as mapped on this rank's device. NCCL mapped the
-    /// memory when it registered the window, so this call neither exchanges nor maps anything. Not collective; call it
-    /// after a [`commit`](Self::commit) for the group. The returned value holds the block, so that its segment is not
-    /// retired.
+    /// Returns the memory of `block` on all members of `group`, with the group's signal pads: for kernels, and for copies
+    /// by this rank's device. A [`commit`](Self::commit) for the group has mapped it
+    /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), so this call neither contacts another rank nor
+    /// maps anything. The returned value holds the block, so that its segment is not retired. It stays valid after the
+    /// end of the group.
     ///
-    /// NCCL provides these addresses from 2.29 on. A [rendezvous](crate::rendezvous::Rendezvous::rendezvous) for the
-    /// block returns the same type with every NCCL release, also for groups without windows.
-    ///
-    /// # Safety
-    /// The addresses are valid only until the group's communicator is aborted or destroyed. Nothing may use them
-    /// afterwards.
+    /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For memory
+    /// outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
     ///
     /// # Errors
-    /// [`WindowPeersError::NoWindow`] if the block is in no window of the group, or belongs to another pool;
-    /// [`WindowPeersError::Comm`] if NCCL fails, does not return before `deadline`, or is older than 2.29;
-    /// [`WindowPeersError::OutOfReach`] if this device cannot access a member's memory directly;
-    /// [`WindowPeersError::Driver`] if the device array of the addresses cannot be made.
+    /// [`ErrorKind::NotMapped`] if the members have not mapped the block's segment, or if the group is poisoned.
     ///
     /// ```no_run
-    /// # use process_group::{ProcessGroup, store::Deadline};
-    /// # use symm_mem::{CommitOptions, SymmetricPool};
+    /// # use process_group::{ProcessGroup, comm::DataType};
+    /// # use symm_mem::{CommitOptions, SymmetricPool, rendezvous::Layout};
     /// # fn rank(pool: &SymmetricPool, world: &ProcessGroup) -> Result<(), Box<dyn std::error::Error>> {
-    /// let block = pool.allocate(1 << 20)?;
+    /// let block = pool.allocate(4096)?;
     /// pool.commit(world, CommitOptions::default())?;
-    /// // SAFETY: used before the group ends.
-    /// let peers = unsafe { pool.peers(&block, world, Deadline::after(std::time::Duration::from_secs(10))) }?;
-    /// println!("rank 1 has it at {:#x} from here", peers.addresses()[1].0);
+    /// let memory = pool.symmetric_memory(&block, world.id())?;
+    /// let view = memory.buffer(1, &Layout::contiguous([1024], DataType::F32), 0)?;
+    /// println!("rank 1 has it at {:#x} from here", view.ptr.0);
     /// # Ok(())
     /// # }
     /// ```
-    pub unsafe fn peers(
-        &self,
-        block: &SymmetricBlock,
-        group: &dyn SymmetricGroup,
-        deadline: Deadline,
-    ) -> Result<PeerBuffers, WindowPeersError> {
-        // A block does not extend beyond its segment.
-        match self.window(block.ptr(), block.bytes(), group.id()) {
-            Ok(Some((window, offset))) => {
-                PeerBuffers::of_block(group.communicator(), &window, offset, block, deadline)
-            }
-            _ => Err(WindowPeersError::NoWindow { ordinal: block.placement().ordinal, group: group.id() }),
-        }
+    pub fn symmetric_memory(&self, block: &SymmetricBlock, group: GroupId) -> Result<SymmetricMemory, Error> {
+        self.memberships.symmetric_memory(block, group).map_err(|reason| {
+            let kind = ErrorKind::NotMapped { ordinal: block.placement().ordinal, reason };
+            CallContext::of_group("symmetric memory", group, None).error(kind)
+        })
     }
 
     /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
@@ -409,11 +391,6 @@ impl SymmetricPool {
 
     pub(crate) fn memberships(&self) -> &Memberships {
         &self.memberships
-    }
-
-    /// The table of the segments, as all threads see it.
-    pub(crate) fn published(&self) -> &Arc<Published> {
-        self.memberships.published()
     }
 }
 

@@ -51,6 +51,7 @@ fn searched() -> Vec<(Plan, Duration, Duration)> {
                         Plan::Hashes { range, .. } => Answer::hashes(range, hash),
                         Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
                         Plan::Register { .. } => Answer::Registered { outcome: Outcome::Registered },
+                        Plan::Open { .. } => Answer::Opened { outcome: crate::sharing::Outcome::Mapped },
                     })
                 }
             };

@@ -1,6 +1,7 @@
 //! Properties of the binary form and of the decisions.
 
 mod endings;
+mod opening;
 
 use std::collections::BTreeMap;
 
@@ -49,11 +50,12 @@ fn capabilities() -> impl Strategy<Value = Capabilities> {
 fn record() -> impl Strategy<Value = Record> {
     let wishes = (select(vec![Policy::Strict, Policy::Prefix]), option::of(0u64..1 << 22));
     let segments = vec((select(vec![1u64 << 20, 1 << 20, 1 << 21]), log_point()), 0..4);
+    let wishes = (wishes, opening::offer());
     let messages = btree_map(0u32..4, (0u64..2, 0u64..2, proptest::bool::weighted(0.2)), 0..3);
     let enqueued = btree_map(0u64..3, (0u64..2, messages), 0..3);
     (wishes, readiness(), capabilities(), (log_point(), log_point(), log_point()), segments, enqueued)
         .prop_map(|(wishes, readiness, capabilities, logs, segments, enqueued)| {
-            let (policy, address_space_left) = wishes;
+            let ((policy, address_space_left), peers) = wishes;
             let segments = (0..).zip(segments);
             Record {
                 domain: RankList((0..8).collect()),
@@ -68,6 +70,7 @@ fn record() -> impl Strategy<Value = Record> {
                 segments: segments
                     .map(|(ordinal, (bytes, log))| Segment { ordinal, bytes, flags: 0, log })
                     .collect(),
+                peers,
             }
         })
 }
@@ -83,7 +86,7 @@ fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued 
 
 /// The records of a group. They are mostly alike, since independent records would differ in everything.
 fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
-    (record(), vec((record(), 0u32..12), 1..6)).prop_map(|(model, others)| {
+    (record(), vec((record(), 0u32..13), 1..6)).prop_map(|(model, others)| {
         (0..)
             .zip(others)
             .map(|(rank, (other, field))| {
@@ -99,6 +102,7 @@ fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
                     7 => record.address_space_left = other.address_space_left,
                     8 => record.policy = other.policy,
                     9 => record.segments.truncate(1),
+                    10 => record.peers = other.peers,
                     _ => {}
                 }
                 (rank, record)
@@ -249,23 +253,26 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
 fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     let record = bytes(&plain(1, &[(64, 7)]).1);
     let hash = record.iter().fold(0u64, |hash, byte| hash::chain(hash, [u64::from(*byte)]));
-    assert_eq!((PROTOCOL_VERSION, record.len(), hash), (11, 100, 17_092_672_475_333_799_164));
+    assert_eq!((PROTOCOL_VERSION, record.len(), hash), (11, 109, 82_412_561_143_617_442));
     let decision = bytes(&decide(&[plain(0, &[(64, 7)]), plain(1, &[(64, 7)])]));
-    assert_eq!(decision, [0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], "to register 1 segment, joined with none");
+    let unmapped = [&[2, 1, 0, 0, 0, 0, 4, 0, 0, 0][..], b"none"].concat();
+    let expected = [&[0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &unmapped].concat();
+    assert_eq!(decision, expected, "to register 1 segment, joined with none, which rank 0 does not share");
 }
 
 /// Returns the commit that the members decided, possibly after a search.
 fn committed(decision: Decision) -> Option<Agreed> {
     match decision {
         Decision::Agreed { agreed } => Some(agreed),
-        Decision::Act { plan: Plan::Register { agreed } } => Some(agreed),
+        Decision::Act { plan: Plan::Register { agreed } | Plan::Open { agreed } } => Some(agreed),
         Decision::Act { plan: Plan::Hashes { after: After::Commit { agreed }, .. } } => Some(agreed),
         _ => None,
     }
 }
 
 fn agreed() -> Agreed {
-    Agreed { segments: 1, joined: Vec::new(), without: None, pending: None }
+    let peers = PeerMappings::Unmapped { reason: Unmapped::NothingNew {} };
+    Agreed { segments: 1, joined: Vec::new(), without: None, pending: None, peers }
 }
 
 #[test]
@@ -319,6 +326,7 @@ fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, Record) {
                 Segment { ordinal, bytes, flags: 0, log }
             })
             .collect(),
+        peers: PeerOffer::Missing { cause: "none".to_owned() },
     };
     (rank, record)
 }

@@ -100,11 +100,6 @@ impl Core {
         (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
     }
 
-    /// Returns whether this path was aborted, or another rank has given up.
-    pub(in crate::direct) fn is_over(&self) -> bool {
-        self.is_aborted.load(Ordering::SeqCst) || self.given_up().is_some()
-    }
-
     /// Refuses later calls, and repeatedly ends the waits of launched work. Returns true once nothing runs any more,
     /// apart from captured work, and false if the deadline expires first.
     pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {

@@ -28,10 +28,13 @@ use super::{
     half::Half,
     lane::{Lane, Ring, compare},
     part::{Part, Piece},
-    shared::{Place, SharedPools},
+    place::Place,
     zero_copy::{Offer, Take},
 };
-use crate::rendezvous::{PeerMapping, Rendezvous, SymmetricMemory};
+use crate::{
+    membership::{MappedSegment, MappedSegments},
+    rendezvous::{PeerMapping, SymmetricMemory},
+};
 
 /// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and
 /// messages of a rank to itself, are not counted. A captured message is counted once, when it is captured.
@@ -68,10 +71,10 @@ pub(super) struct Core {
     has_captured: AtomicBool,
     /// Number of launched messages with bytes. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
-    pub(super) shared: SharedPools,
+    /// The segments of the group's committed pools.
+    mapped: Arc<MappedSegments>,
     /// By rank.
     pub(super) flag_pages: Vec<Arc<FlagPage>>,
-    pub(super) rendezvous: Rendezvous,
     /// The rings of all ranks.
     memory: SymmetricMemory,
 }
@@ -108,7 +111,7 @@ impl Core {
         rank: usize,
         ring: Ring,
         flag_pages: Vec<Arc<FlagPage>>,
-        (rendezvous, memory): (Rendezvous, SymmetricMemory),
+        (mapped, memory): (Arc<MappedSegments>, SymmetricMemory),
     ) -> cuda_driver::Result<Self> {
         let world = flag_pages.len();
         let lane = |at: usize| Lane::new(context, [Way::Send, Way::Receive][at % 2], at / 2);
@@ -125,9 +128,8 @@ impl Core {
             inside: AtomicUsize::new(0),
             has_captured: AtomicBool::new(false),
             launched: Default::default(),
-            shared: SharedPools::default(),
+            mapped,
             flag_pages,
-            rendezvous,
             memory,
         })
     }
@@ -206,7 +208,7 @@ impl Core {
             self.call(together, capture.is_some(), deadline, &mut called)?;
         }
         for called in called {
-            let (message, zero_copy) = (called.message, self.zero_copy(&called, stream)?);
+            let (message, zero_copy) = (called.message, self.zero_copy(&called, stream, deadline)?);
             let (at, bytes) = (message.buffer.ptr, message.buffer.bytes());
             let wanted = order(lane_of(&message));
             let place = parts.binary_search_by_key(&wanted, |part| order(part.lane.number()));
@@ -335,7 +337,12 @@ impl Core {
 
     /// Takes the peer's offer, if there is one. Returns the piece of a zero-copy message, and `None` for a message that
     /// goes through the ring. A message whose offer was withdrawn goes through the ring too, but nobody receives it.
-    fn zero_copy(&self, called: &Called, stream: &Stream) -> Result<Option<Piece>, PathError> {
+    fn zero_copy(
+        &self,
+        called: &Called,
+        stream: &Stream,
+        deadline: Deadline,
+    ) -> Result<Option<Piece>, PathError> {
         let Called { message, captured, number, place, is_first } = *called;
         let Message { way, peer, buffer } = message;
         let Some(place) = place.get() else { return Ok(None) };
@@ -343,7 +350,7 @@ impl Core {
             return Ok(Some(Piece::Offer(Offer { pushed: (way == Way::Receive).then_some(number) })));
         }
         let bytes = buffer.bytes();
-        let there = self.reach(peer, place, bytes, captured.then_some(stream))?;
+        let there = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
         // As in `claim`: after an abort, both ends still wait a while for the copies that are noted. So a sender notes
         // its copy first, and takes the offer only if there was no abort before.
         if way == Way::Send {
@@ -413,7 +420,7 @@ impl Core {
     /// messages, and its GPU makes the copies one after the other. The wait does not delay this message's copy, which
     /// starts when both ends have come. It may delay the other messages of the call, and later calls of the thread.
     ///
-    /// Does not wait if the receiver's buffer probably lies in no shared segment, because the message would then go
+    /// Does not wait if the receiver's buffer probably lies in no mapped segment, because the message would then go
     /// through the ring. That buffer is not known yet, so this function checks the buffer of the last receive from this
     /// rank that the peer has logged. Does not wait either if the peer has logged none.
     fn await_receiver(&self, logged: &Called) {
@@ -429,13 +436,26 @@ impl Core {
         await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
     }
 
-    /// Returns the place of the message's buffer if the buffer lies in a segment that the peer has mapped, and
+    /// Returns the place of the message's buffer if the buffer lies in a segment that all members have mapped, and
     /// [`Place::NONE`] otherwise.
     fn place(&self, message: &Message) -> Place {
         let bytes = message.buffer.bytes() as u64;
-        let place = (bytes > 0).then(|| self.shared.place(message.buffer.ptr.0, bytes)).flatten();
-        let mapped = place.filter(|(segment, _)| self.flag_pages[message.peer].mapped() > *segment);
-        mapped.map_or(Place::NONE, |(_, place)| place)
+        let place = (bytes > 0).then(|| self.mapped.place(message.buffer.ptr.0, bytes)).flatten();
+        place.and_then(|(segment, offset)| Place::new(segment, offset)).unwrap_or(Place::NONE)
+    }
+
+    /// Finds a segment by its number. If this rank's commit of the segment has not returned yet, waits for that. Returns
+    /// `None` if the segment is retired, or not found by the deadline.
+    fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
+        loop {
+            let is_old = number < self.mapped.next();
+            let segment = self.mapped.find(number);
+            if segment.is_some() || is_old || deadline.expired() {
+                return Ok(segment);
+            }
+            self.check()?;
+            thread::sleep(Duration::from_micros(50));
+        }
     }
 
     /// Returns the address at which this rank's device reaches a peer's buffer, given the number of the buffer's
@@ -446,18 +466,18 @@ impl Core {
         peer: usize,
         (number, offset): (u64, u64),
         bytes: usize,
-        capturing: Option<&Stream>,
+        (capturing, deadline): (Option<&Stream>, Deadline),
     ) -> Result<DevicePtr, PathError> {
         let unreachable = |problem: String| PathError::Unreachable { peer, problem };
         let gone = || {
             unreachable(format!(
-                "its buffer lies in segment {number} of the shared pools, which this rank has not mapped; call share on all ranks alike"
+                "its buffer lies in mapped segment {number}, which this rank does not have; forget or retire on all ranks alike"
             ))
         };
-        let segment = self.shared.find(number).ok_or_else(gone)?;
-        let PeerMapping { buffers: peers, .. } = self.rendezvous.mapping(&segment.buffer).ok_or_else(gone)?;
+        let segment = self.mapped_segment(number, deadline)?.ok_or_else(gone)?;
+        let (buffer, PeerMapping { buffers: peers, .. }) = segment.mapping().ok_or_else(gone)?;
         if let Some(stream) = capturing {
-            segment.buffer.segment_used_by_graph(stream)?;
+            buffer.segment_used_by_graph(stream)?;
         }
         let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= peers.bytes() as u64);
         match peers.addresses().get(peer) {

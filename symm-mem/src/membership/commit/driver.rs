@@ -3,9 +3,12 @@
 use bootstrap::agreement::{self, Object, verdict_key};
 use process_group::store::{Deadline, Store, StoreError};
 
-use crate::agreement::{
-    Agreed, Answer, CommitProtocol, Ending, Operation, Outcome, Plan, Start, commit_ending,
-    ending::store_error,
+use crate::{
+    agreement::{
+        Agreed, Answer, CommitProtocol, Ending, Operation, Outcome, Plan, Start, commit_ending,
+        ending::store_error,
+    },
+    sharing,
 };
 
 /// The services of this rank that the agreement calls.
@@ -21,6 +24,9 @@ pub(super) trait Local {
     /// under `verdict_key` that poisons the group, or a failure of the agreement: the registration can then no longer
     /// succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
+
+    /// Opens the memory that the members offer in `agreed`. Gives up at the deadline.
+    fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome;
 }
 
 /// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. `object` is the
@@ -41,6 +47,7 @@ pub(super) fn run(
             Plan::Register { agreed } => {
                 Answer::Registered { outcome: local.register(agreed, deadline, verdict_key) }
             }
+            Plan::Open { agreed } => Answer::Opened { outcome: local.open(agreed, deadline) },
             Plan::Hashes { range, .. } => Answer::hashes(*range, |length| local.hash_at(length)),
             Plan::Recall { sequence, .. } => {
                 Answer::recalled(*sequence, length, |sequence| local.operation(sequence))

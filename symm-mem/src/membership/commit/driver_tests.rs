@@ -9,9 +9,13 @@ use std::{
 use process_group::store::{Deadline, HashStore, Store, StoreError};
 
 use super::driver::{Local, run};
-use crate::agreement::{
-    Agreed, Capabilities, Ending, GroupId, GroupLog, LogPoint, NoWindows, Operation, OperationKind, Outcome,
-    Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation, WindowSupport,
+use crate::{
+    agreement::{
+        Agreed, Capabilities, Ending, GroupId, GroupLog, LogPoint, NoWindows, OfferedMemory, Operation,
+        OperationKind, Outcome, PeerMappings, PeerOffer, Poison, Policy, PoolId, Readiness, Refusal, Segment,
+        Situation, WindowSupport,
+    },
+    sharing::{self, Export, Handle, Site},
 };
 
 /// A rank whose registration returns `outcome`, once all registering ranks have begun theirs.
@@ -42,9 +46,16 @@ impl Local for Rank {
         }
         self.outcome.clone()
     }
+
+    fn open(&mut self, _: &Agreed, _deadline: Deadline) -> sharing::Outcome {
+        sharing::Outcome::Mapped
+    }
 }
 
-fn situation(segments: &[u64], deadline: Duration) -> Situation {
+fn situation(rank: u32, segments: &[u64], deadline: Duration) -> Situation {
+    let export = Export { bytes: 64 << 20, handle: Handle::DESCRIPTOR, token: 0 };
+    let exports = vec![export; segments.len()];
+    let memory = OfferedMemory { site: Site::simulated(rank), next: 0, pad: None, segments: exports };
     let log = LogPoint { length: segments.len() as u64, hash: *segments.last().unwrap_or(&0) };
     Situation {
         policy: Policy::Strict,
@@ -63,6 +74,7 @@ fn situation(segments: &[u64], deadline: Duration) -> Situation {
                 Segment { ordinal, bytes: 64 << 20, flags: 0, log }
             })
             .collect(),
+        peers: PeerOffer::Offered { memory },
     }
 }
 
@@ -85,7 +97,7 @@ fn commit(
                     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
                     let mut log = GroupLog::new(pool, group, rank, (0..members as u32).collect());
-                    let (start, _) = log.begin(situation(&segments, deadline));
+                    let (start, _) = log.begin(situation(rank, &segments, deadline));
                     let hashes = [vec![0], segments].concat();
                     let (result, failure) = run(start, store, || Ok(()), &mut Rank { outcome, all, hashes });
                     assert!(failure.is_none(), "{failure:?}");
@@ -103,7 +115,13 @@ const LONG: Duration = Duration::from_secs(60);
 fn all_get_windows() {
     let store = HashStore::new();
     let ranks = vec![(vec![7, 8], Outcome::Registered); 4];
-    let agreed = Agreed { segments: 2, joined: Vec::new(), without: None, pending: None };
+    let agreed = Agreed {
+        segments: 2,
+        joined: Vec::new(),
+        without: None,
+        pending: None,
+        peers: PeerMappings::Opened {},
+    };
     assert_eq!(commit(&store, 4, ranks, LONG), vec![Ok(agreed); 4]);
 }
 
@@ -115,7 +133,16 @@ fn all_do_without() {
     let without = Some(NoWindows::Unsupported { reason });
     assert_eq!(
         commit(&store, 3, ranks, LONG),
-        vec![Ok(Agreed { segments: 1, joined: Vec::new(), without, pending: None }); 3]
+        vec![
+            Ok(Agreed {
+                segments: 1,
+                joined: Vec::new(),
+                without,
+                pending: None,
+                peers: PeerMappings::Opened {}
+            });
+            3
+        ]
     );
 }
 
@@ -165,7 +192,7 @@ fn a_second_process_with_the_same_rank_is_in_doubt() {
     let store = HashStore::new();
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
     let mut log = GroupLog::new(pool, GroupId { uid: 1, epoch: 0 }, 0, vec![0, 1]);
-    let (start, _) = log.begin(situation(&[7], Duration::from_millis(1)));
+    let (start, _) = log.begin(situation(0, &[7], Duration::from_millis(1)));
     assert_eq!(start.member.deadline, Some(Duration::from_millis(1)));
     store.set(&format!("{}/records/0", start.member.name), b"the record of the first process").unwrap();
     let mut rank = Rank { outcome: Outcome::Registered, all: None, hashes: vec![0, 7] };

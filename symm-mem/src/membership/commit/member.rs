@@ -12,12 +12,14 @@ use process_group::{
 use super::{
     driver::Local,
     offer::{cause, ended_by_another, operation},
+    peers::{OfferedPeers, OpenedPeers},
     watch::Watch,
 };
 use crate::{
-    agreement::{Agreed, Operation, Outcome, Segment},
+    agreement::{Agreed, Operation, Outcome, PeerMappings, Segment},
     membership::{group::SymmetricGroup, memberships::Memberships},
     pool::Memory,
+    sharing,
 };
 
 /// The state of one commit on this rank.
@@ -29,6 +31,10 @@ pub(super) struct Member<'a> {
     /// After a successful [`register`](Local::register): the window of each agreed segment, and the segment's offset in
     /// it in bytes. Empty before, and after any other outcome.
     pub(super) windows: Vec<(Window, u64)>,
+    /// The memory that this rank offers, if it offers any.
+    pub(super) offered: Option<OfferedPeers>,
+    /// The members' memory, after a successful [`open`](Local::open).
+    pub(super) opened: Option<OpenedPeers>,
 }
 
 impl Local for Member<'_> {
@@ -96,6 +102,19 @@ impl Local for Member<'_> {
                 let cause = format!("only {got} of {asked} requests became windows: {reason}");
                 Outcome::Failed { ordinal: None, cause }
             }
+        }
+    }
+
+    fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome {
+        let (Some(offered), PeerMappings::Offered { members }) = (&mut self.offered, &agreed.peers) else {
+            return sharing::Outcome::Failed { cause: "it has offered no memory".to_owned() };
+        };
+        match offered.open(members, deadline) {
+            Ok(opened) => {
+                self.opened = Some(opened);
+                sharing::Outcome::Mapped
+            }
+            Err(outcome) => outcome,
         }
     }
 }

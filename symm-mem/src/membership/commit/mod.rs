@@ -7,6 +7,7 @@
 //! | `member` | the steps of this rank in the agreement: supplies its history on request, and registers the segments |
 //! | `offer` | this rank's contribution to a commit |
 //! | `options`, `report` | the caller's options, and the result |
+//! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | here | a commit, from the call to the publication of its result |
@@ -17,39 +18,59 @@ mod driver_tests;
 mod member;
 pub(crate) mod offer;
 mod options;
+mod peers;
 mod plain;
 mod report;
 mod watch;
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bootstrap::agreement::remove_left;
 use caching_alloc::core::symmetric::SymmetricSegment;
 use process_group::{
     comm::{CommError, Window, WindowRequest, WindowRequestError},
+    error_text,
     store::Deadline,
 };
 
 use self::{
     member::Member,
     offer::{Candidates, JOINED_SINCE, LocalState, offered},
+    peers::{OfferedPeers, OpenedPeers, peer_group},
 };
 pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
     group::{SymmetricGroup, end_poisoned, object_of},
     group_state::{GroupState, lock},
     lookup::Standing,
+    mapped::MappedSegment,
     memberships::Memberships,
     registration_guard::RegistrationGuard,
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupId, NoWindows, Poison, Readiness, Segment, Situation, Start,
-        WindowSupport,
+        Agreed, CommitProtocol, Ending, GroupId, NoWindows, PeerMappings, PeerOffer, Poison, Readiness,
+        Segment, Situation, Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
+    rendezvous::{GroupInfo, Pads, PeerBuffers, PeerGroup, PeerMapping},
 };
+
+/// What this rank has registered and opened in a commit. `serials` and `windows` have one entry for each registered
+/// segment, in the order of the segments.
+#[derive(Default)]
+pub(crate) struct Done {
+    /// The serial number of the segment's window. Segments that share a window have equal numbers.
+    pub(crate) serials: Vec<u64>,
+    /// The window, and the segment's offset in it in bytes.
+    pub(crate) windows: Vec<(Window, u64)>,
+    /// The members' memory, if this rank has opened it.
+    pub(crate) opened: Option<OpenedPeers>,
+}
 
 impl Memberships {
     /// Registers the pool's new segments as windows of `group`, on all members or on none. The caller may be on another
@@ -69,30 +90,48 @@ impl Memberships {
             return Err(error);
         }
         let turn = RegistrationGuard::take(group.communicator());
-        let found = LocalState::of(group, inside, turn.is_some());
+        let found = LocalState::of(group, options, inside, turn.is_some());
         let check = |requests: &[WindowRequest]| group.communicator().check_windows(requests);
-        let (start, segments) = self.begin_commit(&mut group_state, options, found, check);
+        let mut offered = None;
+        let offer = |group_state: &mut GroupState, new: &[Segment]| match self.offer_peers(
+            group_state,
+            group,
+            new,
+            options,
+        ) {
+            Ok((memory, offer)) => {
+                offered = Some(memory);
+                offer
+            }
+            Err(cause) => PeerOffer::Missing { cause },
+        };
+        let (start, segments) = self.begin_commit(&mut group_state, options, found, check, offer);
         let mut member = Member {
             memberships: self,
             group,
             communicator: group.communicator(),
             segments: &segments,
             windows: Vec::new(),
+            offered,
+            opened: None,
         };
         let (rank, store) = (self.domain().rank(), &**self.domain().store());
         let object = object_of(self.domain(), group);
         let (result, failure) = driver::run(start, store, object, &mut member);
-        let windows = member.windows;
+        // The offer ends here. All members have opened it, or none will.
+        let Member { windows, opened, .. } = member;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);
-        let result = self.end_commit(&mut group_state, result, cause, &segments, &serials, windows);
+        let result =
+            self.end_commit(&mut group_state, result, cause, &segments, Done { serials, windows, opened });
         for place in group_state.log.take_left() {
             remove_left(store, &place);
         }
         let (result, failure) = match result {
             Ok(report)
-                if report.new_segments > 0
+                if options.windows
+                    && report.new_segments > 0
                     && matches!(report.without, Some(NoWindows::Unsupported { .. })) =>
             {
                 let left = options.deadline.saturating_sub(begun.elapsed());
@@ -161,18 +200,54 @@ impl Memberships {
             without: None,
             registered: false,
             pending: None,
+            unmapped: None,
             elapsed: Duration::ZERO,
         })
     }
 
+    /// Offers the new segments `new` to the members of `group`. Returns a description of the reason if this rank cannot
+    /// offer them.
+    fn offer_peers(
+        &self,
+        group_state: &mut GroupState,
+        group: &dyn SymmetricGroup,
+        new: &[Segment],
+        options: CommitOptions,
+    ) -> Result<(OfferedPeers, PeerOffer), String> {
+        if !options.map_peers {
+            return Err("CommitOptions::map_peers is false".to_owned());
+        }
+        if !self.memory().arena().source().is_exportable() {
+            return Err("the pool's memory cannot be shared with other ranks".to_owned());
+        }
+        let peers = match &group_state.peers {
+            Some(peers) => peers.clone(),
+            None => {
+                let communicator = group.communicator();
+                let info = GroupInfo::of_parts(
+                    (group.id(), group.name().unwrap_or_default()),
+                    communicator.rank(),
+                    group_state.log.members(),
+                    self.domain().store().clone(),
+                    group.health_handle(),
+                );
+                let made = peer_group(info, communicator.context());
+                group_state.peers.insert(made.map_err(|error| error_text(&error))?).clone()
+            }
+        };
+        OfferedPeers::make(peers, self.memory(), new, group_state.mapped.next())
+    }
+
     /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
-    /// windows. Returns this rank's part in the commit, and the new segments that its record offers.
+    /// windows. `offer` offers the given new segments to the other members. Returns this rank's part in the commit, and
+    /// the new segments that its record offers.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
         options: CommitOptions,
         found: LocalState,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
+        offer: impl FnOnce(&mut GroupState, &[Segment]) -> PeerOffer,
     ) -> (Start<CommitProtocol>, Vec<Segment>) {
         let arena = self.memory().arena();
         let log = arena.log().state().into();
@@ -191,6 +266,12 @@ impl Memberships {
             Readiness::Ready => candidates.check(check),
             other => other,
         };
+        let new = segments.iter().filter(|segment| group_state.log.is_new(segment.ordinal));
+        let new: Vec<Segment> = new.copied().collect();
+        let peers = match readiness {
+            Readiness::Ready if !new.is_empty() => offer(group_state, &new),
+            _ => PeerOffer::Missing { cause: "it has no new segments, or is not ready".to_owned() },
+        };
         group_state.log.begin(Situation {
             policy: options.policy,
             deadline: options.deadline,
@@ -202,25 +283,33 @@ impl Memberships {
             log,
             log_since,
             segments,
+            peers,
         })
     }
 
-    /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `serials` and `windows`
-    /// have one entry for each registered segment, in the order of the segments: `serials` the serial number of the
-    /// segment's window, and `windows` the window and the segment's offset in it, in bytes. Segments that share a
-    /// window have equal serial numbers. `cause` is the store's error, if the store failed.
+    /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `cause` is the store's
+    /// error, if the store failed.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,
         result: Result<Agreed, Ending>,
         cause: Option<String>,
         offered: &[Segment],
-        serials: &[u64],
-        windows: Vec<(Window, u64)>,
+        done: Done,
     ) -> Result<CommitReport, Ending> {
         group_state.conclude(&result, offered, cause);
         match result {
-            Ok(agreed) => Ok(self.publish(group_state.log.group(), agreed, offered, serials, windows)),
+            Ok(agreed) => {
+                let Done { serials, windows, opened } = done;
+                // If another member could not open the memory, nobody keeps it.
+                let opened = opened.filter(|_| agreed.peers == PeerMappings::Opened {});
+                let group = group_state.log.group();
+                let mapped = opened.map(|opened| self.keep_peers(opened, offered));
+                let (peers, mapped) = mapped.unzip();
+                let report = self.publish(group, agreed, offered, (&serials, windows), peers);
+                group_state.mapped.add(mapped.unwrap_or_default());
+                Ok(report)
+            }
             Err(ending) => {
                 self.publish_poison(group_state);
                 Err(ending)
@@ -228,17 +317,39 @@ impl Memberships {
         }
     }
 
+    /// Keeps the members' memory that all members have opened, and which belongs to the first of the segments `offered`.
+    /// Returns its owner, and the segments as entries of the group's mapped segments.
+    fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
+        let OpenedPeers { group, first, pads, segments } = opened;
+        if let Some((own, pads)) = pads {
+            group.set_pads(Pads::new(own, pads));
+        }
+        let keep = |(since, (segment, buffers)): (u64, (&Segment, Arc<PeerBuffers>))| {
+            let mapping = Arc::new(PeerMapping { since, buffers });
+            self.memory().attachments().put(&group.mappings, segment.ordinal, mapping);
+            let pool = (self.memory(), self.published());
+            MappedSegment::new(since, group.clone(), pool, segment.ordinal)
+        };
+        let mapped = (first..).zip(offered.iter().zip(segments)).map(keep).collect();
+        (group, mapped)
+    }
+
     fn publish(
         &self,
         group: GroupId,
         agreed: Agreed,
         offered: &[Segment],
-        serials: &[u64],
-        windows: Vec<(Window, u64)>,
+        (serials, windows): (&[u64], Vec<(Window, u64)>),
+        peers: Option<Arc<PeerGroup>>,
     ) -> CommitReport {
+        let unmapped = match agreed.peers {
+            PeerMappings::Unmapped { reason } if agreed.segments > 0 => Some(reason),
+            _ => None,
+        };
         let Agreed { segments: new_segments, without, pending, .. } = agreed;
         let new_segments = new_segments as usize;
         let mut standings = self.table().standings(group).cloned().unwrap_or_default();
+        standings.peers = peers.or(standings.peers);
         let before = standings.windows();
         let mut windows = windows.into_iter();
         let mut serials = serials.iter().filter(|_| without.is_none());
@@ -263,6 +374,7 @@ impl Memberships {
             without,
             registered: false,
             pending,
+            unmapped,
             elapsed,
         }
     }

@@ -6,12 +6,17 @@ use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
 use cuda_driver::{DevicePtr, graph::is_capturing};
 use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 
+use super::CommitOptions;
+
 use crate::{
     agreement::{
         BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
         ending::gone,
     },
-    membership::{circumstances::Circumstances, group::SymmetricGroup},
+    membership::{
+        circumstances::Circumstances,
+        group::{SymmetricGroup, check},
+    },
 };
 
 /// The first NCCL release that supports windows over several segments: 2.30.3.
@@ -27,10 +32,10 @@ pub(crate) struct LocalState {
 }
 
 impl LocalState {
-    pub(super) fn of(group: &dyn SymmetricGroup, inside: bool, alone: bool) -> Self {
+    pub(super) fn of(group: &dyn SymmetricGroup, options: CommitOptions, inside: bool, alone: bool) -> Self {
         let communicator = group.communicator();
         let trouble = match alone {
-            true => communicator.check().err().map(|error| cause(group, error)),
+            true => check(communicator, options.windows).err().map(|error| cause(group, error)),
             false => {
                 let cause = "another thread commits another pool for this group; the same one must come first on every rank";
                 Some(cause.to_owned())
@@ -39,6 +44,9 @@ impl LocalState {
         let is_capturing = is_capturing(communicator.context()).map_err(|error| error.to_string());
         let readiness = Circumstances { inside_group: inside, trouble, is_capturing }.readiness();
         let windows = match group.windows_supported() {
+            _ if !options.windows => {
+                WindowSupport::Unavailable { reason: "CommitOptions::windows is false".to_owned() }
+            }
             Ok(()) => WindowSupport::Available,
             Err(reason) => WindowSupport::Unavailable { reason: reason.to_string() },
         };

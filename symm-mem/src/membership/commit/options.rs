@@ -24,12 +24,22 @@ pub struct CommitOptions {
     /// windows have to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use
     /// them set this to false.
     pub joined: bool,
+    /// If false, no segment becomes a window, and none is registered with NCCL. Such a commit needs no communicator, so a
+    /// group without one can map its members' segments.
+    pub windows: bool,
+    /// If true, the members also map each other's new segments, so that
+    /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory) has them for kernels, and messages of
+    /// the [direct path](crate::direct) between blocks are copied without a detour. If a member cannot map them, none
+    /// does, and [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. It costs virtual address
+    /// space and some time in the commit, but no device memory besides the signal pads of the first commit (2 MiB).
+    pub map_peers: bool,
 }
 
 impl Default for CommitOptions {
-    /// Strict policy, 30 seconds, shared windows.
+    /// Strict policy, 30 seconds, windows that adjacent segments share, mapped segments.
     fn default() -> Self {
-        Self { policy: Policy::Strict, deadline: Duration::from_secs(30), joined: true }
+        let (policy, deadline) = (Policy::Strict, Duration::from_secs(30));
+        Self { policy, deadline, joined: true, windows: true, map_peers: true }
     }
 }
 
@@ -45,6 +55,20 @@ impl CommitOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Sets whether segments become windows.
+    #[must_use]
+    pub fn windows(mut self, windows: bool) -> Self {
+        self.windows = windows;
+        self
+    }
+
+    /// Sets whether the members map each other's segments.
+    #[must_use]
+    pub fn map_peers(mut self, map_peers: bool) -> Self {
+        self.map_peers = map_peers;
         self
     }
 

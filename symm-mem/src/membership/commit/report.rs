@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::agreement::{GroupId, NoWindows, Refusal};
+use crate::agreement::{GroupId, NoWindows, Refusal, Unmapped};
 
 /// The result of a commit. It is equal on all members, except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct CommitReport {
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
     /// `None` if there is no difference.
     pub pending: Option<Refusal>,
+    /// The reason why the members have not mapped each other's new segments. `None` if they have, or if there are none.
+    pub unmapped: Option<Unmapped>,
     /// The duration of the commit on this rank, from the call to its result.
     pub elapsed: Duration,
 }

@@ -3,6 +3,7 @@
 //! NCCL compare its windows itself, from 2.29.7 on.
 
 mod disagree;
+mod peers;
 mod processes;
 mod replays;
 

@@ -15,6 +15,7 @@ use symm_mem::{SymmetricBlock, direct::DirectOptions};
 
 use super::{
     ends::receive_first,
+    job::commit,
     rig::{Rank, buffer, bytes, far, pattern, ranks, small},
 };
 use crate::common::turn;
@@ -143,7 +144,7 @@ fn shared_blocks(rank: &Rank) -> Vec<SymmetricBlock> {
     let (me, size, stream, pool) = (rank.rank, rank.size, rank.stream(), rank.pool(&group));
     // By end and peer.
     let blocks: Vec<_> = (0..2 * size).map(|_| pool.allocate(101 << 20).unwrap()).collect();
-    direct.share(&pool).unwrap();
+    commit(&pool, &group);
     let others: Vec<_> = (0..size).filter(|peer| *peer != me).collect();
     let exchange = |offset: usize, length: usize| {
         let buffer = |at: usize| Buffer::new(blocks[at].ptr() + offset, length, DataType::U8);
@@ -197,10 +198,10 @@ fn hardware_an_abort_withdraws_offers() {
     let Some((_turn, driver, nccl, _)) = gpus() else { return };
     let enqueued = Barrier::new(2);
     drop(ranks(&driver, &nccl, 2, |rank| {
-        let (group, direct) = rank.direct(rank.builder(), small());
+        let (group, _) = rank.direct(rank.builder(), small());
         let (stream, pool) = (rank.stream(), rank.pool(&group));
         let block = pool.allocate(1 << 20).unwrap();
-        direct.share(&pool).unwrap();
+        commit(&pool, &group);
         let buffer = Buffer::new(block.ptr(), 1 << 20, DataType::U8);
         // SAFETY: the memory lives until the stream is done.
         let work = unsafe { group.raw().recv(buffer, 1 - rank.rank, &stream) }.unwrap();

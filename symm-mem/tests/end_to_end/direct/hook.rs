@@ -1,15 +1,10 @@
-//! Code of a test that runs in place of a thread's next calls of the driver or of the store.
+//! Code of a test that runs in place of a thread's next calls of the driver.
 
 use std::{cell::RefCell, sync::OnceLock};
 
 use cuda_driver::sys::{
-    CUgraph, CUgraphNode, CUmemGenericAllocationHandle, CUresult, CUstream, CUstreamBatchMemOpParams,
-    CUstreamCaptureStatus, Table,
+    CUgraph, CUgraphNode, CUresult, CUstream, CUstreamBatchMemOpParams, CUstreamCaptureStatus, Table,
 };
-use process_group::store::{Result, Store, StoreError};
-
-use crate::common::intercept::Intercept;
-
 struct Hook {
     function: &'static str,
     /// Calls until it runs, this one included.
@@ -19,8 +14,6 @@ struct Hook {
 
 thread_local! {
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
-    /// Calls of a store that still succeed.
-    static ANSWERS: RefCell<Option<u64>> = const { RefCell::new(None) };
 }
 
 /// The functions that the table had before.
@@ -49,7 +42,6 @@ fn run(function: &str) -> CUresult {
 pub(super) fn hooked(mut table: Table) -> Table {
     table.cuStreamBatchMemOp_v2 = Some(batch);
     table.cuStreamGetCaptureInfo_v2 = Some(capture_info);
-    table.cuMemRetainAllocationHandle = Some(retain);
     table
 }
 
@@ -79,27 +71,3 @@ hook!(capture_info => cuStreamGetCaptureInfo_v2(
     stream: CUstream, status: *mut CUstreamCaptureStatus, id: *mut u64, graph: *mut CUgraph,
     dependencies: *mut *const CUgraphNode, count: *mut usize
 ));
-hook!(retain => cuMemRetainAllocationHandle(
-    handle: *mut CUmemGenericAllocationHandle, address: *mut std::ffi::c_void
-));
-
-/// Makes this thread's calls of the store fail after `answers` further ones, or never. Returns the number that was left.
-pub(super) fn store_answers(answers: Option<u64>) -> Option<u64> {
-    ANSWERS.replace(answers)
-}
-
-/// Changes a store as [`store_answers`] says.
-pub(super) struct FailsOnThread;
-
-impl<S: Store> Intercept<S> for FailsOnThread {
-    fn before(&self, _: &S, call: &'static str, key: &str) -> Result<()> {
-        ANSWERS.with_borrow_mut(|answers| match answers {
-            Some(0) => Err(StoreError::Argument(format!("{call} of {key} fails in this test"))),
-            Some(left) => {
-                *left -= 1;
-                Ok(())
-            }
-            None => Ok(()),
-        })
-    }
-}

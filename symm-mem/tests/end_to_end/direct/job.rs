@@ -7,14 +7,23 @@ use process_group::{
     group::{Buffer, Work},
 };
 use symm_mem::{
-    Error, ErrorKind, SymmetricBlock, SymmetricPool,
+    CommitOptions, Error, ErrorKind, SymmetricBlock, SymmetricPool,
     direct::{Direct, DirectOptions, DirectReport},
 };
 
-use super::rig::{Rank, far, small};
+use super::rig::{PATIENCE, Rank, far, small};
 
 pub(super) const KIB: usize = 1 << 10;
 pub(super) const MIB: usize = 1 << 20;
+
+/// Commits `pool` without windows, so that `group` needs no communicator. Returns the number of new segments, which all
+/// members have mapped.
+pub(super) fn commit(pool: &SymmetricPool, group: &ProcessGroup) -> usize {
+    let options = CommitOptions::default().windows(false).deadline(PATIENCE);
+    let report = pool.commit(group, options).unwrap();
+    assert_eq!(report.unmapped, None);
+    report.new_segments
+}
 
 /// A group with a direct path, and a pool.
 pub(super) struct Job<'a> {
@@ -42,6 +51,11 @@ impl<'a> Job<'a> {
 
     pub(super) fn block(&self, bytes: usize) -> SymmetricBlock {
         self.pool.allocate(bytes as u64).unwrap()
+    }
+
+    /// Commits the pool without windows, so that the group needs no communicator. Returns the number of new segments.
+    pub(super) fn commit(&self) -> usize {
+        commit(&self.pool, &self.group)
     }
 
     /// Sends from rank 0 to rank 1.

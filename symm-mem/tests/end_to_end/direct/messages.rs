@@ -7,9 +7,12 @@ use process_group::{
     group::{Batch, Buffer, Result},
 };
 use proptest::prelude::*;
-use symm_mem::{SymmetricPool, direct::DirectOptions};
+use symm_mem::{SymmetricBlock, SymmetricPool, direct::DirectOptions};
 
-use super::rig::{Machine, Memory, Rank, buffer, bytes, far, pattern, small};
+use super::{
+    job::commit,
+    rig::{Machine, Memory, Rank, buffer, bytes, far, pattern, small},
+};
 
 /// Number of streams of a rank.
 const STREAMS: usize = 3;
@@ -24,7 +27,7 @@ struct Message {
     dtype: DataType,
     /// Index of the stream that each end uses.
     streams: [usize; 2],
-    /// Whether each end's buffer lies in a shared segment.
+    /// Whether each end's buffer lies in a mapped segment.
     shared: [bool; 2],
 }
 
@@ -73,28 +76,33 @@ struct Part<'a> {
     streams: Vec<Stream>,
     /// By number of the message: the send buffer and the receive buffer of this rank.
     memory: Vec<[Option<Memory>; 2]>,
+    /// All blocks. Dropped last, so that all ranks free them in the same order.
+    _blocks: Vec<SymmetricBlock>,
 }
 
 impl<'a> Part<'a> {
     fn new(rank: &'a Rank, group: &'a ProcessGroup, pool: &SymmetricPool, steps: &[Step]) -> Self {
         let messages = steps.iter().flat_map(|step| &step.messages).enumerate();
+        let mut kept = Vec::new();
         let memory = messages.map(|(number, message)| {
             let length = message.length();
-            // All ranks allocate alike.
-            let allocate = || Memory::Block(pool.allocate(length.max(1) as u64).unwrap());
+            let allocate = || pool.allocate(length.max(1) as u64).unwrap();
             let blocks = message.shared.map(|is_shared| is_shared.then(allocate));
             let ends = [(message.from, pattern(number, length)), (message.to, vec![0; length])];
             let mut ends = blocks.into_iter().zip(ends).map(|(block, (end, content))| {
-                (end == rank.rank).then(|| {
-                    let memory = block.unwrap_or_else(|| Memory::Other(rank.memory(&content)));
-                    rank.write(memory.ptr(), &content);
-                    memory
-                })
+                kept.extend(block.clone());
+                if end != rank.rank {
+                    return None;
+                }
+                let memory = block.map_or_else(|| Memory::Other(rank.memory(&content)), Memory::Block);
+                rank.write(memory.ptr(), &content);
+                Some(memory)
             });
             std::array::from_fn(|_| ends.next().flatten())
         });
         let memory = memory.collect();
-        Self { rank, group, streams: (0..STREAMS).map(|_| rank.stream()).collect(), memory }
+        let streams = (0..STREAMS).map(|_| rank.stream()).collect();
+        Self { rank, group, streams, memory, _blocks: kept }
     }
 
     fn buffer(&self, number: usize, end: usize, message: &Message) -> Option<Buffer> {
@@ -156,12 +164,12 @@ proptest! {
     fn any_sequence_arrives((world, slots, steps) in program()) {
         let machine = Machine::start(world);
         machine.ranks(world, |rank| {
-            let (group, direct) = rank.direct(rank.builder(), small().slots(slots));
+            let (group, _) = rank.direct(rank.builder(), small().slots(slots));
             let pool = rank.pool(&group);
             // Twice, since the second run starts from the state that the first one leaves.
             for _ in 0..2 {
                 let part = Part::new(&rank, &group, &pool, &steps);
-                direct.share(&pool).unwrap();
+                commit(&pool, &group);
                 part.run(&steps);
                 part.check(&steps);
             }

@@ -17,7 +17,10 @@ use process_group::{
 };
 use symm_mem::{ErrorKind, direct};
 
-use super::rig::{Rank, far, pattern, small};
+use super::{
+    job::commit,
+    rig::{Rank, far, pattern, small},
+};
 
 const RANKS: usize = 3;
 
@@ -126,7 +129,7 @@ fn body(case: &str, rank: &Rank) {
         false => memory.each_ref().map(|memory| memory.ptr()),
     };
     if is_shared {
-        assert_eq!(direct.share(&pool).unwrap(), 1);
+        assert_eq!(commit(&pool, &group), 1);
     }
     let exchange = || {
         group.batch(&stream, |batch| {

@@ -8,7 +8,7 @@ use process_group::{comm::DataType, group::Buffer};
 use symm_mem::{CommitOptions, Refusal, SymmetricBlock};
 
 use super::{
-    job::{Job, KIB, MIB},
+    job::{Job, KIB, MIB, commit},
     rig::{Machine, Memory, PATIENCE, far, pattern},
 };
 
@@ -20,8 +20,8 @@ fn the_first_ends_memory_decides_and_the_data_arrives() {
     machine.ranks(2, |rank| {
         let job = Job::new(&rank);
         let block = job.block(3 * MIB + KIB);
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 1);
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 0, "nothing is new");
+        assert_eq!(job.commit(), 1);
+        assert_eq!(job.commit(), 0, "nothing is new");
         let other = DeviceMemory::new(&rank.context, 3 * MIB + KIB).unwrap();
         let memory = [Memory::Other(other), Memory::Block(block)];
         let (mut number, mut expected) = (0, (0, 0));
@@ -67,7 +67,7 @@ fn all_to_all_in_one_batch_uses_no_ring() {
         let block = |end: usize, peer: usize, message: usize| {
             blocks[(end * RANKS + peer) * lengths.len() + message].ptr()
         };
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         let others: Vec<_> = (0..RANKS).filter(|peer| *peer != job.me()).collect();
         for run in 0..10 {
             let content = |from: usize, to: usize, message: usize| {
@@ -108,7 +108,7 @@ fn a_long_batch_in_both_directions_arrives() {
     machine.ranks(2, |rank| {
         let job = Job::new(&rank);
         let blocks = [0, 1].map(|_| job.block(MESSAGES));
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         rank.write(blocks[0].ptr(), &pattern(job.me(), MESSAGES));
         let work = job.group.batch(&job.stream, |batch| {
             for message in 0..MESSAGES {
@@ -141,7 +141,7 @@ fn each_end_waits_for_the_other() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let [block, source] = [job.block(MIB), job.block(MIB)];
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             for number in [1, 2] {
                 let old = if job.me() == 0 { vec![0; 5000] } else { pattern(number + 7, 5000) };
                 rank.write(block.ptr(), &old);
@@ -204,7 +204,7 @@ fn a_graph_is_right_in_every_run() {
             let job = Job::new(&rank);
             let (me, peer) = (job.me(), 1 - job.me());
             let [from, to, eager] = [LENGTH, LENGTH, LENGTH].map(|bytes| job.block(bytes));
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             if me != first {
                 job.group.barrier(far()).unwrap();
             }
@@ -237,8 +237,7 @@ fn a_graph_is_right_in_every_run() {
     }
 }
 
-/// Segments are shared whenever the ranks call for it: after the installation, after a commit, and after others were
-/// retired. A block that was allocated elsewhere is found where it lies now.
+/// Segments are mapped by each commit, also after others were retired. A block that was allocated elsewhere is found where it lies now.
 #[test]
 fn segments_come_and_go() {
     let machine = Machine::start(2);
@@ -251,10 +250,11 @@ fn segments_come_and_go() {
         };
         let first = job.block(2 * MIB);
         send(&first, 1);
-        assert_eq!(job.report(), (0, 1), "nothing is shared yet");
+        assert_eq!(job.report(), (0, 1), "nothing is mapped yet");
+        // A commit with windows maps the segments too.
         job.group.connect(far()).unwrap();
-        job.pool.commit(&job.group, CommitOptions::default()).unwrap();
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 1);
+        let report = job.pool.commit(&job.group, CommitOptions::default()).unwrap();
+        assert_eq!((report.new_segments, report.unmapped), (1, None));
         send(&first, 2);
         assert_eq!(job.report(), (1, 1));
         // The freed place is used again: part of it in another block.
@@ -266,7 +266,7 @@ fn segments_come_and_go() {
         assert_eq!(job.report(), (2, 1));
         send(&blocks[2], 4);
         assert_eq!(job.report(), (2, 2), "its segment is new");
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 1);
+        assert_eq!(job.commit(), 1);
         send(&blocks[2], 5);
         assert_eq!(job.report(), (3, 2));
         let [second, third, kept] = blocks;
@@ -277,7 +277,7 @@ fn segments_come_and_go() {
         assert_ne!(again.placement().ordinal, place.ordinal);
         send(&again, 7);
         assert_eq!(job.report(), (4, 3));
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 1);
+        assert_eq!(job.commit(), 1);
         send(&again, 8);
         assert_eq!(job.report(), (5, 3));
         drop((again, kept));
@@ -294,7 +294,7 @@ fn a_graph_keeps_the_peers_segment() {
         let job = Job::new(&rank);
         let block = job.block(MIB);
         let other = rank.memory(&[0; 1000]);
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         let at = if job.me() == 0 { block.ptr() } else { other.ptr() };
         if job.me() == 1 {
             job.group.barrier(far()).unwrap();
@@ -314,14 +314,14 @@ fn a_graph_keeps_the_peers_segment() {
         assert!(rank.read(at, 1000) == pattern(3, 1000));
         drop(block);
         let graph = (job.me() == 1).then_some(graph);
-        let retired = job.pool.retire(&[0], &[], PATIENCE);
+        let retired = job.pool.retire(&[0], &[&job.group], PATIENCE);
         let retired = retired.expect_err("rank 1 has a graph");
         let Some(Refusal::SegmentPinned { ordinal: 0, graphs }) = retired.refusal() else {
             panic!("{retired}")
         };
         assert_eq!(graphs.entries.iter().map(|it| it.value).collect::<Vec<_>>(), [0, 1]);
         drop(graph);
-        job.pool.retire(&[0], &[], PATIENCE).unwrap();
+        job.pool.retire(&[0], &[&job.group], PATIENCE).unwrap();
         job.leave();
     });
     machine.finish();
@@ -335,7 +335,7 @@ fn the_path_keeps_the_memory_of_a_pool_that_one_rank_drops() {
         let Job { group, direct, pool, stream, .. } = Job::new(&rank);
         let block = pool.allocate(MIB as u64).unwrap();
         let other = rank.memory(&[0; 1000]);
-        direct.share(&pool).unwrap();
+        commit(&pool, &group);
         let at = if rank.rank == 0 { block.ptr() } else { other.ptr() };
         rank.write(at, &pattern(4 * (1 - rank.rank), 1000));
         // Rank 1 has nothing of the pool left.

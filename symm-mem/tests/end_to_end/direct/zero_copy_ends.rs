@@ -15,10 +15,11 @@ use process_group::{
     comm::{CommError, DataType},
     group::{Buffer, GroupErrorKind},
 };
+use symm_mem::{CommitOptions, Refusal};
 
 use super::{
     job::{Job, MIB},
-    rig::{Machine, far, pattern},
+    rig::{Machine, PATIENCE, far, pattern},
 };
 
 /// The end that comes second finds the difference, and copies nothing.
@@ -29,7 +30,7 @@ fn lengths_that_differ_are_named_and_nothing_is_copied() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let block = job.block(1000);
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             rank.write(block.ptr(), &[job.me() as u8; 1000]);
             let length = 200 + job.me();
             if job.me() != first {
@@ -58,7 +59,7 @@ fn an_abort_ends_offers_that_nobody_takes() {
     machine.ranks(2, |rank| {
         let job = Job::new(&rank);
         let block = job.block(1000);
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         let buffer = Buffer::new(block.ptr(), 1000, DataType::U8);
         let streams = [rank.stream(), rank.stream(), rank.stream()];
         let works = match job.me() {
@@ -113,7 +114,7 @@ fn no_peer_writes_into_a_buffer_after_an_abort() {
     machine.ranks(2, |rank| {
         let job = Job::new(&rank);
         let block = job.block(1000);
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         rank.write(block.ptr(), &[9; 1000]);
         let gate = rank.memory(&[0; 4]);
         if job.me() == 0 {
@@ -181,7 +182,7 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let block = job.block(1000);
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             // A first end that fails makes no offer that the other could take.
             if job.me() != first && failing != first {
                 job.group.barrier(far()).unwrap();
@@ -218,15 +219,16 @@ fn a_message_that_cannot_be_launched_ends_the_group_on_both_ends() {
     }
 }
 
-/// A pool whose segments differ is shared by no rank.
+/// A pool whose segments differ is mapped by no rank.
 #[test]
-fn a_pool_that_differs_is_not_shared() {
+fn a_pool_that_differs_is_not_mapped() {
     let machine = Machine::start(2);
     machine.ranks(2, |rank| {
         let job = Job::new(&rank);
         let block = job.block(if job.me() == 0 { 2 * MIB } else { 4 * MIB });
-        let error = job.direct.share(&job.pool).unwrap_err();
-        assert!(error.rendezvous_refusal().is_some(), "{error}");
+        let options = CommitOptions::default().windows(false).deadline(PATIENCE);
+        let error = job.pool.commit(&job.group, options).unwrap_err();
+        assert!(matches!(error.refusal(), Some(Refusal::SegmentShapeMismatch { .. })), "{error}");
         rank.write(block.ptr(), &pattern(1 - job.me(), 1000));
         job.message(block.ptr(), 1000).unwrap().wait_until(far()).unwrap();
         assert_eq!(job.report(), (0, 1));

@@ -1,9 +1,8 @@
-//! Zero-copy messages whose launch fails, or comes at the same time as an abort, a retirement or a failure of the store.
+//! Zero-copy messages whose launch fails, or comes at the same time as an abort or a retirement.
 
 use std::{
     sync::{Arc, Barrier, mpsc},
     thread,
-    time::Duration,
 };
 
 use cuda_driver::{
@@ -13,18 +12,15 @@ use cuda_driver::{
 };
 use process_group::{
     comm::DataType,
-    error_text,
     group::{Buffer, Work},
-    store::PrefixStore,
 };
-use symm_mem::{ErrorKind, Refusal};
+use symm_mem::Refusal;
 
 use super::{
-    hook::{self, FailsOnThread},
+    hook,
     job::{Job, MIB},
-    rig::{Machine, PATIENCE, Rank, buffer, far, pattern, small},
+    rig::{Machine, PATIENCE, buffer, far},
 };
-use crate::common::intercept::Intercepted;
 
 const LENGTH: usize = 1000;
 
@@ -49,7 +45,7 @@ fn no_peer_writes_into_a_buffer_after_a_receive_that_failed() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let blocks: Vec<_> = (0..messages).map(|_| job.block(LENGTH)).collect();
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             let each = |at: &symm_mem::SymmetricBlock| Buffer::new(at.ptr(), LENGTH, DataType::U8);
             if job.me() == 0 {
                 claimed.wait();
@@ -99,7 +95,7 @@ fn a_call_makes_no_offer_after_an_abort() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let block = job.block(LENGTH);
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             let mut result = None;
             if job.me() == 1 {
                 let (_work, stream, _memory) = unanswered(&job);
@@ -146,7 +142,7 @@ fn an_abort_withdraws_the_offers_behind_one_that_is_taken() {
         machine.ranks(2, |rank| {
             let job = Job::new(&rank);
             let blocks = [job.block(LENGTH), job.block(LENGTH)];
-            job.direct.share(&job.pool).unwrap();
+            job.commit();
             if job.me() == 1 {
                 let (_work, stream, _memory) = unanswered(&job);
                 let _works = blocks.each_ref().map(|block| job.message(block.ptr(), LENGTH).unwrap());
@@ -211,7 +207,7 @@ fn a_sender_waits_longer_for_a_buffer_than_its_receiver_for_the_copy() {
     machine.ranks(3, |rank| {
         let job = Job::new(&rank);
         let blocks = [job.block(LENGTH), job.block(LENGTH)];
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         let (gate, seen, other) = (rank.memory(&[0; 4]), rank.memory(&[0; LENGTH]), rank.stream());
         let at_block = |block: usize| Buffer::new(blocks[block].ptr(), LENGTH, DataType::U8);
         rank.write(blocks[0].ptr(), &[1 + job.me() as u8; LENGTH]);
@@ -279,7 +275,7 @@ fn a_declared_capture_keeps_the_peers_segment_as_long_as_its_pin() {
         let job = Job::new(&rank);
         let block = job.block(MIB);
         let other = rank.memory(&[0; LENGTH]);
-        job.direct.share(&job.pool).unwrap();
+        job.commit();
         let pin = if job.me() == 0 {
             let capture = job.stream.begin_capture(CaptureMode::ThreadLocal).unwrap();
             job.message(block.ptr(), LENGTH).unwrap();
@@ -305,90 +301,15 @@ fn a_declared_capture_keeps_the_peers_segment_as_long_as_its_pin() {
             Some(declared.finish())
         };
         drop(block);
-        let retired = job.pool.retire(&[0], &[], PATIENCE);
+        let retired = job.pool.retire(&[0], &[&job.group], PATIENCE);
         let retired = retired.expect_err("rank 1 has a pin");
         let Some(Refusal::SegmentPinned { ordinal: 0, graphs }) = retired.refusal() else {
             panic!("{retired}")
         };
         assert_eq!(graphs.entries.len(), 2);
         drop(pin);
-        job.pool.retire(&[0], &[], PATIENCE).unwrap();
+        job.pool.retire(&[0], &[&job.group], PATIENCE).unwrap();
         job.leave();
     });
     machine.finish();
-}
-
-/// A segment that another thread retires while it is shared is not taken for the memory that lies there afterwards.
-#[test]
-fn a_segment_that_is_retired_while_it_is_shared_is_refused() {
-    let machine = Machine::start(2);
-    let [begun, retired] = [(); 2].map(|()| Arc::new(Barrier::new(4)));
-    machine.ranks(2, |rank| {
-        let job = Job::new(&rank);
-        drop(job.block(LENGTH));
-        let error = thread::scope(|scope| {
-            let hook = (begun.clone(), retired.clone());
-            scope.spawn(|| {
-                begun.wait();
-                job.pool.retire(&[0], &[], PATIENCE).unwrap();
-                retired.wait();
-            });
-            hook::before("cuMemRetainAllocationHandle", 1, move || {
-                hook.0.wait();
-                hook.1.wait();
-                CUresult::CUDA_SUCCESS
-            });
-            job.direct.share(&job.pool).unwrap_err()
-        });
-        assert!(error_text(&error).contains("another thread has retired the segment"), "{error:?}");
-        assert_eq!(job.direct.share(&job.pool).unwrap(), 0);
-        job.leave();
-    });
-    machine.finish();
-}
-
-/// The store of rank 1 fails so late that rank 0 has mapped the segment. Rank 0 then sends through the ring, also after
-/// another pool was shared.
-#[test]
-fn a_rank_that_has_not_mapped_what_others_have_is_sent_no_place_in_it() {
-    // Returns whether the ranks have shared the pool, and the number of calls that rank 1 has made.
-    let share = |answers: u64| {
-        let machine = Machine::start(2);
-        let at = Barrier::new(2);
-        let shared = machine.ranks(2, |rank| {
-            let inner = PrefixStore::new("job", rank.store.clone());
-            let store = Arc::new(Intercepted { inner, intercept: FailsOnThread });
-            let rank = Rank { store, ..rank };
-            // Rank 0 waits for half of it until it stops waiting for the confirmation of rank 1.
-            let job = Job::with(&rank, small().deadline(Duration::from_secs(8)));
-            let block = job.block(LENGTH);
-            hook::store_answers((job.me() == 1).then_some(answers));
-            let shared = job.direct.share(&job.pool);
-            let left = hook::store_answers(None);
-            at.wait();
-            if let Err(error) = &shared {
-                assert!(matches!(error.kind(), ErrorKind::Store { .. }), "{error:?}");
-            }
-            let next = rank.pool(&job.group);
-            let other = next.allocate(LENGTH as u64).unwrap();
-            assert_eq!(job.direct.share(&next).unwrap(), 1);
-            rank.write(block.ptr(), &pattern(1 - job.me(), LENGTH));
-            job.ordered(0, block.ptr(), LENGTH).unwrap().wait_until(far()).unwrap();
-            assert!(rank.read(block.ptr(), LENGTH) == pattern(1, LENGTH));
-            let report = job.report();
-            drop((block, other, next));
-            job.leave();
-            (shared.is_ok(), report, answers - left.unwrap_or(answers))
-        });
-        machine.finish();
-        let is_shared = [shared[0].0, shared[1].0];
-        let expected = if is_shared == [true; 2] { (1, 0) } else { (0, 1) };
-        assert!(shared.iter().all(|(_, report, _)| *report == expected), "{shared:?}");
-        (is_shared, shared[1].2)
-    };
-    let (is_shared, calls) = share(u64::MAX);
-    assert_eq!(is_shared, [true; 2]);
-    // From the last call on, until one is found without which rank 1 does not learn the outcome.
-    let found = (0..calls).rev().map(|answers| share(answers).0).find(|is_shared| !is_shared[1]);
-    assert_eq!(found, Some([true, false]));
 }

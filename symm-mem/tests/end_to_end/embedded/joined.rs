@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use caching_alloc::driver::{Sharing, VirtualMemorySource};
-use symm_mem::{CommitOptions, Geometry, Path, Refusal, SymmetricBlock, SymmetricPool, Why};
+use symm_mem::{
+    CommitOptions, Geometry, Path, Refusal, SymmetricBlock, SymmetricPool, Why, rendezvous::PeerBuffers,
+};
 
 use super::{job, options, run, soon, windows};
 
@@ -74,15 +76,16 @@ fn a_block_of_a_later_segment_lies_behind_the_first_in_the_window() {
 
                 // The peers' memory behind the window is valid over both segments.
                 // SAFETY: the addresses are used before the group ends.
-                let peers = unsafe { pool.peers(&second, &rank.world, soon()) }.expect("they are reached");
+                let peers = unsafe { PeerBuffers::of_window(rank.world.communicator(), &window, soon()) };
+                let peers = peers.expect("they are reached");
                 rank.fill(&second);
                 rank.stream.synchronize().expect("it is filled");
                 rank.world.barrier(soon()).expect("both come");
                 let other = 1 - rank.rank;
                 let mut value = [0f32];
+                let at = peers.addresses()[other as usize] + offset as usize;
                 // SAFETY: nobody writes before the ranks have met again.
-                unsafe { rank.context.copy_to_host(&mut value, peers.addresses()[other as usize]) }
-                    .expect("the peer's memory can be read");
+                unsafe { rank.context.copy_to_host(&mut value, at) }.expect("the peer's memory can be read");
                 assert_eq!(value, [(other + 1) as f32]);
                 rank.world.barrier(soon()).expect("both come");
                 rank.sum(&second, &rank.world);

@@ -17,7 +17,7 @@ use bootstrap::agreement::{Answer as StoreAnswer, Input};
 use process_group::store::Store as _;
 use symm_mem::agreement::{
     Answer, Capabilities, Capability, Divergence, Ending, GroupId, GroupLog, LogPoint, Operation,
-    OperationKind, Outcome, Plan, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
+    OperationKind, Outcome, PeerOffer, Plan, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
     WindowSupport,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
@@ -99,6 +99,7 @@ impl Side {
                 .map(segment)
                 .filter(|it| !self.retired.contains(&it.ordinal))
                 .collect(),
+            peers: PeerOffer::Missing { cause: "these ranks have no memory".to_owned() },
         };
         Commit::new(log.begin(situation).0)
     }
@@ -154,6 +155,7 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
                 Answer::recalled(sequence, length, |sequence| side.operation(sequence))
             }
             Next::Act(Plan::Register { .. }) => Answer::Registered { outcome: side.outcome.clone() },
+            Next::Act(Plan::Open { .. }) => panic!("nobody has offered memory"),
         };
         *at = At::Ready(Some(Input::Acted(answer)));
     }

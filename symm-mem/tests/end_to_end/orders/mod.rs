@@ -16,8 +16,8 @@ use std::{
 use bootstrap::agreement::{self, Agreement, Answer as StoreAnswer, Member, Memory, Output, Request};
 use symm_mem::agreement::{
     Agreed, Answer, Capabilities, CommitProtocol, Ending, GroupId, GroupLog, LogPoint, MeetingId,
-    MeetingKind, Outcome, Plan, Policy, PoolId, Readiness, Refusal, Segment, Situation, Start, WindowSupport,
-    commit_ending,
+    MeetingKind, Outcome, PeerOffer, Plan, Policy, PoolId, Readiness, Refusal, Segment, Situation, Start,
+    WindowSupport, commit_ending,
 };
 
 use crate::common::test_effort;
@@ -233,6 +233,7 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
         log,
         log_since: 0,
         segments: vec![Segment { ordinal: 0, bytes: 2 << 20, flags: 0, log }],
+        peers: PeerOffer::Missing { cause: "these ranks have no memory".to_owned() },
     });
     (Commit::new(start), group_log, segments, now)
 }

@@ -6,10 +6,7 @@ use process_group::{
     comm::DataType,
     group::{Batch, Buffer},
 };
-use symm_mem::{
-    Domain, Geometry, SymmetricPool,
-    rendezvous::{Rendezvous, RendezvousOptions, SymmetricMemory},
-};
+use symm_mem::{CommitOptions, Domain, Geometry, SymmetricPool, rendezvous::SymmetricMemory};
 
 use super::rank::Rank;
 use crate::bench::programs::support::{Result, timed};
@@ -85,7 +82,7 @@ struct Message {
 
 /// The memory and the streams of one rank.
 pub(crate) struct Messages {
-    /// The memory is a block of this pool. Only groups that share the pool use that.
+    /// The memory is a block of this pool. Only groups that commit the pool use that.
     pub(super) pool: SymmetricPool,
     memory: SymmetricMemory,
     own: DevicePtr,
@@ -98,7 +95,8 @@ impl Messages {
         let stream = || Stream::new(context, StreamFlags::NON_BLOCKING);
         let pool = SymmetricPool::new(&Domain::of(group)?, context, Geometry::default())?;
         let block = pool.allocate((PEERS * LARGE) as u64)?;
-        let memory = Rendezvous::of(group, RendezvousOptions::default())?.rendezvous(&block)?;
+        pool.commit(group, CommitOptions::default().windows(false))?;
+        let memory = pool.symmetric_memory(&block, group.id())?;
         let own = memory.buffer_ptr(group.rank())?;
         Ok(Self { pool, memory, own, streams: [stream()?, stream()?, stream()?] })
     }

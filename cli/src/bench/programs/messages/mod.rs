@@ -19,7 +19,7 @@ use process_group::{
     store::HashStore,
 };
 
-use symm_mem::direct::DirectOptions;
+use symm_mem::{CommitOptions, direct::DirectOptions};
 
 use crate::bench::programs::support::{Machine, Result, far};
 use cases::{CASES, Carrier, Messages};
@@ -39,7 +39,7 @@ struct Contender {
     policy: P2pPolicy,
     batched: bool,
     ring: DirectOptions,
-    /// Its members share the pool of the messages' memory.
+    /// Its members commit the pool of the messages' memory.
     shares: bool,
 }
 
@@ -104,7 +104,7 @@ fn measure(rank: &Rank<'_>) -> Result<()> {
         let before = rank.left()?;
         let (group, direct) = rank.group(&name, policy, ring)?;
         if let Some(direct) = direct.filter(|_| shares) {
-            direct.share(&messages.pool)?;
+            messages.pool.commit(&group, CommitOptions::default().windows(false))?;
             sharing.push(direct);
         }
         if let Some(path) = group.p2p().path.filter(|_| name == SHARED) {
@@ -138,7 +138,7 @@ fn measure(rank: &Rank<'_>) -> Result<()> {
         let staged = direct.report()?.staged;
         if staged > 0 {
             return Err(
-                format!("{staged} messages from shared memory went through rings; expected none").into()
+                format!("{staged} messages from committed blocks went through rings; expected none").into()
             );
         }
     }

@@ -1,0 +1,91 @@
+//! The last part of a commit: the members open each other's new segments and signal pads, all of them or none.
+//!
+//! A group whose members cannot do so still commits: its agreement then has the reason ([`Unmapped`]).
+
+use bootstrap::agreement::Report;
+
+use super::{
+    peer_memory::{MemberMemory, PeerMappings, PeerOffer, Unmapped},
+    plan::{Agreed, Answer, Decision, Plan},
+    record::Record,
+};
+use crate::sharing::{self, OpeningFailure};
+
+/// Decides from the records, sorted by rank, whether the members can open each other's first `segments` segments.
+pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
+    match offered(records, segments) {
+        Ok(members) => PeerMappings::Offered { members },
+        Err(reason) => PeerMappings::Unmapped { reason },
+    }
+}
+
+fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemory>, Unmapped> {
+    if segments == 0 {
+        return Err(Unmapped::NothingNew {});
+    }
+    let memory = |(rank, record): &(u32, &Record)| {
+        let not_offered = |cause: &str| Unmapped::NotOffered { rank: *rank, cause: cause.to_owned() };
+        let mut memory = match &record.peers {
+            PeerOffer::Offered { memory } => memory.clone(),
+            PeerOffer::Missing { cause } => return Err(not_offered(cause)),
+        };
+        memory.segments.truncate(segments);
+        if memory.segments.len() < segments {
+            return Err(not_offered("it does not share all of the segments"));
+        }
+        Ok(MemberMemory { rank: *rank, memory })
+    };
+    let members = records.iter().map(memory).collect::<Result<Vec<_>, _>>()?;
+    let has_pad = |member: &MemberMemory| member.memory.pad.is_some();
+    if let Some(other) = members.iter().find(|member| has_pad(member) != has_pad(&members[0])) {
+        let cause = "only some members share a signal pad".to_owned();
+        return Err(Unmapped::NotOffered { rank: other.rank, cause });
+    }
+    let pairs = members.iter().flat_map(|from| members.iter().map(move |to| (from, to)));
+    for (from, to) in pairs.filter(|(from, to)| from.rank != to.rank) {
+        let (site, other) = (&from.memory.site, &to.memory.site);
+        if !other.can_access(site) {
+            return Err(Unmapped::NoPeerAccess { rank: to.rank, peer: from.rank });
+        }
+        let mut handles = from.memory.exports().into_iter().map(|export| &export.handle);
+        if let Some(handle) = handles.find(|handle| !handle.can_be_opened(site, other)) {
+            let handle = handle.name().to_owned();
+            return Err(Unmapped::NoHandle { rank: from.rank, handle, peer: to.rank });
+        }
+    }
+    Ok(members)
+}
+
+/// The verdict on the opening of the members' memory. The segments are committed in any case.
+pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
+    let outcome = |report: &Report<Answer>| match report {
+        Report::Outcome(Answer::Opened { outcome }) => Report::Outcome(outcome.clone()),
+        Report::Outcome(_) => Report::Pending,
+        Report::Pending => Report::Pending,
+        Report::Late => Report::Late,
+    };
+    let reports: Vec<_> = reports.iter().map(|(rank, report)| (*rank, outcome(report))).collect();
+    let peers = match sharing::judge(&reports) {
+        None => PeerMappings::Opened {},
+        Some(OpeningFailure::Failed { rank, cause }) => {
+            PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
+        }
+        Some(OpeningFailure::Lost { missing, .. }) => {
+            let rank = missing.first().copied().unwrap_or(u32::MAX);
+            let cause = "it did not answer while the members opened each other's memory".to_owned();
+            PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
+        }
+    };
+    Decision::Agreed { agreed: Agreed { peers, ..agreed.clone() } }
+}
+
+impl Agreed {
+    /// Returns the next decision after the registration, or without one: to open the members' memory, or the final
+    /// agreement if it cannot be opened.
+    pub(super) fn open(self) -> Decision {
+        match self.peers {
+            PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },
+            PeerMappings::Opened {} | PeerMappings::Unmapped { .. } => Decision::Agreed { agreed: self },
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! The memory that the members of a commit offer each other, and whether they have mapped it.
+
+use std::fmt;
+
+use super::wire::{wire_enum, wire_struct};
+use crate::sharing::{Export, Site};
+
+/// The memory that a rank offers to the other members of a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerOffer {
+    /// The rank offers no memory.
+    Missing {
+        /// The reason.
+        cause: String,
+    },
+    /// The rank offers its new segments.
+    Offered {
+        /// The memory.
+        memory: OfferedMemory,
+    },
+}
+wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
+
+/// The memory of a rank that the other members can open.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OfferedMemory {
+    /// Where the rank runs.
+    pub site: Site,
+    /// The lowest number that the rank has not used for a segment that the group's members have mapped, of any pool.
+    pub next: u64,
+    /// The rank's signal pad. `None` if the members have opened the pads in an earlier commit.
+    pub pad: Option<Export>,
+    /// The segments of the record, in the same order.
+    pub segments: Vec<Export>,
+}
+wire_struct!(OfferedMemory { site, next, pad, segments });
+
+impl OfferedMemory {
+    /// The pad, if it is offered, and then the segments.
+    pub(crate) fn exports(&self) -> Vec<&Export> {
+        self.pad.iter().chain(&self.segments).collect()
+    }
+}
+
+/// The memory of a member, with its rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberMemory {
+    /// The member.
+    pub rank: u32,
+    /// Its memory. The segments are those that the group commits.
+    pub memory: OfferedMemory,
+}
+wire_struct!(MemberMemory { rank, memory });
+
+/// The state of the members' mappings of each other's new segments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PeerMappings {
+    /// The members are about to open this memory.
+    Offered {
+        /// The memory of all members, by rank.
+        members: Vec<MemberMemory>,
+    },
+    /// All members have opened each other's memory.
+    Opened {},
+    /// No member has opened the others' memory.
+    Unmapped {
+        /// The reason.
+        reason: Unmapped,
+    },
+}
+wire_enum!(PeerMappings { 0 => Offered { members }, 1 => Opened {}, 2 => Unmapped { reason } });
+
+/// The reason why the members of a group have not mapped each other's segments. It is equal on all members.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unmapped {
+    /// The commit has no new segments.
+    NothingNew {},
+    /// A rank offered no memory.
+    NotOffered {
+        /// The rank.
+        rank: u32,
+        /// The reason.
+        cause: String,
+    },
+    /// A rank's memory has no handle that another rank can open.
+    NoHandle {
+        /// The rank whose memory it is.
+        rank: u32,
+        /// The kinds of handles of the memory.
+        handle: String,
+        /// The rank that cannot open it.
+        peer: u32,
+    },
+    /// A rank's device cannot access the memory of another device.
+    NoPeerAccess {
+        /// The rank whose device has no access.
+        rank: u32,
+        /// The rank of the other device.
+        peer: u32,
+    },
+    /// A rank could not open the others' memory, or did not report in time.
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// A description of the failure.
+        cause: String,
+    },
+}
+wire_enum!(Unmapped {
+    0 => NothingNew {},
+    1 => NotOffered { rank, cause },
+    2 => NoHandle { rank, handle, peer },
+    3 => NoPeerAccess { rank, peer },
+    4 => Failed { rank, cause },
+});
+
+impl fmt::Display for Unmapped {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NothingNew {} => out.write_str("the commit has no new segments"),
+            Self::NotOffered { rank, cause } => write!(out, "rank {rank} shares no memory: {cause}"),
+            Self::NoHandle { rank, handle, peer } => {
+                write!(out, "rank {peer} cannot open the memory of rank {rank}, which is shared by: {handle}")
+            }
+            Self::NoPeerAccess { rank, peer } => {
+                write!(out, "the device of rank {rank} cannot access that of rank {peer}")
+            }
+            Self::Failed { rank, cause } => write!(out, "rank {rank}: {cause}"),
+        }
+    }
+}

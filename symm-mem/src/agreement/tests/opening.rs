@@ -1,0 +1,139 @@
+//! Decisions on whether members open each other's memory, and verdicts on the outcomes.
+
+use bootstrap::agreement::{Protocol, Report};
+
+use super::*;
+use crate::sharing::{self, Export, Handle, Site};
+
+fn export(handle: Handle) -> Export {
+    Export { bytes: 2 << 20, handle, token: 1 }
+}
+
+/// The offer of a rank on a host of its own process, with `segments` segments and perhaps a pad.
+fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) -> PeerOffer {
+    let memory = OfferedMemory {
+        site: Site { host, ..Site::simulated(rank) },
+        next: 0,
+        pad: pad.then(|| export(handle.clone())),
+        segments: vec![export(handle.clone()); segments],
+    };
+    PeerOffer::Offered { memory }
+}
+
+fn handle() -> impl Strategy<Value = Handle> {
+    let legacy = Handle::Legacy { handle: vec![0; 64] };
+    let fabric = |descriptor| Handle::Virtual { descriptor, fabric: Some(vec![0; 64]) };
+    select(vec![Handle::DESCRIPTOR, Handle::DESCRIPTOR, Handle::NONE, legacy, fabric(false), fabric(true)])
+}
+
+/// Draws an offer of any rank.
+pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
+    let whole = (0u32..3, 1u64..3, handle(), any::<bool>(), 0usize..4);
+    prop_oneof![
+        1 => Just(PeerOffer::Missing { cause: "no".to_owned() }),
+        4 => whole.prop_map(|(rank, host, handle, pad, segments)| offered(rank, host, &handle, pad, segments)),
+    ]
+}
+
+/// The decision on a commit of two segments, by ranks with these offers.
+fn decided(offers: Vec<PeerOffer>) -> PeerMappings {
+    let record = |(rank, peers): (u32, PeerOffer)| {
+        let (rank, record) = plain(rank, &[(64, 7), (64, 8)]);
+        (rank, Record { peers, ..record })
+    };
+    let records: Vec<_> = (0..).zip(offers).map(record).collect();
+    committed(decide(&records)).expect("the segments are the same on all ranks").peers
+}
+
+proptest! {
+    /// Members open each other's memory if and only if each of them can open the memory of every other.
+    #[test]
+    fn all_members_open_or_none(hosts in vec((1u64..3, handle()), 2..5)) {
+        let offers = (0..).zip(&hosts).map(|(rank, (host, handle))| offered(rank, *host, handle, true, 2));
+        let can = |from: &(u64, Handle), to: &(u64, Handle)| match &from.1 {
+            Handle::Legacy { .. } => from.0 == to.0,
+            Handle::Virtual { descriptor, fabric } => fabric.is_some() || (*descriptor && from.0 == to.0),
+        };
+        let pairs = |(at, from)| hosts.iter().enumerate().all(|(other, to)| at == other || can(from, to));
+        let all_can = hosts.iter().enumerate().all(pairs);
+        match decided(offers.collect()) {
+            PeerMappings::Offered { members } => {
+                prop_assert!(all_can);
+                prop_assert_eq!(members.len(), hosts.len());
+            }
+            PeerMappings::Unmapped { reason: Unmapped::NoHandle { rank, peer, .. } } => {
+                prop_assert!(!can(&hosts[rank as usize], &hosts[peer as usize]), "{:?}", hosts);
+            }
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    /// The segments are committed whatever the outcomes of opening are. Memory counts as opened only if every member
+    /// reports that.
+    #[test]
+    fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..4, 1..6), turn in 0usize..6) {
+        let report = |kind: &u8| match kind {
+            0 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Mapped }),
+            1 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Failed { cause: "x".into() } }),
+            2 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Alone { gone: vec![0] } }),
+            _ => Report::Late,
+        };
+        let plan = Plan::Open { agreed: agreed() };
+        let mut reports: Vec<_> = (0..).zip(kinds.iter().map(report)).collect();
+        let judged = CommitProtocol::judge(&plan, &reports);
+        let turn = turn % reports.len();
+        reports.rotate_left(turn);
+        prop_assert_eq!(&judged, &CommitProtocol::judge(&plan, &reports));
+        let Decision::Agreed { agreed: Agreed { segments: 1, peers, .. } } = judged else {
+            panic!("{judged:?}")
+        };
+        prop_assert_eq!(peers == PeerMappings::Opened {}, kinds.iter().all(|kind| *kind == 0));
+    }
+}
+
+#[test]
+fn the_rank_that_prevents_the_mapping_is_named() {
+    let all = || -> Vec<_> { (0..3).map(|rank| offered(rank, 1, &Handle::DESCRIPTOR, true, 2)).collect() };
+    let unmapped = |offers| match decided(offers) {
+        PeerMappings::Unmapped { reason } => reason.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(decided(all()), PeerMappings::Offered { members } if members.len() == 3));
+    let with = |offer| {
+        let mut offers = all();
+        offers[1] = offer;
+        unmapped(offers)
+    };
+    let text = with(PeerOffer::Missing { cause: "map_peers is false".to_owned() });
+    assert_eq!(text, "rank 1 shares no memory: map_peers is false");
+    let text = with(offered(1, 1, &Handle::DESCRIPTOR, false, 2));
+    assert!(text.starts_with("rank 1 shares no memory: only some members"), "{text}");
+    let text = with(offered(1, 1, &Handle::DESCRIPTOR, true, 1));
+    assert!(text.starts_with("rank 1 shares no memory: it does not share all"), "{text}");
+    let mut offers = all();
+    let PeerOffer::Offered { memory } = &mut offers[2] else { panic!("it is offered") };
+    memory.site.unreachable.push(Site::simulated(0).device);
+    assert_eq!(unmapped(offers), "the device of rank 2 cannot access that of rank 0");
+    assert!(matches!(decided(all()[..1].to_vec()), PeerMappings::Offered { members } if members.len() == 1));
+}
+
+#[test]
+fn memory_is_opened_after_the_registration_and_also_without_windows() {
+    let records = |windows: WindowSupport| {
+        let record = |rank| {
+            let (rank, record) = plain(rank, &[(64, 7)]);
+            let capabilities = Capabilities { windows: windows.clone(), ..record.capabilities };
+            (rank, Record { peers: offered(rank, 1, &Handle::DESCRIPTOR, true, 1), capabilities, ..record })
+        };
+        [record(0), record(1)]
+    };
+    let Decision::Act { plan: Plan::Register { agreed } } = decide(&records(WindowSupport::Available)) else {
+        panic!("windows come first")
+    };
+    let registered = [(0, Some(Outcome::Registered)), (1, Some(Outcome::Registered))];
+    let opens = |decision: &Decision| matches!(decision, Decision::Act { plan: Plan::Open { .. } });
+    assert!(opens(&judge_registrations(&agreed, &registered)));
+    let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
+    assert!(opens(&judge_registrations(&agreed, &[(0, Some(unsupported.clone())), (1, Some(unsupported))])));
+    assert!(opens(&decide(&records(WindowSupport::Unavailable { reason: "2.18".to_owned() }))));
+}

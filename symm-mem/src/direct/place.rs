@@ -1,0 +1,49 @@
+//! The place of a buffer in the segments that all members have mapped, in 64 bits.
+
+/// A segment's number and an offset in that segment, packed into 64 bits: the number plus one in the upper 20 bits, and
+/// the offset in bytes in the lower 44.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place(pub(super) u64);
+
+impl Place {
+    /// Memory that peers cannot reach.
+    pub(super) const NONE: Self = Self(0);
+    const OFFSET_BITS: u32 = 44;
+
+    /// Returns `None` if the number or the offset does not fit.
+    pub(super) fn new(number: u64, offset: u64) -> Option<Self> {
+        let fits = number + 1 < 1 << (u64::BITS - Self::OFFSET_BITS) && offset < 1 << Self::OFFSET_BITS;
+        fits.then_some(Self((number + 1) << Self::OFFSET_BITS | offset))
+    }
+
+    /// Returns the number of the segment, and the offset in it in bytes. `None` for [`NONE`](Self::NONE).
+    pub(super) fn get(self) -> Option<(u64, u64)> {
+        let number = (self.0 >> Self::OFFSET_BITS).checked_sub(1)?;
+        Some((number, self.0 & ((1 << Self::OFFSET_BITS) - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_place_is_what_it_was_made_of(number in 0u64..1 << 21, offset in 0u64..1 << 45) {
+            match Place::new(number, offset) {
+                Some(place) => {
+                    prop_assert_ne!(place, Place::NONE);
+                    prop_assert_eq!(place.get(), Some((number, offset)));
+                }
+                None => prop_assert!(number >= (1 << 20) - 1 || offset >= 1 << 44),
+            }
+        }
+    }
+
+    #[test]
+    fn no_place_has_no_segment() {
+        assert_eq!(Place::NONE.get(), None);
+    }
+}

@@ -1,0 +1,131 @@
+//! This rank's part in opening the members' memory: its new segments and its signal pad for them, and theirs for it.
+
+use std::sync::Arc;
+
+use cuda_driver::{Context, DevicePtr, graph::RelaxedCapture, vmm::PhysicalMemory};
+use process_group::{error_text, store::Deadline};
+
+use crate::{
+    agreement::{MemberMemory, OfferedMemory, PeerOffer, Segment},
+    pool::Memory,
+    rendezvous::{GroupInfo, OwnPad, PeerBuffers, PeerGroup},
+    sharing::{self, Offer, Outcome, Party, Shareable, Site},
+};
+
+/// The memory that this rank offers in one commit. The other members can open it until this value is dropped.
+pub(super) struct OfferedPeers {
+    group: Arc<PeerGroup>,
+    offer: Offer<Shareable>,
+    /// `None` if the members have opened the pads in an earlier commit.
+    pad: Option<OwnPad>,
+    /// The address and the length of each new segment.
+    segments: Vec<(DevicePtr, usize)>,
+}
+
+/// The opened memory of all members.
+pub(crate) struct OpenedPeers {
+    pub(super) group: Arc<PeerGroup>,
+    /// The number of the first segment among the mapped segments of the group.
+    pub(super) first: u64,
+    /// This rank's pad, and the pads of all members. `None` if the group has its pads already.
+    pub(super) pads: Option<(OwnPad, Arc<PeerBuffers>)>,
+    /// The segments that the group commits, in their order.
+    pub(super) segments: Vec<Arc<PeerBuffers>>,
+}
+
+impl OfferedPeers {
+    /// Offers the new segments `segments` of `memory` to the members of `group`, and this rank's pad if the group has
+    /// no pads yet. `next` is [`OfferedMemory::next`]. Fails with a description of the problem.
+    pub(super) fn make(
+        group: Arc<PeerGroup>,
+        memory: &Memory,
+        segments: &[Segment],
+        next: u64,
+    ) -> Result<(Self, PeerOffer), String> {
+        let context = &group.context;
+        // Exports must neither become part of an open capture nor invalidate it.
+        let _relaxed = RelaxedCapture::enter(context.driver());
+        let mut offer = Offer::new()?;
+        let pad = match group.has_pads() {
+            true => None,
+            false => Some(
+                OwnPad::make(context, group.info.world_size(), None).map_err(|error| error_text(&*error))?,
+            ),
+        };
+        let exported_pad = match &pad {
+            Some(pad) => {
+                let (physical, bytes) = pad.memory.physical();
+                Some(offer.export(Shareable::Virtual(physical), bytes)?)
+            }
+            None => None,
+        };
+        let places: Vec<(DevicePtr, usize)> = {
+            let arena = memory.arena();
+            let place = |it: &Segment| {
+                let segment = arena.segments().get(it.ordinal as usize)?;
+                Some((DevicePtr(segment.memory.address), segment.bytes as usize))
+            };
+            segments.iter().filter_map(place).collect()
+        };
+        let mut exports = Vec::new();
+        for (begin, bytes) in &places {
+            let physical = PhysicalMemory::retain(context, *begin, *bytes);
+            let physical = physical.map_err(|error| error_text(&error))?;
+            exports.push(offer.export(Shareable::Virtual(physical), *bytes)?);
+        }
+        let site = Site { endpoint: offer.endpoint(), ..group.site.clone() };
+        let memory = OfferedMemory { site, next, pad: exported_pad, segments: exports };
+        Ok((Self { group, offer, pad, segments: places }, PeerOffer::Offered { memory }))
+    }
+
+    /// Opens the memory that `members` offer, which is that of all members of the group. On failure, returns the outcome
+    /// that this rank posts.
+    pub(super) fn open(
+        &mut self,
+        members: &[MemberMemory],
+        deadline: Deadline,
+    ) -> Result<OpenedPeers, Outcome> {
+        let failed = |cause: String| Outcome::Failed { cause };
+        let (context, info) = (&self.group.context, &self.group.info);
+        let _relaxed = RelaxedCapture::enter(context.driver());
+        let party = |rank: &u32| {
+            let member = members.iter().find(|member| member.rank == *rank)?;
+            let MemberMemory { memory, .. } = member;
+            Some(Party { rank: *rank, site: &memory.site, exports: memory.exports() })
+        };
+        let parties: Option<Vec<Party<'_>>> = info.global_ranks().iter().map(party).collect();
+        let parties = parties.ok_or_else(|| failed("the plan lacks a member".to_owned()))?;
+        let count = parties.first().map_or(0, |party| party.exports.len());
+        let wanted = |_, _| (0..count).collect();
+        let pads = usize::from(self.pad.is_some());
+        let name = |_, number: usize| match number.checked_sub(pads) {
+            Some(segment) => format!("new segment {segment}"),
+            None => "the signal pad".to_owned(),
+        };
+        let place = info.rank();
+        let mut opened = sharing::open(context, &self.offer, place, &parties, wanted, name, deadline)?;
+        let mut buffers = |number: usize, own: DevicePtr, bytes: usize| {
+            let imported: Vec<_> = (0..parties.len()).map(|at| opened.remove(&(at, number))).collect();
+            let address =
+                |it: &Option<sharing::Imported>| it.as_ref().map_or(own, |imported| imported.base());
+            let addresses = imported.iter().map(address).collect();
+            let imported = imported.into_iter().flatten().collect();
+            PeerBuffers::mapped(context, (place, addresses), bytes, imported)
+                .map(Arc::new)
+                .map_err(|error| failed(error_text(&error)))
+        };
+        let own_pad = self.pad.as_ref().map(|pad| (pad.memory.ptr(), pad.memory.bytes()));
+        let pads = own_pad.map(|(own, bytes)| buffers(0, own, bytes)).transpose()?;
+        let segments = (usize::from(pads.is_some())..count).zip(&self.segments);
+        let segments = segments.map(|(number, (own, bytes))| buffers(number, *own, *bytes));
+        let segments = segments.collect::<Result<_, _>>()?;
+        let pads = self.pad.take().zip(pads);
+        let first = members.iter().map(|member| member.memory.next).max().unwrap_or(0);
+        Ok(OpenedPeers { group: self.group.clone(), first, pads, segments })
+    }
+}
+
+/// The group of a commit, before its pads are mapped.
+pub(super) fn peer_group(info: GroupInfo, context: &Context) -> cuda_driver::Result<Arc<PeerGroup>> {
+    Ok(Arc::new(PeerGroup::new(info, context, Site::of(context)?)))
+}
