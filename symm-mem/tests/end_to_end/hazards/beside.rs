@@ -118,6 +118,35 @@ fn a_commit_beside_enqueued_calls_of_another_library_on_its_communicator() {
     );
 }
 
+/// Rank 0 enqueues a collective alone, by a call of NCCL on the group's own communicator that no count sees. The windows
+/// of the commit are paired nevertheless, and the collective ends once rank 1 makes the same call.
+#[test]
+fn a_commit_beside_a_call_that_one_rank_alone_has_enqueued_on_its_communicator() {
+    job::run(
+        2,
+        NCCL,
+        |_| {},
+        |rank| {
+            let (pool, block) = rank.pool_with_bucket();
+            let raw = rank.world.communicator().raw();
+            let (memory, stream) = foreign(&rank);
+            fill(&memory, &stream, (rank.rank + 1) as f32);
+            if rank.rank == 0 {
+                sum_elsewhere(&rank, raw, memory.ptr(), ELEMENTS, &stream);
+            }
+            assert_eq!(pool.commit(&rank.world, options()).expect("both agree").new_windows, 1);
+            if rank.rank == 1 {
+                sum_elsewhere(&rank, raw, memory.ptr(), ELEMENTS, &stream);
+            }
+            stream.synchronize().expect("both have called");
+            holds(&memory, 3.0);
+            rank.sum(&block, &rank.world);
+            drop((block, pool));
+            rank.leave();
+        },
+    );
+}
+
 /// Waits until the commit of this rank has posted its record.
 fn await_record(rank: &Rank, pool: &SymmetricPool) {
     let record = commit_key(pool, rank.world.id(), &format!("records/{}", rank.rank));

@@ -179,6 +179,7 @@ const HAZARDS: &[Entry] = &[
         &[
             "a_signal_of_one_group_is_not_consumed_by_another_over_the_same_memory",
             "signals_of_two_groups_are_in_flight_at_once_and_bring_their_own_values",
+            "signals_of_groups_with_other_members_reach_only_their_own",
         ],
     ),
     (
@@ -189,6 +190,11 @@ const HAZARDS: &[Entry] = &[
     // Numbers by process or by name, and keys that go before they are read.
     ("H20", HERE, &["subgroups_may_commit_more_often"]),
     ("H21", DOMAINS, &["a_rank_that_comes_late_is_told_of_commits_that_another_has_refused_alone"]),
+    (
+        "H21",
+        "symm-mem/tests/end_to_end/hazards/readers.rs",
+        &["a_member_that_reads_after_all_others_have_ended_finds_what_was_agreed"],
+    ),
     ("H21", SIMULATION, &["members_agree_whatever_happens"]),
     // Registration under the allocator's lock.
     ("H22", PROCESSES, &["a_registration_that_blocks_inside_the_library_locks_no_pool"]),
@@ -200,6 +206,7 @@ const HAZARDS: &[Entry] = &[
         &[
             "a_commit_does_not_wait_for_collectives_of_another_library",
             "a_commit_beside_enqueued_calls_of_another_library_on_its_communicator",
+            "a_commit_beside_a_call_that_one_rank_alone_has_enqueued_on_its_communicator",
             "a_collective_that_another_thread_enqueues_after_the_record_is_counted_by_the_next_commit",
             "a_collective_on_both_sides_of_the_registration_of_its_buffer_is_told_to_all",
         ],

@@ -9,6 +9,7 @@ mod captures;
 mod index;
 mod processes;
 mod promises;
+mod readers;
 mod signals;
 
 use std::{collections::BTreeMap, thread, time::Duration};

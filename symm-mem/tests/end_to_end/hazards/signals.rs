@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use cuda_driver::{DevicePtr, Stream, StreamFlags};
 use symm_mem::{
+    SymmetricGroup, commit_all,
     kernels::{KernelError, Waiting, twins},
     rendezvous::{CudaAllocator, PeerAllocator, Rendezvous, RendezvousOptions, SymmetricMemory},
 };
 
 use super::NCCL;
-use crate::embedded::job::{Rank, run, soon};
+use crate::embedded::job::{Rank, options, run, soon};
 
 /// Longer than anything should take.
 const LONG: Duration = Duration::from_secs(60);
@@ -121,5 +122,53 @@ fn signals_of_two_groups_are_in_flight_at_once_and_bring_their_own_values() {
             streams.iter().for_each(|stream| stream.synchronize().unwrap());
             memories.iter().for_each(|memory| memory.check().unwrap());
         }
+    });
+}
+
+/// Each rank is in two groups with another peer in each, at the same place, and both signal at once over one block. Then
+/// the world, which has the same block, has none of these signals.
+#[test]
+fn signals_of_groups_with_other_members_reach_only_their_own() {
+    run(4, NCCL, twins::register, |rank| {
+        let (pool, block) = rank.pool_with_bucket();
+        let groups = rank.groups();
+        let commits = groups.map(|group| (&pool, group as &dyn SymmetricGroup));
+        for report in commit_all(&commits, options()) {
+            assert_eq!(report.unwrap().unmapped, None);
+        }
+        let [world, pairs @ ..] = &groups.map(|group| pool.symmetric_memory(&block, group.id()).unwrap());
+        assert_ne!(pairs[0].global_ranks(), pairs[1].global_ranks());
+        let streams = [stream(&rank), stream(&rank)];
+        for round in 1..10u32 {
+            let value = |at: usize, from: u32| 100 * round + 10 * at as u32 + from;
+            for (at, memory) in pairs.iter().enumerate() {
+                let word = memory.buffer_ptr(1 - memory.rank()).unwrap() + 4 * at;
+                // SAFETY: the peer reads its word when it is told, and all ranks meet before it is written again.
+                unsafe { streams[at].fill_u32(word, value(at, rank.rank), 1) }.unwrap();
+                put(memory, &streams[at]);
+            }
+            for (at, memory) in pairs.iter().enumerate().rev() {
+                wait(memory, &streams[at], LONG);
+                streams[at].synchronize().unwrap();
+                memory.check().unwrap();
+                let mut found = [0u32];
+                // SAFETY: as above.
+                unsafe { rank.context.copy_to_host(&mut found, block.ptr() + 4 * at) }.unwrap();
+                assert_eq!(found, [value(at, memory.global_ranks()[1 - memory.rank()])]);
+            }
+            rank.world.barrier(soon()).unwrap();
+        }
+        if rank.rank < 2 {
+            wait(world, &streams[0], SHORT);
+            streams[0].synchronize().unwrap();
+            let Err(KernelError::Late(late)) = world.check() else {
+                panic!("nobody has signalled the world")
+            };
+            assert_eq!((late.waiting, late.peer), (Waiting::Signal, 1 - rank.rank));
+        }
+        rank.world.barrier(soon()).unwrap();
+        drop(block);
+        drop(pool);
+        rank.leave();
     });
 }
