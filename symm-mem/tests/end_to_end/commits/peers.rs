@@ -2,6 +2,7 @@
 
 use std::{sync::Mutex, thread, time::Duration};
 
+use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection};
 use process_group::group::GroupId;
 use symm_mem::{ErrorKind, Refusal, SymmetricBlock, SymmetricPool, rendezvous::SymmetricMemory};
@@ -76,31 +77,44 @@ fn a_commit_gives_the_memory_of_all_members_with_pads() {
     }
 }
 
-/// Fails the n-th call that gives access to a mapping: of a pad of a rank's own, or of a peer's pad or segment.
+/// The driver calls by which a rank offers its segment and its pad, and opens those of its peer.
+const CALLS: [&str; 9] = [
+    "cuMemCreate",
+    "cuMemsetD8Async",
+    "cuMemHostAlloc",
+    "cuMemRetainAllocationHandle",
+    "cuMemExportToShareableHandle",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemAlloc_v2",
+];
+
+/// Each call fails once, on one of the ranks. The commit stands, and both ranks are told the same reason.
 #[test]
 fn members_that_cannot_map_commit_without_it_and_name_the_reason() {
-    for nth in 1..=6 {
+    for (call, nth) in CALLS.into_iter().flat_map(|call| [(call, 1), (call, 2)]) {
         run_seen(
             2,
             22809,
             |_| {},
             |world, ranks| {
                 let pools: Vec<_> = ranks.iter().map(Rank::pool_with_bucket).collect();
-                let fail = Action::Fail(cuda_driver::sys::CUresult::CUDA_ERROR_UNKNOWN.0);
-                world.faults().inject(Injection::new("cuMemSetAccess", fail).nth(nth)).unwrap();
+                let fail = Action::Fail(CUresult::CUDA_ERROR_UNKNOWN.0);
+                world.faults().inject(Injection::new(call, fail).nth(nth)).unwrap();
                 let reasons = Mutex::new(Vec::new());
                 thread::scope(|scope| {
                     for (rank, (pool, block)) in ranks.into_iter().zip(pools) {
                         let reasons = &reasons;
                         scope.spawn(move || {
                             let report = pool.commit(&rank.world, options()).unwrap();
-                            assert_eq!(report.new_windows, 1);
+                            assert_eq!(report.new_windows, 1, "{call} {nth}");
                             let reason = report.unmapped.expect("a member cannot map");
                             let refused = pool.symmetric_memory(&block, rank.world.id()).unwrap_err();
-                            assert!(refused.to_string().contains("cuMemSetAccess"), "{refused}");
+                            assert!(refused.to_string().contains(call), "{call} {nth}: {refused}");
                             reasons.lock().unwrap().push(reason);
                             rank.sum(&block, &rank.world);
-                            // The next commit maps its segment, and the pads. The pool can grow by a segment.
+                            // The next commit maps its segment, and the pads.
                             let later = pool.allocate(2 << 20).unwrap();
                             assert_eq!(pool.commit(&rank.world, options()).unwrap().unmapped, None);
                             compare(&rank, &memory(&pool, &later, rank.world.id()), &later);
@@ -110,7 +124,7 @@ fn members_that_cannot_map_commit_without_it_and_name_the_reason() {
                     }
                 });
                 let reasons = reasons.into_inner().unwrap();
-                assert_eq!(reasons[0], reasons[1]);
+                assert_eq!(reasons[0], reasons[1], "{call} {nth}");
             },
         );
     }
