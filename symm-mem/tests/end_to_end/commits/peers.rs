@@ -5,9 +5,14 @@ use std::{sync::Mutex, thread, time::Duration};
 use cuda_driver::sys::CUresult;
 use gpu_sim::{Action, Injection};
 use process_group::group::GroupId;
-use symm_mem::{ErrorKind, Refusal, SymmetricBlock, SymmetricPool, rendezvous::SymmetricMemory};
+use symm_mem::{
+    ErrorKind, Refusal, SymmetricBlock, SymmetricGroup, SymmetricPool, rendezvous::SymmetricMemory,
+};
 
-use crate::embedded::job::{Rank, options, run, run_seen, soon};
+use crate::{
+    common::turn,
+    embedded::job::{self, Rank, options, run, run_seen, soon},
+};
 
 /// Longer than anything should take.
 const LONG: Duration = Duration::from_secs(60);
@@ -35,45 +40,62 @@ fn compare(rank: &Rank, memory: &SymmetricMemory, block: &SymmetricBlock) {
     rank.world.barrier(soon()).unwrap();
 }
 
+/// Commits a pool for the world and for the rank's neighbours, and uses the memory and the pads of both.
+fn use_mapped(rank: Rank) {
+    let (pool, first) = rank.pool_with_bucket();
+    let block = pool.allocate(4096).unwrap();
+    let refused = pool.symmetric_memory(&block, rank.world.id()).unwrap_err();
+    assert!(matches!(refused.kind(), ErrorKind::NotMapped { ordinal: 0, reason: None }), "{refused}");
+    let report = pool.commit(&rank.world, options()).unwrap();
+    assert_eq!(report.unmapped, None);
+    let memory = memory(&pool, &block, rank.world.id());
+    assert_eq!((memory.bytes(), memory.world_size()), (4096, rank.world.size()));
+    compare(&rank, &memory, &block);
+    // SAFETY: no graph captures it.
+    unsafe { memory.barrier(&rank.stream, 0, LONG) }.unwrap();
+    rank.stream.synchronize().unwrap();
+    memory.check().unwrap();
+    // A later segment gets mapped by its commit, with the same pads.
+    let later = pool.allocate(2 << 20).unwrap();
+    assert!(pool.symmetric_memory(&later, rank.world.id()).is_err());
+    pool.commit(&rank.world, options()).unwrap();
+    let other = self::memory(&pool, &later, rank.world.id());
+    compare(&rank, &other, &later);
+    let pads = |memory: &SymmetricMemory| memory.signal_pads().addresses().to_vec();
+    assert_eq!(pads(&memory), pads(&other));
+    // Another group has its own pads, and its members in its own order.
+    pool.commit(&rank.tp, options()).unwrap();
+    let tp = self::memory(&pool, &block, rank.tp.id());
+    assert_eq!(tp.global_ranks().len(), rank.tp.size());
+    assert_ne!(pads(&tp)[tp.rank()], pads(&memory)[memory.rank()]);
+    // The handle keeps the block, and so its segment.
+    drop((first, block, tp));
+    let groups: [&dyn SymmetricGroup; 2] = [&rank.world, &rank.tp];
+    let refused = pool.retire(&[0], &groups, LONG).unwrap_err();
+    assert!(matches!(refused.refusal(), Some(Refusal::SegmentInUse { ordinal: 0, .. })), "{refused}");
+    drop(memory);
+    pool.retire(&[0], &groups, LONG).unwrap();
+    drop((other, later, pool));
+    rank.leave();
+}
+
 #[test]
 fn a_commit_gives_the_memory_of_all_members_with_pads() {
     for release in RELEASES {
-        run(3, release, symm_mem::kernels::twins::register, |rank| {
-            let (pool, first) = rank.pool_with_bucket();
-            let block = pool.allocate(4096).unwrap();
-            let refused = pool.symmetric_memory(&block, rank.world.id()).unwrap_err();
-            assert!(matches!(refused.kind(), ErrorKind::NotMapped { ordinal: 0, reason: None }), "{refused}");
-            let report = pool.commit(&rank.world, options()).unwrap();
-            assert_eq!(report.unmapped, None);
-            let memory = memory(&pool, &block, rank.world.id());
-            assert_eq!((memory.bytes(), memory.world_size()), (4096, 3));
-            compare(&rank, &memory, &block);
-            // SAFETY: no graph captures it.
-            unsafe { memory.barrier(&rank.stream, 0, LONG) }.unwrap();
-            rank.stream.synchronize().unwrap();
-            memory.check().unwrap();
-            // A later segment gets mapped by its commit, with the same pads.
-            let later = pool.allocate(2 << 20).unwrap();
-            assert!(pool.symmetric_memory(&later, rank.world.id()).is_err());
-            pool.commit(&rank.world, options()).unwrap();
-            let other = self::memory(&pool, &later, rank.world.id());
-            compare(&rank, &other, &later);
-            let pads = |memory: &SymmetricMemory| memory.signal_pads().addresses().to_vec();
-            assert_eq!(pads(&memory), pads(&other));
-            // Another group has its own pads, and its members in its own order.
-            pool.commit(&rank.tp, options()).unwrap();
-            let tp = self::memory(&pool, &block, rank.tp.id());
-            assert_eq!(tp.global_ranks().len(), rank.tp.size());
-            // The handle keeps the block, and so its segment.
-            drop((first, block, tp));
-            let groups: [&dyn symm_mem::SymmetricGroup; 2] = [&rank.world, &rank.tp];
-            let refused = pool.retire(&[0], &groups, LONG).unwrap_err();
-            assert!(matches!(refused.refusal(), Some(Refusal::SegmentInUse { ordinal: 0, .. })), "{refused}");
-            drop(memory);
-            pool.retire(&[0], &groups, LONG).unwrap();
-            drop((other, later, pool));
-            rank.leave();
-        });
+        run(3, release, symm_mem::kernels::twins::register, use_mapped);
+    }
+}
+
+#[test]
+fn hardware_committed_blocks_are_mapped_with_pads() {
+    let _turn = turn();
+    let (driver, nccl, devices) = match super::gpus() {
+        Ok(found) => found,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    for size in [2, 4].into_iter().filter(|size| *size <= devices) {
+        super::on_ranks(job::ranks(&driver, &nccl, size), use_mapped);
+        println!("{size} ranks, NCCL {}: committed blocks are mapped", nccl.release());
     }
 }
 
