@@ -406,6 +406,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     let memory = rendezvous.rendezvous(&memory).map_err(of_call)?;
     let attempt = rendezvous.prefix(&memory).unwrap_or_default();
     let mapped = MappedSegments::of(group.id(), rank_of(group.global_rank()));
+    mapped.keep_dropped();
     let make = |flag_pages| Core::new(context, rank, options.ring(), flag_pages, (mapped, memory));
     let core = Arc::new(meeting::agreed(group, &options, (&attempt, deadline), &call, make)?);
     let handle = Direct::new(call.clone(), &core);

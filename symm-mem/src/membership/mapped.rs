@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::index::Published;
@@ -20,10 +23,11 @@ pub(crate) struct MappedSegments {
     segments: RwLock<Vec<MappedSegment>>,
     /// The number of the next segment.
     next: Mutex<u64>,
+    /// True if messages may copy in the segments until the group ends.
+    is_used: AtomicBool,
 }
 
-/// A segment that all members of a group have mapped. Keeps the pool's memory, because messages may still copy in it
-/// after the pool was dropped.
+/// A segment that all members of a group have mapped. Keeps the pool's memory.
 #[derive(Clone)]
 pub(crate) struct MappedSegment {
     /// The number of the segment, which no other segment of the group has.
@@ -86,6 +90,18 @@ impl MappedSegments {
         let gone: Vec<MappedSegment> = segments.extract_if(.., |segment| is_gone(segment)).collect();
         drop(segments);
         drop(gone);
+    }
+
+    /// Keeps the memory of dropped pools from now on, because messages of the group may copy in it.
+    pub(crate) fn keep_dropped(&self) {
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes the segments of a pool that is dropped, unless messages may copy in them.
+    pub(super) fn pool_dropped(&self, memory: &Arc<Memory>) {
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.forget(memory);
+        }
     }
 
     /// Removes the segments of a pool whose mappings are no longer used.

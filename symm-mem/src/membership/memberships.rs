@@ -205,3 +205,12 @@ impl Memberships {
         self.group_states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl Drop for Memberships {
+    fn drop(&mut self) {
+        // Another pool may be committed for the same group, and its state would keep this pool's memory.
+        for group_state in self.group_states().values() {
+            lock(group_state).mapped.pool_dropped(&self.memory);
+        }
+    }
+}

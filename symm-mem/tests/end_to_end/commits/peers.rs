@@ -193,3 +193,32 @@ fn the_memory_outlives_the_group() {
         },
     );
 }
+
+/// Another pool of the group does not keep the memory of a dropped one.
+#[test]
+fn a_dropped_pool_returns_its_memory() {
+    run(
+        2,
+        22809,
+        |_| {},
+        |rank| {
+            let commit = |pool: &SymmetricPool| {
+                let report = pool.commit(&rank.world, options().windows(false)).unwrap();
+                assert_eq!((report.new_segments, report.new_windows, report.unmapped), (1, 0, None));
+            };
+            let (kept, block) = rank.pool_with_bucket();
+            commit(&kept);
+            let before = rank.context.memory_info().unwrap();
+            let (pool, other) = rank.pool_with_bucket();
+            commit(&pool);
+            rank.world.barrier(soon()).unwrap();
+            drop((other, pool));
+            // Each rank's memory is returned once the other one has unmapped it.
+            rank.world.barrier(soon()).unwrap();
+            assert_eq!(rank.context.memory_info().unwrap(), before);
+            compare(&rank, &memory(&kept, &block, rank.world.id()), &block);
+            drop((block, kept));
+            rank.leave();
+        },
+    );
+}
