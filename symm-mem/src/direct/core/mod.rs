@@ -3,6 +3,7 @@
 
 mod abort;
 mod enqueue;
+mod reach;
 
 use std::{
     sync::{
@@ -14,7 +15,7 @@ use std::{
 };
 
 use cuda_driver::{
-    Context, DevicePtr, Event, Stream,
+    Context, Event, Stream,
     graph::{CaptureInfo, CaptureStatus},
 };
 use process_group::{
@@ -31,10 +32,7 @@ use super::{
     place::Place,
     zero_copy::{Offer, Take},
 };
-use crate::{
-    membership::{MappedSegment, MappedSegments},
-    rendezvous::{PeerMapping, SymmetricMemory},
-};
+use crate::{membership::MappedSegments, rendezvous::SymmetricMemory};
 
 /// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and
 /// messages of a rank to itself, are not counted. A captured message is counted once, when it is captured.
@@ -434,59 +432,6 @@ impl Core {
         let received = self.flag_pages[self.rank].log(peer, Way::Receive);
         let peer_sends = || sent.count() > received.count();
         await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
-    }
-
-    /// Returns the place of the message's buffer if the buffer lies in a segment that all members have mapped, and
-    /// [`Place::NONE`] otherwise.
-    fn place(&self, message: &Message) -> Place {
-        let bytes = message.buffer.bytes() as u64;
-        let place = (bytes > 0).then(|| self.mapped.place(message.buffer.ptr.0, bytes)).flatten();
-        place.and_then(|(segment, offset)| Place::new(segment, offset)).unwrap_or(Place::NONE)
-    }
-
-    /// Finds a segment by its number. If this rank's commit of the segment has not returned yet, waits for that. Returns
-    /// `None` if the segment is retired, or not found by the deadline.
-    fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
-        loop {
-            let is_old = number < self.mapped.next();
-            let segment = self.mapped.find(number);
-            if segment.is_some() || is_old || deadline.expired() {
-                return Ok(segment);
-            }
-            self.check()?;
-            thread::sleep(Duration::from_micros(50));
-        }
-    }
-
-    /// Returns the address at which this rank's device reaches a peer's buffer, given the number of the buffer's
-    /// segment and the buffer's offset there in bytes. If `capturing` is a stream, pins the segment for the graph that
-    /// the stream captures.
-    fn reach(
-        &self,
-        peer: usize,
-        (number, offset): (u64, u64),
-        bytes: usize,
-        (capturing, deadline): (Option<&Stream>, Deadline),
-    ) -> Result<DevicePtr, PathError> {
-        let unreachable = |problem: String| PathError::Unreachable { peer, problem };
-        let gone = || {
-            unreachable(format!(
-                "its buffer lies in mapped segment {number}, which this rank does not have; forget or retire on all ranks alike"
-            ))
-        };
-        let segment = self.mapped_segment(number, deadline)?.ok_or_else(gone)?;
-        let (buffer, PeerMapping { buffers: peers, .. }) = segment.mapping().ok_or_else(gone)?;
-        if let Some(stream) = capturing {
-            buffer.segment_used_by_graph(stream)?;
-        }
-        let fits = offset.checked_add(bytes as u64).is_some_and(|end| end <= peers.bytes() as u64);
-        match peers.addresses().get(peer) {
-            Some(base) if fits => Ok(*base + offset as usize),
-            _ => Err(unreachable(format!(
-                "its buffer of {bytes} bytes at {offset} exceeds the segment of {} bytes",
-                peers.bytes()
-            ))),
-        }
     }
 
     /// Copies the messages that this rank sends to itself. The n-th send matches the n-th receive. The caller passes

@@ -128,7 +128,7 @@ fn hardware_messages_arrive() {
     arrive(10_000, in_circles);
 }
 
-/// Blocks of a shared pool go between all pairs of ranks, in batches and in a graph, and no ring is used.
+/// Blocks of a committed pool go between all pairs of ranks, in batches and in a graph, and no ring is used.
 #[test]
 fn hardware_shared_blocks_arrive() {
     let Some((_turn, driver, nccl, devices)) = gpus() else { return };

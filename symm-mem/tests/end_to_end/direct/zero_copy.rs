@@ -1,4 +1,4 @@
-//! Messages of shared segments: one copy from buffer to buffer, whichever end comes first.
+//! Messages of mapped segments: one copy from buffer to buffer, whichever end comes first.
 
 use std::{sync::Barrier, thread, time::Duration};
 
