@@ -49,7 +49,7 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
         }
         let mut handles = from.memory.exports().into_iter().map(|export| &export.handle);
         if let Some(handle) = handles.find(|handle| !handle.can_be_opened(site, other)) {
-            let handle = handle.name().to_owned();
+            let handle = handle.name();
             return Err(Unmapped::NoHandle { rank: from.rank, handle, peer: to.rank });
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{protocol::Part, regions::DescriptorError};
+use crate::rendezvous::DeviceKind;
 
 /// Event that a transfer waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,6 +94,16 @@ pub enum TransferError {
     /// The memory is empty.
     #[error("a transfer of no bytes")]
     Empty,
+    /// Memory of another kind of device than those of the CUDA driver.
+    #[error(
+        "OtherDevice: memory of kind {kind:?}, which copy engines of the CUDA driver do not reach; expected memory of \
+         kind {:?}",
+        DeviceKind::Cuda
+    )]
+    OtherDevice {
+        /// The kind of device.
+        kind: DeviceKind,
+    },
     /// A tensor whose elements are not contiguous in row-major order.
     #[error(
         "NotContiguous: strides {strides:?} of shape {shape:?}; copy engines move bytes that lie next to each other: \

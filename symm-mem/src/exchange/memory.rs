@@ -13,12 +13,12 @@ use super::{
 };
 use crate::{
     pool::SymmetricBlock,
-    rendezvous::{Buffer, Layout, PeerMemory, protocol::Subject},
+    rendezvous::{Buffer, DeviceKind, Layout, PeerMemory, protocol::Subject},
     sharing::{PlainMemory, Shareable},
 };
 
 /// A contiguous range of this rank's device memory. The memory is a block of a symmetric pool or of a
-/// [caching allocator](Self::block), a [`PeerMemory`], memory of `cuMemAlloc`, or
+/// [caching allocator](Self::block), a [`PeerMemory`] of a CUDA device, memory of `cuMemAlloc`, or
 /// [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
@@ -161,6 +161,16 @@ impl Memory {
         self.bytes
     }
 
+    /// Fails for memory of another kind of device.
+    pub(super) fn check_kind(&self) -> Result<(), TransferError> {
+        match &self.backing {
+            Backing::Virtual(buffer) if buffer.kind() != DeviceKind::Cuda => {
+                Err(TransferError::OtherDevice { kind: buffer.kind() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
     /// Returns `None` if the memory lies in a retired segment of a pool.
     pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
@@ -228,8 +238,9 @@ pub(super) struct Allocation {
 
 impl Allocation {
     /// Returns the allocation in the form in which it is shared. Fails with a description if it is a segment of a pool
-    /// that was retired.
+    /// that was retired, or if copy engines cannot reach it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
+        self.memory.check_kind().map_err(|error| error_text(&error))?;
         let gone = || "the memory has no pages".to_owned();
         match &self.memory.backing {
             Backing::Owned(owned) => {
@@ -244,8 +255,8 @@ impl Allocation {
             }
             Backing::Virtual(buffer) => {
                 let allocation = buffer.allocation().ok_or_else(gone)?;
-                let physical = buffer.physical(context, &allocation).map_err(|error| error_text(&error))?;
-                physical.map(Shareable::Virtual).ok_or_else(gone)
+                let shareable = buffer.shareable(context, &allocation).map_err(|error| error_text(&error))?;
+                shareable.ok_or_else(gone)
             }
         }
     }

@@ -27,6 +27,7 @@ impl Transfer {
         if memory.bytes() == 0 {
             return Err(TransferError::Empty);
         }
+        memory.check_kind()?;
         Ok(Self { peer, part, memory })
     }
 

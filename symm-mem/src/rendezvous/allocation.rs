@@ -16,7 +16,10 @@ use cuda_driver::{
 };
 
 use super::{Layout, protocol::Subject};
-use crate::{pool::Attachments, sharing};
+use crate::{
+    pool::Attachments,
+    sharing::{self, ForeignError, ForeignMemory, Shareable},
+};
 
 /// An allocation that peers can map, and that belongs to no pool. Clones share the memory.
 ///
@@ -30,10 +33,17 @@ pub struct PeerMemory {
 pub(super) struct Inner {
     /// Values kept with the allocation, under the ordinal 0.
     pub(super) attachments: Attachments,
-    pub(super) mapping: Mapping,
+    backing: Backing,
     bytes: usize,
     pub(super) subject: Subject,
     pub(super) number: u64,
+}
+
+/// The whole memory, which peers map.
+#[derive(Debug)]
+enum Backing {
+    Mapped(Mapping),
+    Foreign(Arc<dyn ForeignMemory>),
 }
 
 /// A number for an allocation, never used twice in this process.
@@ -49,8 +59,9 @@ pub enum AllocationError {
     /// The error of the driver.
     #[error(transparent)]
     Driver(#[from] cuda_driver::Error),
-    /// The size is 0 bytes, overflows `usize`, or exceeds the mapping given to [`PeerMemory::from_mapping`].
-    #[error("{}; expected at least 1 byte, and no more than the mapping has", match bytes {
+    /// The size is 0 bytes, overflows `usize`, or exceeds the memory given to [`PeerMemory::from_mapping`] or
+    /// [`PeerMemory::from_foreign`].
+    #[error("{}; expected at least 1 byte, and no more than the memory has", match bytes {
         Some(bytes) => format!("invalid size of {bytes} bytes"),
         None => "invalid size of more bytes than fit into an address".to_owned(),
     })]
@@ -80,6 +91,9 @@ pub enum AllocationError {
         /// The kind.
         kind: DeviceKind,
     },
+    /// The error of an allocator of another crate.
+    #[error(transparent)]
+    Foreign(#[from] ForeignError),
 }
 
 impl PeerMemory {
@@ -105,11 +119,11 @@ impl PeerMemory {
         let granularity = Granularity::of(context.device(), handles)?;
         let whole = granularity.round_up(bytes);
         let memory = PhysicalMemory::create(context, whole, handles)?;
-        Self::mapped(sharing::map(context, &memory, whole)?, bytes, subject)
+        Self::with_backing(Backing::Mapped(sharing::map(context, &memory, whole)?), bytes, subject)
     }
 
     /// Makes memory for rendezvous out of a mapping that the caller has created. This is for a [`PeerAllocator`] of
-    /// another crate.
+    /// another crate. For memory of another kind of device, see [`from_foreign`](Self::from_foreign).
     ///
     /// - `mapping` must cover all of the physical memory, because peers map all of it. It must give access to this
     ///   rank's device. The physical memory must be exportable, and accessible to the devices of the peers.
@@ -120,17 +134,39 @@ impl PeerMemory {
     /// # Errors
     /// [`AllocationError::Size`] if `bytes` is 0 or larger than the mapping.
     pub fn from_mapping(mapping: Mapping, bytes: usize, id: Option<u64>) -> Result<Self, AllocationError> {
-        Self::mapped(mapping, bytes, id.map_or(Subject::Allocation, |id| Subject::Persistent { id }))
+        Self::with_backing(Backing::Mapped(mapping), bytes, subject_of(id))
     }
 
-    fn mapped(mapping: Mapping, bytes: usize, subject: Subject) -> Result<Self, AllocationError> {
-        if !(1..=mapping.bytes()).contains(&bytes) {
+    /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
+    ///
+    /// A rendezvous needs memory of the same kind and length on all ranks. In its
+    /// [`SymmetricMemory`](super::SymmetricMemory), the addresses of the buffers are those of
+    /// [`ForeignMemory::ptr`] and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr). The backend defines whether kernels
+    /// of a CUDA device can use them. The signal pads are on the CUDA device. An [`exchange`](crate::exchange) refuses
+    /// such memory.
+    ///
+    /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most [`ForeignMemory::bytes`].
+    /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other
+    ///   memory.
+    ///
+    /// # Errors
+    /// [`AllocationError::Size`] if `bytes` is 0 or larger than the memory.
+    pub fn from_foreign(
+        memory: Arc<dyn ForeignMemory>,
+        bytes: usize,
+        id: Option<u64>,
+    ) -> Result<Self, AllocationError> {
+        Self::with_backing(Backing::Foreign(memory), bytes, subject_of(id))
+    }
+
+    fn with_backing(backing: Backing, bytes: usize, subject: Subject) -> Result<Self, AllocationError> {
+        if !(1..=backing.bytes()).contains(&bytes) {
             return Err(AllocationError::Size { bytes: Some(bytes) });
         }
         Ok(Self {
             inner: Arc::new(Inner {
                 attachments: Attachments::default(),
-                mapping,
+                backing,
                 bytes,
                 subject,
                 number: fresh_number(),
@@ -148,15 +184,35 @@ impl PeerMemory {
         stream.synchronize()
     }
 
-    /// The physical memory, and its length in bytes.
-    pub(crate) fn physical(&self) -> (PhysicalMemory, usize) {
-        (self.inner.mapping.memory().clone(), self.inner.mapping.bytes())
+    /// The whole memory, in the form in which it is shared.
+    pub(crate) fn shareable(&self) -> Shareable {
+        match &self.inner.backing {
+            Backing::Mapped(mapping) => Shareable::Virtual(mapping.memory().clone()),
+            Backing::Foreign(memory) => Shareable::Foreign(memory.clone()),
+        }
+    }
+
+    /// The length of the whole memory in bytes, which is at least [`bytes`](Self::bytes).
+    pub(crate) fn whole_bytes(&self) -> usize {
+        self.inner.backing.bytes()
+    }
+
+    /// The kind of device that the memory lies on.
+    #[must_use]
+    pub fn kind(&self) -> DeviceKind {
+        match &self.inner.backing {
+            Backing::Mapped(_) => DeviceKind::Cuda,
+            Backing::Foreign(memory) => DeviceKind::Other(memory.kind().to_owned()),
+        }
     }
 
     /// The address on this rank.
     #[must_use]
     pub fn ptr(&self) -> DevicePtr {
-        self.inner.mapping.ptr()
+        match &self.inner.backing {
+            Backing::Mapped(mapping) => mapping.ptr(),
+            Backing::Foreign(memory) => memory.ptr(),
+        }
     }
 
     /// The requested size in bytes.
@@ -187,17 +243,31 @@ impl PeerMemory {
     }
 }
 
+impl Backing {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Mapped(mapping) => mapping.bytes(),
+            Self::Foreign(memory) => memory.bytes(),
+        }
+    }
+}
+
+fn subject_of(id: Option<u64>) -> Subject {
+    id.map_or(Subject::Allocation, |id| Subject::Persistent { id })
+}
+
 /// A kind of device with memory.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DeviceKind {
     /// A GPU of the CUDA driver.
     Cuda,
-    /// Another kind of device, by its name.
+    /// Another kind of device, by its name ([`ForeignMemory::kind`]).
     Other(String),
 }
 
-/// Allocates memory that peers can map.
+/// Allocates memory that peers can map. Other crates can implement it, with memory of the CUDA driver
+/// ([`PeerMemory::from_mapping`]) or of another kind of device ([`PeerMemory::from_foreign`]).
 pub trait PeerAllocator: Send + Sync {
     /// Allocates at least `bytes` bytes.
     ///
@@ -335,7 +405,7 @@ mod tests {
     #[test]
     fn sizes_are_named_as_numbers() {
         let text = |bytes| AllocationError::Size { bytes }.to_string();
-        let expected = "; expected at least 1 byte, and no more than the mapping has";
+        let expected = "; expected at least 1 byte, and no more than the memory has";
         assert_eq!(text(Some(0)), format!("invalid size of 0 bytes{expected}"));
         assert_eq!(text(None), format!("invalid size of more bytes than fit into an address{expected}"));
     }

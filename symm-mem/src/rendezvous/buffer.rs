@@ -6,8 +6,11 @@ use std::sync::Arc;
 use caching_alloc::core::symmetric::Placement;
 use cuda_driver::{Context, DevicePtr, Stream, vmm::PhysicalMemory};
 
-use super::{PeerMemory, buffers::PeerMapping, protocol::Subject};
-use crate::pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock};
+use super::{DeviceKind, PeerMemory, buffers::PeerMapping, protocol::Subject};
+use crate::{
+    pool::{Attachments, Memory as PoolMemory, Owner, SymmetricBlock},
+    sharing::Shareable,
+};
 
 /// Memory for a rendezvous: all or a [part](Self::part) of a [`SymmetricBlock`] or a [`PeerMemory`]. The buffer keeps
 /// the block or the `PeerMemory` allocated.
@@ -103,6 +106,11 @@ impl Buffer {
         self.bytes
     }
 
+    /// The kind of device that the memory lies on.
+    pub(crate) fn kind(&self) -> DeviceKind {
+        self.memory.in_pool().map_or_else(PeerMemory::kind, |_| DeviceKind::Cuda)
+    }
+
     /// The offset in the allocation that peers map, in bytes.
     pub(crate) fn offset(&self) -> usize {
         self.memory.in_pool().map_or(0, |(_, place)| place.offset as usize) + self.offset
@@ -143,8 +151,9 @@ impl Buffer {
     pub(crate) fn allocation(&self) -> Option<Allocation> {
         let (memory, Placement { ordinal, .. }) = match self.memory.in_pool() {
             Ok(place) => place,
-            Err(PeerMemory { inner }) => {
-                let (base, bytes) = (inner.mapping.ptr(), inner.mapping.bytes());
+            Err(memory) => {
+                let PeerMemory { inner } = memory;
+                let (base, bytes) = (memory.ptr(), memory.whole_bytes());
                 let (subject, number) = (inner.subject, Some(inner.number));
                 return Some(Allocation { subject, number, base, bytes, frozen: false });
             }
@@ -160,18 +169,21 @@ impl Buffer {
         })
     }
 
-    /// The physical memory of `allocation`, the value that [`allocation`](Self::allocation) has returned. `None` if it
-    /// is a segment that was retired since then.
-    pub(crate) fn physical(
+    /// The memory of `allocation`, the value that [`allocation`](Self::allocation) has returned, in the form in which it
+    /// is shared. `None` if it is a segment that was retired since then.
+    pub(crate) fn shareable(
         &self,
         context: &Context,
         allocation: &Allocation,
-    ) -> Result<Option<PhysicalMemory>, cuda_driver::Error> {
+    ) -> Result<Option<Shareable>, cuda_driver::Error> {
         if let Memory::Own(memory) = &self.memory {
-            return Ok(Some(memory.inner.mapping.memory().clone()));
+            return Ok(Some(memory.shareable()));
         }
         let retained = PhysicalMemory::retain(context, allocation.base, allocation.bytes);
         // Another thread may have retired the segment in the meantime. Then other memory may lie at its address.
-        if self.allocation().is_some() { retained.map(Some) } else { Ok(None) }
+        match self.allocation() {
+            Some(_) => retained.map(|physical| Some(Shareable::Virtual(physical))),
+            None => Ok(None),
+        }
     }
 }

@@ -355,13 +355,13 @@ impl Rendezvous {
     ) -> Result<(Record, Offer<Shareable>, Candidate), String> {
         let Candidate { buffer, mapped } = &candidate;
         let allocation = buffer.allocation().ok_or("the block is of no segment of its pool")?;
-        let physical = buffer.physical(&self.inner.group.context, &allocation);
-        let physical = physical.map_err(|error| error_text(&error))?;
-        let physical = physical.ok_or(
+        let memory = buffer.shareable(&self.inner.group.context, &allocation);
+        let memory = memory.map_err(|error| error_text(&error))?;
+        let memory = memory.ok_or(
             "another thread has retired the segment; call retire and this function one after the other",
         )?;
         let mut offer = Offer::new()?;
-        let export = offer.export(Shareable::Virtual(physical), allocation.bytes)?;
+        let export = offer.export(memory, allocation.bytes)?;
         let readiness = if allocation.frozen { Readiness::Capturing } else { Readiness::Ready };
         let record = self.record(number, readiness);
         let record = Record {

@@ -21,8 +21,21 @@ pub enum Handle {
         /// The fabric handle, if there is one.
         fabric: Option<Vec<u8>>,
     },
+    /// Memory of another kind of device ([`ForeignMemory`](super::ForeignMemory)).
+    Foreign {
+        /// The kind of device.
+        kind: String,
+        /// True if the memory can be exported as a file descriptor.
+        descriptor: bool,
+        /// The handle that opens the memory without a file descriptor, if there is one.
+        handle: Option<Vec<u8>>,
+    },
 }
-wire_enum!(Handle { 0 => Legacy { handle }, 1 => Virtual { descriptor, fabric } });
+wire_enum!(Handle {
+    0 => Legacy { handle },
+    1 => Virtual { descriptor, fabric },
+    2 => Foreign { kind, descriptor, handle },
+});
 
 impl Handle {
     /// A handle by which only ranks of the same process can open the memory.
@@ -42,12 +55,20 @@ impl Handle {
 
     /// Returns whether peers can get a file descriptor of the memory.
     pub(crate) fn has_descriptor(&self) -> bool {
-        matches!(self, Self::Virtual { descriptor: true, .. })
+        matches!(self, Self::Virtual { descriptor: true, .. } | Self::Foreign { descriptor: true, .. })
     }
 
-    /// Returns whether the memory has a fabric handle.
-    pub(crate) fn has_fabric(&self) -> bool {
-        matches!(self, Self::Virtual { fabric: Some(_), .. })
+    /// Returns whether the memory has a handle for ranks of any host: a fabric handle, or that of another kind of device.
+    pub(crate) fn opens_on_any_host(&self) -> bool {
+        matches!(self, Self::Virtual { fabric: Some(_), .. } | Self::Foreign { handle: Some(_), .. })
+    }
+
+    /// The kind of device of foreign memory. `None` for memory of the CUDA driver.
+    pub(crate) fn foreign_kind(&self) -> Option<&str> {
+        match self {
+            Self::Foreign { kind, .. } => Some(kind),
+            _ => None,
+        }
     }
 
     /// Returns whether rank `to` has a way to open memory with these handles of rank `from`. Does not consider whether
@@ -57,19 +78,29 @@ impl Handle {
         match self {
             _ if from.shares_process(to) => true,
             Self::Legacy { handle } => same_host && handle.len() == 64,
-            Self::Virtual { descriptor, fabric } => fabric.is_some() || (same_host && *descriptor),
+            _ => self.opens_on_any_host() || (same_host && self.has_descriptor()),
         }
     }
 
     /// The kinds of handles, for error messages.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
+    pub(crate) fn name(&self) -> String {
+        let name = match self {
             Self::Legacy { .. } => "legacy handle",
             Self::Virtual { descriptor: true, fabric: Some(_) } => "file descriptor or fabric handle",
             Self::Virtual { descriptor: true, fabric: None } => "file descriptor",
             Self::Virtual { descriptor: false, fabric: Some(_) } => "fabric handle",
             Self::Virtual { descriptor: false, fabric: None } => "not at all",
-        }
+            Self::Foreign { kind, descriptor, handle } => {
+                let name = match (descriptor, handle) {
+                    (true, Some(_)) => "file descriptor or handle",
+                    (true, None) => "file descriptor",
+                    (false, Some(_)) => "handle",
+                    (false, None) => "no handle",
+                };
+                return format!("{name} of {kind:?} memory");
+            }
+        };
+        name.to_owned()
     }
 }
 
@@ -84,3 +115,27 @@ pub struct Export {
     pub token: u64,
 }
 wire_struct!(Export { bytes, handle, token });
+
+#[cfg(test)]
+mod tests {
+    use bootstrap::wire::{Reader, Wire};
+
+    use super::*;
+
+    /// The bytes must not change, so that ranks of one protocol version can decode each other's handles.
+    #[test]
+    fn handles_keep_their_form() {
+        let foreign = Handle::Foreign { kind: "host".into(), descriptor: true, handle: Some(vec![9]) };
+        let forms: [(Handle, &[u8]); 3] = [
+            (Handle::Legacy { handle: vec![7, 8] }, b"\0\x02\0\0\0\x07\x08"),
+            (Handle::DESCRIPTOR, b"\x01\x01\0"),
+            (foreign, b"\x02\x04\0\0\0host\x01\x01\x01\0\0\0\x09"),
+        ];
+        for (handle, form) in forms {
+            let mut out = Vec::new();
+            handle.write(&mut out);
+            assert_eq!(out, form, "{handle:?}");
+            assert_eq!(Handle::read(&mut Reader::new(form)), Ok(handle));
+        }
+    }
+}

@@ -9,7 +9,7 @@ use cuda_driver::{
 };
 use process_group::{error_text, link::Tag};
 
-use super::{Handle, LocalRegistry, offer::Share};
+use super::{ForeignMemory, Handle, LocalRegistry, OpenedMemory, offer::Share};
 
 /// A whole allocation of this rank. Clones share the allocation and keep it alive.
 #[derive(Debug, Clone)]
@@ -17,6 +17,7 @@ pub(crate) enum Shareable {
     /// Virtual memory.
     Virtual(PhysicalMemory),
     Plain(PlainMemory),
+    Foreign(Arc<dyn ForeignMemory>),
 }
 
 /// An allocation of `cuMemAlloc`.
@@ -68,6 +69,11 @@ impl Share for Shareable {
                 })?;
                 Ok(Handle::Legacy { handle: handle.to_vec() })
             }
+            Self::Foreign(memory) => {
+                let handle = memory.handle().map_err(|error| error_text(&*error))?;
+                let (kind, descriptor) = (memory.kind().to_owned(), memory.has_descriptor());
+                Ok(Handle::Foreign { kind, descriptor, handle })
+            }
         }
     }
 
@@ -75,6 +81,7 @@ impl Share for Shareable {
         match self {
             Self::Virtual(physical) => physical.export_fd().map_err(|error| error_text(&error)),
             Self::Plain(_) => Err("memory of cuMemAlloc has no file descriptor".to_owned()),
+            Self::Foreign(memory) => memory.descriptor().map_err(|error| error_text(&*error)),
         }
     }
 }
@@ -86,6 +93,7 @@ pub(crate) enum Imported {
     Legacy(ImportedMemory),
     /// Memory of `cuMemAlloc` that belongs to another rank of this process.
     Here(PlainMemory),
+    Foreign(Box<dyn OpenedMemory>),
 }
 
 impl Imported {
@@ -95,6 +103,7 @@ impl Imported {
             Self::Mapped(mapping) => mapping.ptr(),
             Self::Legacy(imported) => imported.ptr(),
             Self::Here(memory) => memory.base,
+            Self::Foreign(memory) => memory.ptr(),
         }
     }
 }

@@ -8,6 +8,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `site`, `export` | the part of a record: where a rank runs, and the handles of its memory |
+//! | `foreign` | memory of other kinds of devices, which other crates implement |
 //! | `memory` | memory that a rank can share, and a peer's memory that is open here |
 //! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |
 //! | `open` | opens the peers' memory |
@@ -18,6 +19,7 @@
 //! [`exchange`](crate::exchange).
 
 mod export;
+mod foreign;
 mod local_registry;
 mod memory;
 mod offer;
@@ -27,6 +29,7 @@ mod site;
 
 pub use self::{
     export::{Export, Handle},
+    foreign::{ForeignError, ForeignMemory, OpenedMemory, PeerHandle},
     outcome::Outcome,
     site::{Site, Uuid},
 };

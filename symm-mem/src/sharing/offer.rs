@@ -89,6 +89,11 @@ impl<T: Share> Offer<T> {
         Ok(Export { bytes: bytes as u64, handle, token })
     }
 
+    /// The exported resources of this rank.
+    pub(super) fn resources(&self) -> impl Iterator<Item = &T> {
+        self.shared.iter().map(|shared| &shared.resource)
+    }
+
     /// The endpoint of the listener, for this rank's [`Site`].
     pub(crate) fn endpoint(&self) -> Vec<u8> {
         self.listener.endpoint()

@@ -1,6 +1,9 @@
 //! Opens the peers' memory.
 
-use std::{collections::HashMap, os::fd::AsFd};
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use cuda_driver::{
     Context,
@@ -9,7 +12,7 @@ use cuda_driver::{
 };
 use process_group::{error_text, store::Deadline};
 
-use super::{Export, Fetched, Handle, Imported, Offer, Outcome, Party, Shareable, map};
+use super::{Export, Fetched, Handle, Imported, Offer, Outcome, Party, PeerHandle, Shareable, map};
 
 /// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` and
 /// `wanted` are those of [`Offer::fetch`]. `name` describes an export of a party for error messages, by both indices.
@@ -28,7 +31,8 @@ pub(crate) fn open(
     let fetched = offer.fetch(own, parties, wanted, deadline)?;
     let opened = fetched.into_iter().map(|((at, number), found)| {
         let peer = &parties[at];
-        let imported = import(context, peer.exports[number], found).map_err(|problem| Outcome::Failed {
+        let imported = import(context, offer, peer.exports[number], found);
+        let imported = imported.map_err(|problem| Outcome::Failed {
             cause: format!("{} of rank {}: {problem}", name(at, number), peer.rank),
         })?;
         Ok(((at, number), imported))
@@ -37,7 +41,12 @@ pub(crate) fn open(
 }
 
 /// Opens an allocation of a peer.
-fn import(context: &Context, export: &Export, found: Fetched<Shareable>) -> Result<Imported, String> {
+fn import(
+    context: &Context,
+    offer: &Offer<Shareable>,
+    export: &Export,
+    found: Fetched<Shareable>,
+) -> Result<Imported, String> {
     let said = |error: cuda_driver::Error| error_text(&error);
     let bytes = usize::try_from(export.bytes).map_err(|_| "more than there are addresses".to_owned())?;
     let physical = match (found, &export.handle) {
@@ -48,6 +57,13 @@ fn import(context: &Context, export: &Export, found: Fetched<Shareable>) -> Resu
             }
             return Ok(Imported::Here(memory));
         }
+        (Fetched::Here(Shareable::Foreign(memory)), _) => return Ok(Imported::Foreign(Box::new(memory))),
+        (Fetched::Descriptor(descriptor), Handle::Foreign { kind, handle, .. }) => {
+            return foreign(offer, kind, Some(&descriptor), handle.as_deref(), bytes);
+        }
+        (Fetched::ByHandle, Handle::Foreign { kind, handle: Some(handle), .. }) => {
+            return foreign(offer, kind, None, Some(handle), bytes);
+        }
         (Fetched::Descriptor(descriptor), _) => {
             PhysicalMemory::import_fd(context, descriptor.as_fd(), bytes).map_err(said)?
         }
@@ -57,11 +73,27 @@ fn import(context: &Context, export: &Export, found: Fetched<Shareable>) -> Resu
                 .map_err(|_| format!("a fabric handle of {} bytes, expected 64", fabric.len()))?;
             PhysicalMemory::import_fabric(context, &FabricHandle(handle), bytes).map_err(said)?
         }
-        (Fetched::ByHandle, Handle::Virtual { .. }) => {
+        (Fetched::ByHandle, Handle::Virtual { .. } | Handle::Foreign { .. }) => {
             return Err("it has no handle that this rank can open".to_owned());
         }
     };
     map(context, &physical, bytes).map(Imported::Mapped).map_err(said)
+}
+
+/// Opens a peer's memory of another kind of device with this rank's memory of that kind.
+fn foreign(
+    offer: &Offer<Shareable>,
+    kind: &str,
+    descriptor: Option<&OwnedFd>,
+    handle: Option<&[u8]>,
+    bytes: usize,
+) -> Result<Imported, String> {
+    let of_kind = |own: &&Shareable| matches!(own, Shareable::Foreign(memory) if memory.kind() == kind);
+    let Some(Shareable::Foreign(own)) = offer.resources().find(of_kind) else {
+        return Err(format!("this rank shares no {kind:?} memory, expected some to open it with"));
+    };
+    let peer = PeerHandle { bytes, descriptor: descriptor.map(OwnedFd::as_fd), handle };
+    own.open(&peer).map(Imported::Foreign).map_err(|error| error_text(&*error))
 }
 
 fn legacy(context: &Context, handle: &[u8], bytes: usize) -> Result<Imported, String> {
@@ -92,8 +124,8 @@ mod tests {
         sharing::{Share, Site, offer::HELLO},
     };
 
-    /// Returns the error of rank 0 if rank 1 sends a file descriptor of `/dev/null` with this tag.
-    fn told_of(tag: Tag) -> String {
+    /// Returns the error of rank 0 if rank 1 sends a file descriptor of `/dev/null` with this tag, for this handle.
+    fn told_of(tag: Tag, handle: Handle) -> String {
         let _turn = turn();
         let world = World::builder().devices(1).start().unwrap();
         // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
@@ -103,7 +135,7 @@ mod tests {
         let listener = Listener::open().unwrap();
         let sites = [(0, offer.endpoint()), (1, listener.endpoint())]
             .map(|(rank, endpoint)| Site { endpoint, ..Site::simulated(rank) });
-        let export = Export { bytes: 2 << 20, handle: Handle::DESCRIPTOR, token: u64::MAX };
+        let export = Export { bytes: 2 << 20, handle, token: u64::MAX };
         let parties = [
             Party { rank: 0, site: &sites[0], exports: Vec::new() },
             Party { rank: 1, site: &sites[1], exports: vec![&export] },
@@ -131,9 +163,12 @@ mod tests {
 
     #[test]
     fn what_is_no_memory_is_not_opened() {
-        let cause = told_of(Shareable::TAG);
+        let cause = told_of(Shareable::TAG, Handle::DESCRIPTOR);
         assert!(cause.contains("allocation 0 of rank 1") && cause.contains("cuMemImport"), "{cause}");
-        let cause = told_of(Tag(*b"else"));
+        let cause = told_of(Tag(*b"else"), Handle::DESCRIPTOR);
         assert!(cause.contains("rank 1") && cause.contains("expected"), "{cause}");
+        let foreign = Handle::Foreign { kind: "host".to_owned(), descriptor: true, handle: None };
+        let cause = told_of(Shareable::TAG, foreign);
+        assert!(cause.contains("allocation 0 of rank 1: this rank shares no \"host\" memory"), "{cause}");
     }
 }

@@ -23,7 +23,11 @@ fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) ->
 fn handle() -> impl Strategy<Value = Handle> {
     let legacy = Handle::Legacy { handle: vec![0; 64] };
     let fabric = |descriptor| Handle::Virtual { descriptor, fabric: Some(vec![0; 64]) };
-    select(vec![Handle::DESCRIPTOR, Handle::DESCRIPTOR, Handle::NONE, legacy, fabric(false), fabric(true)])
+    let kind = "host".to_owned();
+    let foreign = Handle::Foreign { kind, descriptor: true, handle: None };
+    let all =
+        [Handle::DESCRIPTOR, Handle::DESCRIPTOR, Handle::NONE, legacy, fabric(false), fabric(true), foreign];
+    select(all.to_vec())
 }
 
 /// Draws an offer of any rank.
@@ -52,7 +56,9 @@ proptest! {
         let offers = (0..).zip(&hosts).map(|(rank, (host, handle))| offered(rank, *host, handle, true, 2));
         let can = |from: &(u64, Handle), to: &(u64, Handle)| match &from.1 {
             Handle::Legacy { .. } => from.0 == to.0,
-            Handle::Virtual { descriptor, fabric } => fabric.is_some() || (*descriptor && from.0 == to.0),
+            Handle::Virtual { descriptor, fabric: handle } | Handle::Foreign { descriptor, handle, .. } => {
+                handle.is_some() || (*descriptor && from.0 == to.0)
+            }
         };
         let pairs = |(at, from)| hosts.iter().enumerate().all(|(other, to)| at == other || can(from, to));
         let all_can = hosts.iter().enumerate().all(pairs);

@@ -143,7 +143,7 @@ fn out_of_reach(records: &[Record]) -> Option<ExchangeRefusal> {
         let refused = handles.find(|handle| !handle.can_be_opened(&from.site, &to.site))?;
         Some(ExchangeRefusal::OutOfReach {
             rank: from.rank,
-            way: refused.name().to_owned(),
+            way: refused.name(),
             peer: to.rank,
             other_host: from.site.host != to.site.host,
         })

@@ -54,8 +54,8 @@ impl OfferedPeers {
         };
         let exported_pad = match &pad {
             Some(pad) => {
-                let (physical, bytes) = pad.memory.physical();
-                Some(offer.export(Shareable::Virtual(physical), bytes)?)
+                let (memory, bytes) = (pad.memory.shareable(), pad.memory.whole_bytes());
+                Some(offer.export(memory, bytes)?)
             }
             None => None,
         };

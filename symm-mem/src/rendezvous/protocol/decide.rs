@@ -12,10 +12,11 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 /// The checks, in this order:
 /// 1. All records have the same `group`, `members`, `life`, `number` and `shared_devices`.
 /// 2. Every rank is ready.
-/// 3. The ranks' memory has the same [`Subject`](super::Subject), the same sizes and the same offset.
-/// 4. The ranks have different devices, unless they may share a device.
-/// 5. The ranks have a common way to share memory.
-/// 6. The devices can access each other.
+/// 3. The ranks' memory is on the same kind of device.
+/// 4. The ranks' memory has the same [`Subject`](super::Subject), the same sizes and the same offset.
+/// 5. The ranks have different devices, unless they may share a device.
+/// 6. The ranks have a common way to share memory.
+/// 7. The devices can access each other.
 ///
 /// Returns one of these decisions:
 /// - `Refused` if a check fails. The first check that fails determines the refusal.
@@ -23,7 +24,7 @@ use crate::{agreement::ValuesByRank, sharing::Uuid};
 ///   that rendezvous, and nothing is mapped again.
 /// - `Act` otherwise. All ranks map the memory that the records describe.
 pub fn decide(records: &[Record]) -> Decision {
-    let checks = [misaddressed, unready, other_memory, same_device, unshareable, unreachable];
+    let checks = [misaddressed, unready, other_kind, other_memory, same_device, unshareable, unreachable];
     if let Some(refusal) = checks.iter().find_map(|check| check(records)) {
         return Decision::Refused { refusal };
     }
@@ -75,6 +76,11 @@ fn unready(records: &[Record]) -> Option<RendezvousRefusal> {
     (!ranks.is_empty()).then_some(RendezvousRefusal::RendezvousDuringCapture { ranks })
 }
 
+fn other_kind(records: &[Record]) -> Option<RendezvousRefusal> {
+    differs(records, |record| record.export.handle.foreign_kind().map(str::to_owned))?;
+    Some(RendezvousRefusal::HandleKindMismatch { kinds: handle_names(records) })
+}
+
 fn other_memory(records: &[Record]) -> Option<RendezvousRefusal> {
     if let Some(subjects) = differs(records, |record| record.subject) {
         return Some(RendezvousRefusal::SubjectMismatch { subjects });
@@ -107,16 +113,14 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
     }
     let hosts = differs(records, |record| record.site.host);
     let descriptors = records.iter().all(|record| record.export.handle.has_descriptor());
-    let fabric = records.iter().filter(|record| record.export.handle.has_fabric()).count();
+    let anywhere = records.iter().filter(|record| record.export.handle.opens_on_any_host()).count();
     // Additional handle types on some members are allowed.
-    if fabric == records.len() || (descriptors && hosts.is_none()) {
+    if anywhere == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }
     Some(match hosts {
-        Some(hosts) if descriptors && fabric == 0 => RendezvousRefusal::HostsApart { hosts },
-        _ => RendezvousRefusal::HandleKindMismatch {
-            kinds: split(records, |record| record.export.handle.name().to_owned()),
-        },
+        Some(hosts) if descriptors && anywhere == 0 => RendezvousRefusal::HostsApart { hosts },
+        _ => RendezvousRefusal::HandleKindMismatch { kinds: handle_names(records) },
     })
 }
 
@@ -125,6 +129,10 @@ fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {
         let peer = records.iter().find(|peer| !record.site.can_access(&peer.site))?;
         Some(RendezvousRefusal::NoPeerAccess { rank: record.rank, peer: peer.rank })
     })
+}
+
+fn handle_names(records: &[Record]) -> ValuesByRank<String> {
+    split(records, |record| record.export.handle.name())
 }
 
 fn ranks<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<u32> {

@@ -104,22 +104,22 @@ pub enum RendezvousRefusal {
         /// The device.
         device: Uuid,
     },
-    /// The ranks have no common handle type for their memory.
+    /// The ranks' memory is on different kinds of devices, or has no common handle type.
     #[error(
-        "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected all by file descriptor on one host, \
-         or all by fabric handle on one or several",
+        "HandleKindMismatch: ranks' memory can be had in different ways ({}): expected memory of one kind of device, all \
+         by file descriptor on one host, or all by fabric handle on one or several",
         kinds.describe(String::clone)
     )]
     HandleKindMismatch {
-        /// The handle types of each rank.
+        /// The handle types of each rank, with the kind of device if it is not that of the CUDA driver.
         kinds: ValuesByRank<String>,
     },
     /// The ranks are on several hosts, but their memory has no fabric handles. A file descriptor shares memory only
     /// within one host.
     #[error(
-        "HostsApart: ranks are on different hosts ({}) and their memory has no fabric handles: a file descriptor ends at \
-         its host. Make groups of one host, or allocate with fabric handles, which the driver grants where there is an \
-         IMEX channel",
+        "HostsApart: ranks are on different hosts ({}) and their memory has no handles for other hosts: a file \
+         descriptor ends at its host. Make groups of one host, or allocate CUDA memory with fabric handles, which the \
+         driver grants where there is an IMEX channel",
         hosts.describe(|host| format!("host {host:016x}"))
     )]
     HostsApart {

@@ -35,6 +35,10 @@ fn records(count: u32) -> Vec<Record> {
     (0..count).map(record).collect()
 }
 
+fn foreign(kind: &str, descriptor: bool) -> Handle {
+    Handle::Foreign { kind: kind.into(), descriptor, handle: None }
+}
+
 fn refusal(records: &[Record]) -> RendezvousRefusal {
     match decide(records) {
         Decision::Refused { refusal } => refusal,
@@ -45,7 +49,7 @@ fn refusal(records: &[Record]) -> RendezvousRefusal {
 /// The expected refusal, and the change of one member's record that causes it.
 type Difference = (&'static str, fn(&mut Record));
 
-const DIFFERENCES: [Difference; 16] = [
+const DIFFERENCES: [Difference; 17] = [
     ("IdentityMismatch", |record| record.group.epoch += 1),
     ("IdentityMismatch", |record| record.group.uid += 1),
     ("IdentityMismatch", |record| record.life += 1),
@@ -58,6 +62,10 @@ const DIFFERENCES: [Difference; 16] = [
     ("SubjectMismatch", |record| {
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
+    }),
+    ("HandleKindMismatch", |record| {
+        // Found first, because different kinds of devices round sizes differently.
+        record.export = Export { bytes: 4096, handle: foreign("host", true), token: 7 };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
     ("SizeMismatch", |record| record.export.bytes += 1),
@@ -106,6 +114,32 @@ fn devices_and_hosts() {
     let mut together = records(2);
     together.iter_mut().for_each(|record| (record.site.process, record.export.handle) = (0, Handle::NONE));
     assert!(matches!(decide(&together), Decision::Act { .. }));
+}
+
+#[test]
+fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
+    let with = |handles: [Handle; 2]| {
+        let mut records = records(2);
+        records.iter_mut().zip(handles).for_each(|(record, handle)| record.export.handle = handle);
+        records
+    };
+    let by_handle = Handle::Foreign { kind: "host".into(), descriptor: false, handle: Some(vec![1]) };
+    let mut records = with([foreign("host", true), foreign("host", true)]);
+    assert!(matches!(decide(&records), Decision::Act { .. }));
+    records[1].site.host += 1;
+    assert_eq!(refusal(&records).name(), "HostsApart");
+    let mut records = with([by_handle.clone(), by_handle.clone()]);
+    records[1].site.host += 1;
+    assert!(matches!(decide(&records), Decision::Act { .. }));
+    assert_eq!(refusal(&with([foreign("host", true), by_handle])).name(), "HandleKindMismatch");
+    // In one process too, the kinds must be equal.
+    let mut records = with([foreign("host", false), foreign("disk", false)]);
+    records.iter_mut().for_each(|record| record.site.process = 0);
+    let text = refusal(&records).to_string();
+    assert!(text.contains("rank 0: no handle of \"host\" memory"), "{text}");
+    assert!(text.contains("rank 1: no handle of \"disk\" memory"), "{text}");
+    records[1].export.handle = foreign("host", false);
+    assert!(matches!(decide(&records), Decision::Act { .. }));
 }
 
 /// For each rank: can its memory be shared by file descriptor, can it be shared by fabric handle, and its host.

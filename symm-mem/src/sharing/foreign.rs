@@ -1,0 +1,151 @@
+//! Memory of other kinds of devices. Other crates implement it.
+
+use std::{
+    error::Error,
+    fmt,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use cuda_driver::DevicePtr;
+
+/// The error of a backend outside of this crate. The other ranks get its text, with the texts of its causes.
+pub type ForeignError = Box<dyn Error + Send + Sync>;
+
+/// This rank's memory on a device of another kind than those of the CUDA driver.
+/// [`PeerMemory::from_foreign`](crate::rendezvous::PeerMemory::from_foreign) makes memory for a rendezvous out of it.
+///
+/// This crate passes handles and addresses on, and never accesses the memory.
+///
+/// Ranks of the process that owns the memory use [`ptr`](Self::ptr) of the owner, and keep the owner's value alive.
+/// Ranks of other processes open the memory with [`open`](Self::open) of their own memory of the same
+/// [`kind`](Self::kind). On one host they can use a file descriptor, and on any host a handle. A rendezvous of several
+/// processes needs one of them on all ranks.
+///
+/// [`kind`](Self::kind), [`ptr`](Self::ptr), [`bytes`](Self::bytes) and [`has_descriptor`](Self::has_descriptor) must
+/// return the same value in every call, and must not block.
+///
+/// # Threads
+/// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, which would
+/// deadlock. Their duration counts towards the deadline of the rendezvous. The value is dropped on the thread that
+/// drops the last handle to the memory, which can be a thread of another rank of this process.
+///
+/// # Example
+/// Memory of the host, which processes of one host share:
+/// ```
+/// use bootstrap::link::SharedMemory;
+/// use cuda_driver::DevicePtr;
+/// use std::os::fd::OwnedFd;
+/// use symm_mem::sharing::{ForeignError, ForeignMemory, OpenedMemory, PeerHandle};
+///
+/// #[derive(Debug)]
+/// struct HostMemory {
+///     memory: SharedMemory,
+///     descriptor: OwnedFd,
+/// }
+///
+/// #[derive(Debug)]
+/// struct OpenedHostMemory(SharedMemory);
+///
+/// fn address(memory: &SharedMemory) -> DevicePtr {
+///     DevicePtr(memory.start().as_ptr().expose_provenance() as u64)
+/// }
+///
+/// impl ForeignMemory for HostMemory {
+///     fn kind(&self) -> &str {
+///         "host"
+///     }
+///     fn ptr(&self) -> DevicePtr {
+///         address(&self.memory)
+///     }
+///     fn bytes(&self) -> usize {
+///         self.memory.bytes()
+///     }
+///     fn has_descriptor(&self) -> bool {
+///         true
+///     }
+///     fn descriptor(&self) -> Result<OwnedFd, ForeignError> {
+///         Ok(self.descriptor.try_clone()?)
+///     }
+///     fn open(&self, peer: &PeerHandle<'_>) -> Result<Box<dyn OpenedMemory>, ForeignError> {
+///         let descriptor = peer.descriptor.ok_or("no file descriptor, expected one of a memfd")?;
+///         Ok(Box::new(OpenedHostMemory(SharedMemory::open(descriptor, peer.bytes)?)))
+///     }
+/// }
+///
+/// impl OpenedMemory for OpenedHostMemory {
+///     fn ptr(&self) -> DevicePtr {
+///         address(&self.0)
+///     }
+/// }
+/// ```
+pub trait ForeignMemory: fmt::Debug + Send + Sync {
+    /// The kind of device, as in [`DeviceKind::Other`](crate::rendezvous::DeviceKind::Other). Ranks with different
+    /// kinds are refused before any memory is opened.
+    fn kind(&self) -> &str;
+
+    /// The address of the first byte on this rank.
+    fn ptr(&self) -> DevicePtr;
+
+    /// The length of the whole memory in bytes. Peers open all of it. It must be equal on all ranks of a rendezvous.
+    fn bytes(&self) -> usize;
+
+    /// Returns whether [`descriptor`](Self::descriptor) exports a file descriptor.
+    fn has_descriptor(&self) -> bool {
+        false
+    }
+
+    /// Exports a file descriptor of the memory. It is sent to ranks in other processes of this host. Called only if
+    /// [`has_descriptor`](Self::has_descriptor) is true.
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be exported. All ranks get it.
+    fn descriptor(&self) -> Result<OwnedFd, ForeignError> {
+        Err("this memory has no file descriptor".into())
+    }
+
+    /// Exports a handle of a few bytes, by which ranks of all other processes can open the memory without a file
+    /// descriptor. `None` if there is none. The handle is posted in the store of the group. If it can be opened only on
+    /// this host, ranks of other hosts fail in [`open`](Self::open).
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be exported. All ranks get it.
+    fn handle(&self) -> Result<Option<Vec<u8>>, ForeignError> {
+        Ok(None)
+    }
+
+    /// Opens the memory of a rank in another process. That memory is of the same [`kind`](Self::kind). The descriptor
+    /// and the handle come from the other process, so check them.
+    ///
+    /// # Errors
+    /// The reason why the memory cannot be opened. All ranks get it, with the number of this rank.
+    fn open(&self, peer: &PeerHandle<'_>) -> Result<Box<dyn OpenedMemory>, ForeignError>;
+}
+
+/// The memory of a rank in another process, for [`ForeignMemory::open`]. It has a descriptor, a handle, or both.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct PeerHandle<'a> {
+    /// The length of the whole memory in bytes.
+    pub bytes: usize,
+    /// The file descriptor that the peer [exported](ForeignMemory::descriptor), if the peer is on this host.
+    pub descriptor: Option<BorrowedFd<'a>>,
+    /// The handle that the peer [exported](ForeignMemory::handle).
+    pub handle: Option<&'a [u8]>,
+}
+
+/// A peer's memory that is open on this rank. Dropping the value closes the memory.
+///
+/// It is dropped on the thread that drops the last handle to the result of the rendezvous.
+pub trait OpenedMemory: fmt::Debug + Send + Sync {
+    /// The address of the first byte on this rank. It must be the same in every call, and stay valid until this value
+    /// is dropped.
+    fn ptr(&self) -> DevicePtr;
+}
+
+/// The memory of another rank of this process.
+impl OpenedMemory for Arc<dyn ForeignMemory> {
+    fn ptr(&self) -> DevicePtr {
+        (**self).ptr()
+    }
+}
