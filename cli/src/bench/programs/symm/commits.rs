@@ -35,7 +35,9 @@ impl Commits {
 
     pub(crate) fn round(&self, rank: &Rank<'_>, round: usize) -> Result<()> {
         for count in COUNTS {
-            let (segments, (pool, _blocks)) = (self.segments(count)?, self.pool(rank, count)?);
+            let segments = self.segments(count)?;
+            let (pool, _blocks) = self.pool(rank, count)?;
+            let (unmapped, _other_blocks) = self.pool(rank, count)?;
             let bare = || -> Result<()> {
                 rank.barrier.wait();
                 let (us, ()) = timed(|| self.register(rank, &segments))?;
@@ -43,9 +45,14 @@ impl Commits {
                 Ok(())
             };
             let ours = || -> Result<()> {
-                rank.barrier.wait();
-                let (us, ()) = timed(|| commit(rank, &pool))?;
-                rank.say(|| format!("{}\tcommit_all\t{:.0}", name(count), us * 1e3));
+                // Without a mapping, a commit does the work of the bare registration, and votes.
+                for (pool, maps, contender) in
+                    [(&unmapped, false, "commit_all, unmapped"), (&pool, true, "commit_all")]
+                {
+                    rank.barrier.wait();
+                    let (us, ()) = timed(|| commit(rank, pool, maps))?;
+                    rank.say(|| format!("{}\t{contender}\t{:.0}", name(count), us * 1e3));
+                }
                 Ok(())
             };
             match (count, round % 2) {
@@ -83,9 +90,11 @@ impl Commits {
     }
 }
 
-fn commit(rank: &Rank<'_>, pool: &SymmetricPool) -> Result<()> {
+fn commit(rank: &Rank<'_>, pool: &SymmetricPool, maps: bool) -> Result<()> {
     let commits = rank.groups.each_ref().map(|group| (pool, group as &dyn SymmetricGroup));
-    commit_all(&commits, CommitOptions::default()).into_iter().try_for_each(|report| report.map(drop))?;
+    commit_all(&commits, CommitOptions::default().map_peers(maps))
+        .into_iter()
+        .try_for_each(|report| report.map(drop))?;
     Ok(())
 }
 
