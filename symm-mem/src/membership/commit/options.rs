@@ -32,7 +32,7 @@ pub struct CommitOptions {
     /// the [direct path](crate::direct) between blocks are copied without a detour. If a member cannot map them, none
     /// does, and [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. It costs virtual address
     /// space and time, but no device memory besides the signal pads of the first commit (2 MiB). On two H200, the first
-    /// commit of a pool for a group takes about 4 ms more for one segment of 2 MiB, and 0.2 ms more for each further one.
+    /// commit of a pool for a group takes 4 to 5 ms more for one segment of 2 MiB, and 0.3 ms more for each further one.
     pub map_peers: bool,
 }
 
