@@ -180,20 +180,25 @@ impl GroupState {
 
     /// Returns why segment `ordinal`, which the group has committed, has no window. Returns `None` if it has one.
     pub(crate) fn why_without(&self, ordinal: u32) -> Option<&NoWindows> {
-        self.without.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+        last_reason(&self.without, ordinal)
     }
 
     /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
     /// have.
     pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
-        self.unmapped.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
+        last_reason(&self.unmapped, ordinal)
     }
 
     /// Returns why segment `ordinal`, which has no window, is not registered with `ncclCommRegister` either. Returns
     /// `None` if it is registered, or if the commit did not try to register it.
     pub(crate) fn why_unregistered(&self, ordinal: u32) -> Option<&str> {
-        self.unregistered.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, cause)| cause.as_str())
+        last_reason(&self.unregistered, ordinal).map(String::as_str)
     }
+}
+
+/// Returns the last of the reasons for segment `ordinal`.
+fn last_reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
+    reasons.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
 }
 
 pub(crate) fn lock(state: &Mutex<GroupState>) -> MutexGuard<'_, GroupState> {

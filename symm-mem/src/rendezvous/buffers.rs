@@ -59,17 +59,20 @@ pub struct PeerBuffers {
 }
 
 impl PeerBuffers {
-    /// Creates the value from memory that this rank has mapped. `addresses` has one address for each rank. The address
-    /// of this rank's own memory is at index `place`. `mapped` is the open memory of the other ranks.
+    /// Creates the value from memory that this rank has mapped. `opened` has one entry for each rank: its open memory,
+    /// or `None` for this rank, whose own memory is at the address `own`.
     pub(crate) fn mapped(
         context: &Context,
-        (place, addresses): (usize, Vec<DevicePtr>),
+        own: DevicePtr,
         bytes: usize,
-        mapped: Vec<Imported>,
+        opened: Vec<Option<Imported>>,
     ) -> Result<Self, cuda_driver::Error> {
+        let address = |it: &Option<Imported>| it.as_ref().map_or(own, Imported::base);
+        let addresses: Vec<DevicePtr> = opened.iter().map(address).collect();
         let array = array(context, &addresses)?;
-        let _own = addresses.get(place).map(|own| OwnBuffer::enter(array.ptr(), *own));
-        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped: mapped })
+        let _own = Some(OwnBuffer::enter(array.ptr(), own));
+        let _mapped = opened.into_iter().flatten().collect();
+        Ok(Self { addresses, _own, array, bytes, origin: Origin::Mapped, _mapped })
     }
 
     /// Returns the addresses of every rank's memory in a window of `communicator`. NCCL has mapped this memory. Needs

@@ -421,10 +421,8 @@ fn open(
         records.iter().map(|it| Party { rank: it.rank, site: &it.site, exports: vec![&it.export] }).collect();
     let name = |_, _| "memory".to_owned();
     let mut opened = sharing::open(context, offer, place, &parties, |_, _| vec![0], name, deadline)?;
-    let imported: Vec<_> = (0..records.len()).map(|at| opened.remove(&(at, 0))).collect();
-    let addresses = imported.iter().map(|it| it.as_ref().map_or(own, |imported| imported.base())).collect();
+    let opened = (0..records.len()).map(|at| opened.remove(&(at, 0))).collect();
     let bytes = records.first().map_or(0, |record| record.export.bytes) as usize;
-    let imported = imported.into_iter().flatten().collect();
-    PeerBuffers::mapped(context, (place, addresses), bytes, imported)
+    PeerBuffers::mapped(context, own, bytes, opened)
         .map_err(|error| Outcome::Failed { cause: error_text(&error) })
 }

@@ -39,7 +39,7 @@ use process_group::{
 use self::{
     member::Member,
     offer::{Candidates, JOINED_SINCE, LocalState, offered},
-    peers::{OfferedPeers, OpenedPeers, peer_group},
+    peers::{OfferedPeers, OpenedPeers},
 };
 pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
@@ -58,6 +58,7 @@ use crate::{
     error::Error,
     error_kind::ErrorKind,
     rendezvous::{GroupInfo, Pads, PeerBuffers, PeerGroup, PeerMapping},
+    sharing::Site,
 };
 
 /// What this rank has registered and opened in a commit. `serials` and `windows` have one entry for each registered
@@ -231,8 +232,9 @@ impl Memberships {
                     self.domain().store().clone(),
                     group.health_handle(),
                 );
-                let made = peer_group(info, communicator.context());
-                group_state.peers.insert(made.map_err(|error| error_text(&error))?).clone()
+                let context = communicator.context();
+                let site = Site::of(context).map_err(|error| error_text(&error))?;
+                group_state.peers.insert(Arc::new(PeerGroup::new(info, context, site))).clone()
             }
         };
         OfferedPeers::make(peers, self.memory(), new, group_state.mapped.next())

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use cuda_driver::{Context, DevicePtr, graph::RelaxedCapture, vmm::PhysicalMemory};
+use cuda_driver::{DevicePtr, graph::RelaxedCapture, vmm::PhysicalMemory};
 use process_group::{error_text, store::Deadline};
 
 use crate::{
     agreement::{MemberMemory, OfferedMemory, PeerOffer, Segment},
     pool::Memory,
-    rendezvous::{GroupInfo, OwnPad, PeerBuffers, PeerGroup},
+    rendezvous::{OwnPad, PeerBuffers, PeerGroup},
     sharing::{self, Offer, Outcome, Party, Shareable, Site},
 };
 
@@ -105,12 +105,8 @@ impl OfferedPeers {
         let place = info.rank();
         let mut opened = sharing::open(context, &self.offer, place, &parties, wanted, name, deadline)?;
         let mut buffers = |number: usize, own: DevicePtr, bytes: usize| {
-            let imported: Vec<_> = (0..parties.len()).map(|at| opened.remove(&(at, number))).collect();
-            let address =
-                |it: &Option<sharing::Imported>| it.as_ref().map_or(own, |imported| imported.base());
-            let addresses = imported.iter().map(address).collect();
-            let imported = imported.into_iter().flatten().collect();
-            PeerBuffers::mapped(context, (place, addresses), bytes, imported)
+            let opened = (0..parties.len()).map(|at| opened.remove(&(at, number))).collect();
+            PeerBuffers::mapped(context, own, bytes, opened)
                 .map(Arc::new)
                 .map_err(|error| failed(error_text(&error)))
         };
@@ -123,9 +119,4 @@ impl OfferedPeers {
         let first = members.iter().map(|member| member.memory.next).max().unwrap_or(0);
         Ok(OpenedPeers { group: self.group.clone(), first, pads, segments })
     }
-}
-
-/// The group of a commit, before its pads are mapped.
-pub(super) fn peer_group(info: GroupInfo, context: &Context) -> cuda_driver::Result<Arc<PeerGroup>> {
-    Ok(Arc::new(PeerGroup::new(info, context, Site::of(context)?)))
 }
