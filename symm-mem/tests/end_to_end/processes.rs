@@ -17,7 +17,7 @@ use std::{
 
 use cuda_driver::{Context, Driver, sys::Api};
 use gpu_sim::{Action, Injection, World, process::test_command};
-use process_group::store::{Deadline, Result, Store, TcpStore};
+use process_group::store::{Deadline, Result, Store, TcpStore, barrier};
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
@@ -25,6 +25,15 @@ use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 /// Longer than anything should take.
 pub(crate) fn far() -> Deadline {
     Deadline::after(Duration::from_secs(120))
+}
+
+/// Returns a barrier of all `ranks` ranks, which may be used any number of times. Fails at a far deadline.
+pub(crate) fn meets<'a>(store: &'a dyn Store, rank: usize, ranks: usize) -> impl Fn() + use<'a> {
+    let round = AtomicU64::new(0);
+    move || {
+        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
+        barrier(store, &name, rank, ranks, far()).unwrap();
+    }
 }
 
 /// Puts this process on one of a test's hosts, by NCCL's host id.

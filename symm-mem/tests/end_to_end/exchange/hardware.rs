@@ -2,19 +2,16 @@
 //! spread over all of them. If there are more ranks than GPUs, their streams share hardware queues, unless
 //! `CUDA_DEVICE_MAX_CONNECTIONS=32` gives enough of them.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use cuda_driver::Driver;
-use process_group::store::{Store, barrier};
+use process_group::store::Store;
 
 use super::{Rank, flows, options, regions, threads, waits};
 use crate::{
     common::turn,
     kernels::rig::peers,
-    processes::{End, Told, far, run},
+    processes::{End, Told, meets, run},
 };
 
 /// Length in bytes, and offset of the first byte.
@@ -82,11 +79,7 @@ fn hardware_rank() {
     let (_, size) = told.what();
     let (driver, devices) = gpus().expect("the test below has seen them");
     let store: Arc<dyn Store> = Arc::new(told.store());
-    let round = AtomicU64::new(0);
-    let meet = || {
-        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
-        barrier(&*store, &name, told.rank, size as usize, far()).unwrap();
-    };
+    let meet = meets(&*store, told.rank, size as usize);
     let context = driver.device((told.rank % devices) as u32).unwrap().retain_primary().unwrap();
     let rank = Rank::join(context, store.clone(), (told.rank, size as usize), options(), &meet);
     everything(&rank);

@@ -1,20 +1,13 @@
 //! Ranks as processes: each has its own machine, and a store joins them. Checks also the remains when one of them is
 //! killed.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use cuda_driver::{Context, Stream, StreamFlags, vmm::HandleTypes};
 use gpu_sim::World;
 use process_group::{
     link,
-    store::{Deadline, Store, barrier},
+    store::{Deadline, Store},
 };
 use symm_mem::{
     Error, ErrorKind,
@@ -24,7 +17,7 @@ use symm_mem::{
 
 use super::{LONG, Rank, enqueue, flows::all_pairs, options, pattern};
 use crate::processes::{
-    End, Fatal, Told, descriptors, far, kill_each, kill_until_it_survives, on_host, run, run_disturbed,
+    End, Fatal, Told, descriptors, far, kill_each, kill_until_it_survives, meets, on_host, run, run_disturbed,
 };
 
 const RANKS: usize = 3;
@@ -51,11 +44,7 @@ fn one_rank() {
     let world = if has_fabric { world.fabric() } else { world }.start().unwrap();
     let context = told.context(&world);
     let store = Arc::new(Fatal::new(told.store()));
-    let round = AtomicU64::new(0);
-    let meet = || {
-        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
-        barrier(&store.inner, &name, told.rank, RANKS, far()).unwrap();
-    };
+    let meet = meets(&store.inner, told.rank, RANKS);
     match told.what() {
         (what @ ("fabric" | "hosts"), _) => {
             // With default options, also if every rank is on another host.

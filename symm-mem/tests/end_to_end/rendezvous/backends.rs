@@ -21,7 +21,7 @@ use gpu_sim::World;
 use process_group::{
     comm::DataType,
     link::{self, SharedMemory},
-    store::{Store, barrier},
+    store::Store,
 };
 use symm_mem::{
     ErrorKind,
@@ -36,7 +36,7 @@ use symm_mem::{
 use super::each_reads_each;
 use crate::{
     embedded::job::{Rank, run, soon},
-    processes::{End, Told, descriptors, far, run as run_processes},
+    processes::{End, Told, descriptors, far, meets, run as run_processes},
 };
 
 fn on_ranks<T: Send>(size: u32, job: impl Fn(Rank) -> T + Sync) -> Vec<T> {
@@ -375,11 +375,7 @@ fn one_rank() {
     let world = World::builder().devices(RANKS).capacity(256 << 20).start().unwrap();
     let context = told.context(&world);
     let store = Arc::new(told.store());
-    let round = AtomicU64::new(0);
-    let meet = || {
-        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
-        barrier(&*store, &name, told.rank, RANKS, far()).unwrap();
-    };
+    let meet = meets(&*store, told.rank, RANKS);
     let info = GroupInfo::new("backends", told.rank, 0..RANKS as u32, store.clone()).unwrap();
     let rendezvous = Rendezvous::new(info, &context, RendezvousOptions::default()).unwrap();
     let is_failing = told.rank == FAILING;

@@ -1,17 +1,11 @@
 //! Ranks on several hosts, with default options: each is a process with its own machine, and declares the host that
 //! it is on.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::Arc;
 
 use cuda_driver::{Context, sys::CUresult, vmm::HandleTypes};
 use gpu_sim::{Action, Injection, World};
-use process_group::{
-    link,
-    store::{TcpStore, barrier},
-};
+use process_group::{link, store::TcpStore};
 use symm_mem::{
     Domain, Geometry, SymmetricPool,
     agreement::ValuesByRank,
@@ -19,7 +13,7 @@ use symm_mem::{
 };
 
 use super::each_reads_each;
-use crate::processes::{End, Told, far, on_host, run};
+use crate::processes::{End, Told, meets, on_host, run};
 
 const RANKS: usize = 3;
 
@@ -71,11 +65,7 @@ fn one_rank() {
 
 /// Checks memory of an allocator and of a pool.
 fn of_all_kinds(rendezvous: &Rendezvous, context: &Context, store: &Arc<TcpStore>, rank: usize) {
-    let round = AtomicU64::new(0);
-    let meet = || {
-        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
-        barrier(&**store, &name, rank, RANKS, far()).unwrap();
-    };
+    let meet = meets(&**store, rank, RANKS);
     let memory = CudaAllocator::new(context).unwrap().allocate(4096).unwrap();
     each_reads_each(&rendezvous.rendezvous(&memory).unwrap(), &meet);
     let domain = Domain::new(store.clone(), 7, rank as u32, 0..RANKS as u32).unwrap();

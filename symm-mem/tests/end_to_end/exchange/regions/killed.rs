@@ -1,12 +1,6 @@
 //! Regions of ranks that are processes, one of which is killed at a given step.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use caching_alloc::{
     core::{Allocator, Settings},
@@ -16,7 +10,7 @@ use cuda_driver::{Context, Stream, StreamFlags};
 use gpu_sim::World;
 use process_group::{
     link,
-    store::{Deadline, Store, barrier},
+    store::{Deadline, Store},
 };
 use symm_mem::exchange::{
     Awaited, Direction, ExchangeOptions, ExchangeRefusal, Fault, Memory, Regions, TransferError,
@@ -26,7 +20,7 @@ use super::{
     super::{LONG, Rank, options},
     at, memory,
 };
-use crate::processes::{End, Fatal, Told, far, kill_each, kill_until_it_survives, run};
+use crate::processes::{End, Fatal, Told, far, kill_each, kill_until_it_survives, meets, run};
 
 const RANKS: usize = 3;
 
@@ -50,11 +44,7 @@ fn one_rank() {
     let world = World::builder().devices(RANKS).capacity(512 << 20).start().unwrap();
     let context = told.context(&world);
     let store = Arc::new(Fatal::new(told.store()));
-    let round = AtomicU64::new(0);
-    let meet = || {
-        let name = format!("met/{}", round.fetch_add(1, Ordering::Relaxed));
-        barrier(&store.inner, &name, told.rank, RANKS, far()).unwrap();
-    };
+    let meet = meets(&store.inner, told.rank, RANKS);
     match told.what() {
         ("well", _) => {
             let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
