@@ -57,8 +57,23 @@ pub(crate) fn cargo(name: &str, is_built: bool) -> Result<Command> {
         // A debug build's times say nothing.
         "bench" => &["lockstep-cli", "--release", "--"],
         _ if LOCKSTEP.contains(&name) => &["lockstep-cli", "--"],
-        // Without optimization the seeds take three times as long.
-        "sim" => &["lab", "--config", "profile.dev.package.lockstep-symm-mem.opt-level=3", "--"],
+        // Without optimization of these crates the seeds take several times as long.
+        "sim" => &[
+            "lab",
+            "--config",
+            "profile.dev.package.lockstep-bootstrap.opt-level=3",
+            "--config",
+            "profile.dev.package.lockstep-caching-alloc.opt-level=3",
+            "--config",
+            "profile.dev.package.lockstep-cuda-driver.opt-level=3",
+            "--config",
+            "profile.dev.package.lockstep-gpu-sim.opt-level=3",
+            "--config",
+            "profile.dev.package.lockstep-process-group.opt-level=3",
+            "--config",
+            "profile.dev.package.lockstep-symm-mem.opt-level=3",
+            "--",
+        ],
         _ if LAB.contains(&name) => &["lab", "--"],
         _ => bail!("unknown command {name:?}: `cargo xtask help` lists the commands"),
     };

@@ -6,8 +6,7 @@ use crate::store::Store;
 /// Returns the keys that the agreement at `place` may have left in the store, in two groups: its decision and its member
 /// list, and the rest. Remove the keys of each group in order, and stop if the first key of a group does not exist. See
 /// [`remove_left`].
-#[must_use]
-pub fn left_keys(place: &Place) -> [Vec<String>; 2] {
+fn left_keys(place: &Place) -> [Vec<String>; 2] {
     let Place { name, members } = place;
     let records = records(name);
     // The counter comes first, because it exists if any record does.
@@ -26,12 +25,12 @@ pub fn left_keys(place: &Place) -> [Vec<String>; 2] {
 /// none will read the keys. Any number of members may call it. Errors of the store are ignored, because keys that remain
 /// cost only memory of the store.
 pub fn remove_left(store: &dyn Store, place: &Place) {
-    let _ = left_keys(place).iter().all(|keys| remove(store, keys));
+    let _ = left_keys(place).iter().all(|keys| remove_keys(store, keys));
 }
 
-/// Removes keys in order. Returns false if the first key does not exist, or if the store fails. Another member then has
-/// removed the keys, or removes them.
-pub(super) fn remove(store: &dyn Store, keys: &[String]) -> bool {
+/// Removes keys in order, such as those of [`Conclusion::read`](super::Conclusion::read). Returns false if the first key
+/// does not exist, or if the store fails. Another member then has removed the keys, or removes them.
+pub fn remove_keys(store: &dyn Store, keys: &[String]) -> bool {
     let Some((first, rest)) = keys.split_first() else { return false };
     matches!(store.delete(first), Ok(true)) && rest.iter().all(|key| store.delete(key).is_ok())
 }

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use super::{
     failure::Failure,
     interface::{Awaited, Conclusion, Ending, Input, Member, Object, OtherMembers, Output},
-    left,
+    left::remove_keys,
     machine::Agreement,
     messages::{asks_for_action, sealed_failure},
     place::{outcomes, records, result_key},
@@ -219,36 +219,22 @@ impl Session<'_> {
     /// Executes a request without retries, and returns the answer. During a [`Request::Await`], checks the
     /// object at intervals.
     fn attempt(&self, request: &Request, object: &dyn Object) -> Result<Answer, StoreError> {
-        let store = self.store;
-        match request {
-            Request::Enter { key, place } => register::enter(store, key, place).map(|()| Answer::Stored),
-            Request::Leave { key, place } => register::leave(store, key, place).map(|()| Answer::Stored),
-            Request::Post { key, value } => publish(store, key, value).map(|()| Answer::Stored),
-            Request::Add { key } => store.add(key, 1).map(|count| Answer::Count(count.unsigned_abs())),
-            Request::Fetch { keys } => fetch(store, keys).map(Answer::Values),
-            Request::Check { keys } => {
-                let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-                store.check(&names).map(Answer::All)
-            }
-            Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
-            Request::Await { key, until } => {
-                let _wait = object.begin_wait(key);
-                let mut interval = POLL_INTERVAL;
-                loop {
-                    match store.get(key, self.deadline(*until).at_most(interval)) {
-                        Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
-                            return Ok(Answer::Expired);
-                        }
-                        Err(StoreError::Timeout { .. }) => {
-                            if let Err(gone) = object.check() {
-                                return Ok(Answer::Over(gone));
-                            }
-                        }
-                        answer => return answer.map(Answer::Result),
-                    }
-                    interval = (interval * 2).min(LONG_POLL_INTERVAL);
+        let Request::Await { key, until } = request else { return execute(self.store, request) };
+        let _wait = object.begin_wait(key);
+        let mut interval = POLL_INTERVAL;
+        loop {
+            match self.store.get(key, self.deadline(*until).at_most(interval)) {
+                Err(StoreError::Timeout { .. }) if self.begun.elapsed() >= *until => {
+                    return Ok(Answer::Expired);
                 }
+                Err(StoreError::Timeout { .. }) => {
+                    if let Err(gone) = object.check() {
+                        return Ok(Answer::Over(gone));
+                    }
+                }
+                answer => return answer.map(Answer::Result),
             }
+            interval = (interval * 2).min(LONG_POLL_INTERVAL);
         }
     }
 
@@ -283,8 +269,34 @@ impl Session<'_> {
     /// ignored, because keys that remain cost only memory of the store.
     fn remove(&self, keys: &[String]) {
         if self.failure.is_none() {
-            left::remove(self.store, keys);
+            remove_keys(self.store, keys);
         }
+    }
+}
+
+/// Executes a request without retries, and returns the answer. For a [`Request::Await`], reads the key without waiting.
+///
+/// [`run`] executes all other requests by this function. Simulations that drive [`Agreement`] themselves use it for all
+/// requests.
+///
+/// # Errors
+/// Those of the store. [`StoreError::Taken`] means [`Answer::Taken`].
+pub fn execute(store: &dyn Store, request: &Request) -> Result<Answer, StoreError> {
+    match request {
+        Request::Enter { key, place } => register::enter(store, key, place).map(|()| Answer::Stored),
+        Request::Leave { key, place } => register::leave(store, key, place).map(|()| Answer::Stored),
+        Request::Post { key, value } => publish(store, key, value).map(|()| Answer::Stored),
+        Request::Add { key } => store.add(key, 1).map(|count| Answer::Count(count.unsigned_abs())),
+        Request::Fetch { keys } => fetch(store, keys).map(Answer::Values),
+        Request::Check { keys } => {
+            let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+            store.check(&names).map(Answer::All)
+        }
+        Request::Propose { key, value } => store.compare_set(key, b"", value).map(Answer::Result),
+        Request::Await { key, .. } => match store.get(key, Deadline::now()) {
+            Err(StoreError::Timeout { .. }) => Ok(Answer::Expired),
+            answer => answer.map(Answer::Result),
+        },
     }
 }
 

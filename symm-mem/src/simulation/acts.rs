@@ -59,8 +59,8 @@ impl World {
                 return self.exchange(rank, group, name, seed, deadline);
             }
             Action::Copy { group, name, former } => self.copy(rank, group, name, former)?,
-            Action::DropPlans { group, name, all } => self.drop_plans(rank, group, name, all),
-            Action::CloseExchanges => self.close_exchanges(rank),
+            Action::DropPlans { group, name, all } => self.drop_plans(rank, group, name, all)?,
+            Action::CloseExchanges => self.close_exchanges(rank)?,
             Action::Allocate { bytes } => self.allocate(rank, bytes)?,
             Action::Free { nth } => {
                 let state = self.rank(rank);

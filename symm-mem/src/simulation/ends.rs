@@ -5,7 +5,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use bootstrap::agreement::left_keys;
+use bootstrap::{
+    agreement::{remove_keys, remove_left},
+    store::Store as _,
+};
 use cuda_driver::DevicePtr;
 
 use super::{
@@ -129,10 +132,11 @@ impl World {
         };
         let state = self.rank(rank);
         let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
-        met.iter().for_each(|name| self.store.keys.meet(name));
-        if !lost {
-            self.store.keys.remove(&read);
-            earlier.iter().flat_map(left_keys).for_each(|keys| self.store.keys.remove(&keys));
+        met.iter().for_each(|name| self.network.keys.meet(name));
+        if !lost && self.reaches_store(rank) {
+            let store = self.network.at_once();
+            remove_keys(&store, &read);
+            earlier.iter().for_each(|place| remove_left(&store, place));
         }
         tell!(self, "rank {rank} ends {kind:?} {round}: {said:?}");
         let ended = now;
@@ -242,7 +246,8 @@ impl World {
             self.observe(rank)?;
         }
         let trouble = self.scenario.trouble;
-        if let Some(key) = self.store.keys.left(trouble) {
+        let keys = self.network.at_once().list_keys().map_err(Violation::of)?;
+        if let Some(key) = self.network.keys.left(trouble, keys) {
             return Err(Violation(format!("under {trouble:?}: the store is left with {key}")));
         }
         self.left_plans()?;

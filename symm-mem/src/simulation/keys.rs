@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bootstrap::agreement::{Memory, Request};
-
 use super::trouble::Trouble;
 
-/// The keys of the store, and their history.
+/// The history of the store's keys.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    pub(super) values: Memory,
     /// The keys that ranks have removed.
     removed: BTreeSet<String>,
     /// The keys of writes that were sent twice.
@@ -20,25 +17,14 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Removes keys in order, or none if the first one does not exist.
-    pub(super) fn remove(&mut self, keys: &[String]) {
-        let exists = |values: &Memory, key: &String| values.0.contains_key(key);
-        let existed: Vec<&String> = keys.iter().filter(|key| exists(&self.values, key)).collect();
-        self.values.remove(keys);
-        self.removed.extend(existed.into_iter().filter(|key| !exists(&self.values, key)).cloned());
+    /// Records that a rank has removed a key.
+    pub(super) fn removed(&mut self, key: String) {
+        self.removed.insert(key);
     }
 
-    /// Records that a request is sent twice.
-    pub(super) fn repeat(&mut self, request: &Request) {
-        match request {
-            Request::Post { key, .. } | Request::Add { key } | Request::Propose { key, .. } => {
-                self.repeated.insert(key.clone());
-            }
-            // These write a rank's list of the agreements in which it takes part (`places/RANK`), which is never
-            // removed.
-            Request::Enter { .. } | Request::Leave { .. } => {}
-            Request::Fetch { .. } | Request::Check { .. } | Request::Await { .. } => {}
-        }
+    /// Records that a write of this key is sent twice.
+    pub(super) fn repeated(&mut self, key: String) {
+        self.repeated.insert(key);
     }
 
     /// Records that all members have taken part in the meeting whose agreement has this name.
@@ -60,8 +46,9 @@ impl Keys {
         last.is_some_and(|last| round.parse::<u64>().is_ok_and(|round| round < *last))
     }
 
-    /// Returns a key that should have been removed by the end of a run with this trouble, or `None` if there is none.
-    pub(super) fn left(&self, trouble: Trouble) -> Option<&String> {
+    /// Returns one of the `keys` in the store that should have been removed by the end of a run with this trouble, or
+    /// `None` if there is none.
+    pub(super) fn left(&self, trouble: Trouble, keys: Vec<String>) -> Option<String> {
         // Keys of a rank that dies, stops or loses the store may stay.
         if trouble.silences() {
             return None;
@@ -69,9 +56,9 @@ impl Keys {
         // Ranks that are late or absent leave keys until all members meet again.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
-        let is_left = |key: &&String| {
+        let is_left = |key: &String| {
             // The second of two equal writes may come after the key was removed. No rank reads that key.
-            if self.repeated.contains(*key) && self.removed.contains(*key) {
+            if self.repeated.contains(key) && self.removed.contains(key) {
                 return false;
             }
             let parts: Vec<&str> = key.split('/').collect();
@@ -89,6 +76,6 @@ impl Keys {
                 _ => false,
             }
         };
-        self.values.0.keys().find(is_left)
+        keys.into_iter().find(is_left)
     }
 }

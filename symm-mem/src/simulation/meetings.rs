@@ -6,12 +6,13 @@ use bootstrap::agreement::{Agreement, Member, Request, refusal};
 
 use super::{
     rank::{Span, Task},
+    requests::{Goal, StoreRequest},
     scenario::{DEADLINE, LONG_DEADLINE, Subject},
     trouble::Trouble,
     versions::{of_other_version, to_other_version},
     violation::Violation,
     work::MappingKey,
-    work::{Answer, Machine, StoreRequest, Want, Work},
+    work::{Answer, Machine, Want, Work},
     world::{Event, World, tell},
 };
 use crate::{
@@ -145,13 +146,7 @@ impl World {
     ) -> Result<(), Violation> {
         let (place, declined) = lock(group_state).log.decline(error.to_string());
         let (key, value) = (place.decision_key(), refusal::<CommitProtocol>(declined.into()));
-        // The rank ignores the answer, but continues only when it would arrive.
-        let arrival = self.now + self.delay();
-        let answer = arrival + self.delay();
-        let request = StoreRequest::Agreement(Request::Propose { key, value });
-        self.at(arrival, Event::Request(rank, u64::MAX, request));
-        self.at(answer, Event::Resume(rank));
-        Ok(())
+        self.ask(rank, Goal::Resume, StoreRequest::Agreement(Request::Propose { key, value }))
     }
 
     /// Begins a commit of the rank's second pool, which is empty.
@@ -409,7 +404,7 @@ impl World {
                     false => request,
                 };
                 let over = request.waits_until().is_some() && self.ranks[rank as usize].is_over();
-                self.ask(rank, token, request);
+                self.ask(rank, Goal::Meeting(token), request)?;
                 if over {
                     let over = self.rank(rank).over();
                     self.soon(Event::Answer(rank, token, over));

@@ -14,7 +14,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
-//! | `world` | the scheduler and the store |
+//! | `world` | the scheduler |
+//! | `store`, `requests`, `network` | requests to the store: their ways, the code that executes them, and connections |
 //! | `acts`, `meetings`, `ends` | the actions of a rank alone, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
@@ -36,13 +37,16 @@ mod exchanges;
 mod keys;
 mod library;
 mod meetings;
+mod network;
 mod oracle;
 mod plans;
 mod random;
 mod rank;
 mod registration;
+mod requests;
 mod results;
 mod scenario;
+mod store;
 #[cfg(test)]
 mod tests;
 mod trouble;
@@ -66,7 +70,7 @@ use std::{
 pub use self::violation::{Limits, Violation};
 use self::world::World;
 #[cfg(test)]
-pub(crate) use self::{random::Random, world::is_dead};
+pub(crate) use self::{random::Random, store::is_dead};
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,9 +22,10 @@ use std::{collections::BTreeMap, time::Duration};
 use super::{
     results::{Ended, Kind, Said},
     scenario::DEADLINE,
+    store::RETRY_FLOOR,
     trouble::Trouble,
     violation::Violation,
-    world::{RETRY_FLOOR, World},
+    world::World,
 };
 use crate::{
     agreement::{
@@ -131,7 +132,12 @@ impl World {
             };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
-            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets() + cut_off + retries;
+            // A length has no phases after the decision. But after the end of its patience, a rank looks for the
+            // reason at each other rank.
+            let looks = if kind == Kind::Length { 8 * self.ranks.len() as u64 } else { 0 };
+            let messages = looks * self.scenario.slowest;
+            let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
+            let most = most + messages + cut_off + retries;
             if !exempt && it.ended - it.begun > most {
                 return Err(Violation(format!("rank {} waits past its deadline: {it:?}", it.rank)));
             }

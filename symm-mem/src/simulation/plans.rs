@@ -6,15 +6,19 @@ use std::{
     time::Duration,
 };
 
-use bootstrap::agreement::{Agreement, Member};
+use bootstrap::{
+    agreement::{Agreement, Member},
+    store::Store as _,
+};
 use caching_alloc::core::SegmentSource;
 
 use super::{
     exchanges::{Allocation, BUFFER_BYTES, BUFFERS, CHANNELS, Exchanges, Exchanging, Import, Plan, Transfer},
     random::Random,
+    requests::{Goal, StoreRequest},
     trouble::Trouble,
     violation::Violation,
-    work::{Ended, StoreRequest, Work},
+    work::{Ended, Work},
     world::{Event, World},
 };
 use crate::{
@@ -312,9 +316,15 @@ impl World {
 
     /// Drops the rank's plans of a name: all of them if `all` is true, else all except the last. Reports each dropped
     /// plan as closed to the peers of that plan.
-    pub(super) fn drop_plans(&mut self, rank: u32, group: u64, name: u64, all: bool) {
-        let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return };
-        let Some(named) = own.plans.get_mut(&name) else { return };
+    pub(super) fn drop_plans(
+        &mut self,
+        rank: u32,
+        group: u64,
+        name: u64,
+        all: bool,
+    ) -> Result<(), Violation> {
+        let Some(own) = self.rank(rank).exchanges.get_mut(&group) else { return Ok(()) };
+        let Some(named) = own.plans.get_mut(&name) else { return Ok(()) };
         let keep = usize::from(!all).min(named.plans.len());
         let dropped: Vec<Plan> = named.plans.drain(..named.plans.len() - keep).collect();
         for mut plan in dropped {
@@ -322,22 +332,24 @@ impl World {
             plan.imports.clear();
             for peer in plan.peers.clone() {
                 let key = closed_key(&plan.key, rank, peer);
-                self.soon(Event::Request(rank, u64::MAX, StoreRequest::Set { key, value: vec![1] }));
+                self.ask(rank, Goal::Closed(peer), StoreRequest::Set { key, value: vec![1] })?;
             }
             self.lend(rank, group, plan);
         }
+        Ok(())
     }
 
     /// Drops all plans and all lent memory of the rank's exchanges. Leases keep the memory of a plan until its peers
     /// have closed it.
-    pub(super) fn close_exchanges(&mut self, rank: u32) {
+    pub(super) fn close_exchanges(&mut self, rank: u32) -> Result<(), Violation> {
         let all: Vec<(u64, u64)> = self.ranks[rank as usize]
             .exchanges
             .iter()
             .flat_map(|(group, own)| own.plans.keys().map(move |name| (*group, *name)))
             .collect();
-        all.into_iter().for_each(|(group, name)| self.drop_plans(rank, group, name, true));
+        all.into_iter().try_for_each(|(group, name)| self.drop_plans(rank, group, name, true))?;
         self.rank(rank).exchanges.values_mut().for_each(|own| own.buffers.clear());
+        Ok(())
     }
 
     /// Keeps the plan's memory and slots, which peers may access, until all peers have closed the plan. If the lease
@@ -353,16 +365,17 @@ impl World {
     }
 
     /// Reads which peers have closed the plans that the rank has leased to them. Ends expired and completed leases.
-    pub(super) fn collect(&mut self, rank: u32) {
+    pub(super) fn collect(&mut self, rank: u32) -> Result<(), Violation> {
         let now = Duration::from_micros(self.now);
         let reaches_store = self.reaches_store(rank);
         for own in self.ranks[rank as usize].exchanges.values_mut() {
             for (plan, mut lease) in mem::take(&mut own.leases) {
                 let said = |peer: &u32| closed_key(&plan.key, *peer, rank);
-                let has_closed =
-                    |peer: &u32| reaches_store && self.store.keys.values.0.contains_key(&said(peer));
+                let has_closed = |peer: &u32| reaches_store && self.network.value(&said(peer)).is_some();
                 let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
-                closed.iter().for_each(|peer| self.store.keys.remove(&[said(peer)]));
+                for peer in &closed {
+                    self.network.at_once().delete(&said(peer)).map_err(Violation::of)?;
+                }
                 match lease.step(&closed, now) {
                     Standing::Runs => own.leases.push((plan, lease)),
                     Standing::Over => own.slots.give_back(plan.slots),
@@ -370,6 +383,7 @@ impl World {
                 }
             }
         }
+        Ok(())
     }
 
     /// Checks that exchanges leave nothing behind after all ranks have closed them. Plans may be in quarantine only if

@@ -2,7 +2,7 @@
 
 use bootstrap::agreement::{Answer, Request};
 
-use super::{trouble::Trouble, work::StoreRequest, world::World};
+use super::{requests::StoreRequest, trouble::Trouble, world::World};
 use crate::agreement::ValuesByRank;
 
 impl World {

@@ -25,7 +25,7 @@ impl World {
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
         // A rank needs some messages to see twice that the other one waits.
-        let messages = 32 * self.scenario.slowest;
+        let messages = 64 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
                 let meeting = |it: &Ended| (it.kind, it.epoch, it.round);

@@ -9,6 +9,7 @@ use bootstrap::agreement::{self, Agreement, Member, Protocol, Request};
 
 use super::{
     exchanges::Exchanging,
+    requests::StoreRequest,
     results::{Kind, Said},
     violation::Violation,
 };
@@ -115,25 +116,6 @@ pub(super) enum Answer {
     /// memory of all peers.
     Shared(crate::sharing::Outcome, Option<Vec<u64>>),
     Opened(crate::sharing::Outcome),
-}
-
-/// A request of a rank to the store.
-#[derive(Debug, Clone)]
-pub(super) enum StoreRequest {
-    /// Sets a key that only this rank writes.
-    Set { key: String, value: Vec<u8> },
-    /// A request of an agreement.
-    Agreement(Request),
-}
-
-impl StoreRequest {
-    /// Returns the end of the wait, on the rank's own clock, if this request waits for a key. Else returns `None`.
-    pub(super) fn waits_until(&self) -> Option<Duration> {
-        match self {
-            Self::Agreement(Request::Await { until, .. }) => Some(*until),
-            _ => None,
-        }
-    }
 }
 
 /// The next request of a state machine.

@@ -180,6 +180,11 @@ impl Server {
         self.work
     }
 
+    /// Returns the store's contents.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
     /// Returns the bytes to send to a client, which stay until [`Input::Sent`] confirms them. Empty for an unknown
     /// client.
     pub fn unsent(&self, client: ClientId) -> &[u8] {

@@ -1,0 +1,289 @@
+//! The store: the server of production, and the connections of ranks to it. Bytes travel in pieces, which stay in order
+//! on one connection. `store` decides when a piece arrives.
+
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use bootstrap::store::{
+    Deadline, Store, StoreError,
+    machine::{Call, Client, ClientId, Limits, Reply, Request, Server, ServerLimits, client, server},
+};
+
+use super::{keys::Keys, requests::Asked, violation::Violation};
+
+/// The longest time for the answer to a request that does not wait. It is longer than any run, because a connection loses
+/// no bytes while it is open.
+const PATIENCE: Duration = Duration::from_secs(1 << 32);
+/// The connection of [`AtOnce`].
+const OBSERVER: ClientId = 0;
+
+/// A connection of a rank.
+pub(super) struct Link {
+    pub(super) rank: u32,
+    client: Client,
+    is_greeted: bool,
+    /// The pieces that travel to the store, and to the rank.
+    up: VecDeque<Vec<u8>>,
+    down: VecDeque<Vec<u8>>,
+    /// The request whose call is in progress, or waits for the greeting.
+    asked: Option<Asked>,
+    /// The number of calls begun.
+    pub(super) calls: u64,
+    /// The number of pieces that have arrived at the rank while it was stopped.
+    held: usize,
+    /// True if the connection breaks when the store answers the current call.
+    pub(super) loses_answer: bool,
+}
+
+/// The end of a call on a connection.
+pub(super) struct Done {
+    pub(super) asked: Asked,
+    /// The outcome of the call, or `None` if it was the greeting that has ended.
+    pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
+}
+
+/// Bytes that a connection is to send.
+pub(super) type Sent = (ClientId, Vec<u8>);
+
+pub(super) struct Network {
+    server: Server,
+    /// The connections, by id. `None` if a connection has ended.
+    links: Vec<Option<Link>>,
+    /// The idle connections of each rank.
+    idle: Vec<Vec<ClientId>>,
+    observer: Client,
+    pub(super) keys: Keys,
+    /// The number of pieces that have arrived at the store.
+    pub(super) arrived: u64,
+    pub(super) is_dead: bool,
+}
+
+impl Network {
+    pub(super) fn new(ranks: usize) -> Self {
+        let mut network = Self {
+            server: Server::new(ServerLimits { greeting: PATIENCE, ..ServerLimits::default() }),
+            links: vec![None],
+            idle: vec![Vec::new(); ranks],
+            observer: Client::new(Limits::default(), PATIENCE, 0),
+            keys: Keys::default(),
+            arrived: 0,
+            is_dead: false,
+        };
+        network.server.step(server::Input::Accepted(OBSERVER), Duration::ZERO);
+        let outputs = network.observer.step(client::Input::Connected(PATIENCE), Duration::ZERO);
+        let _ = network.observe(outputs);
+        network
+    }
+
+    /// Returns the contents of the store under `key`.
+    pub(super) fn value(&self, key: &str) -> Option<&[u8]> {
+        self.server.table().value(key.as_bytes())
+    }
+
+    pub(super) fn link(&mut self, id: ClientId) -> Option<&mut Link> {
+        self.links.get_mut(id as usize)?.as_mut()
+    }
+
+    /// Returns the connections of a rank that are open.
+    pub(super) fn links_of(&self, rank: u32) -> Vec<ClientId> {
+        let of_rank = |link: &Option<Link>| link.as_ref().is_some_and(|link| link.rank == rank);
+        (0..).zip(&self.links).filter(|(_, link)| of_rank(link)).map(|(id, _)| id).collect()
+    }
+
+    /// Opens a connection for a request, and returns its greeting.
+    pub(super) fn open(&mut self, asked: Asked, now: Duration) -> Result<Sent, Violation> {
+        let id = self.links.len() as ClientId;
+        let mut client = Client::new(Limits::default(), PATIENCE, id as u32);
+        let outputs = client.step(client::Input::Connected(PATIENCE), now);
+        self.links.push(Some(Link {
+            rank: asked.rank,
+            client,
+            is_greeted: false,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            asked: Some(asked),
+            calls: 0,
+            held: 0,
+            loses_answer: false,
+        }));
+        self.server.step(server::Input::Accepted(id), now);
+        let [client::Output::Send(bytes)] = &*outputs else {
+            return Err(Violation("a client of the store sends no greeting".into()));
+        };
+        Ok((id, bytes.clone()))
+    }
+
+    /// Takes an idle connection of a rank.
+    pub(super) fn take_idle(&mut self, rank: u32) -> Option<ClientId> {
+        self.idle[rank as usize].pop()
+    }
+
+    /// Begins a call on a connection that [`take_idle`](Self::take_idle) has returned.
+    pub(super) fn begin(
+        &mut self,
+        id: ClientId,
+        asked: Asked,
+        call: Call,
+        now: Duration,
+    ) -> Vec<client::Output> {
+        let Some(link) = self.link(id) else { return Vec::new() };
+        link.asked = Some(asked);
+        link.calls += 1;
+        link.client.step(client::Input::Call(call), now)
+    }
+
+    /// Keeps the next piece for a rank that is stopped. Returns true if it is the first one.
+    pub(super) fn hold(&mut self, id: ClientId) -> bool {
+        self.link(id).is_some_and(|link| {
+            link.held += 1;
+            link.held == 1
+        })
+    }
+
+    /// Passes the next piece from the store to the client, or all pieces that were kept.
+    pub(super) fn receive(&mut self, id: ClientId, now: Duration) -> Vec<client::Output> {
+        let Some(link) = self.link(id) else { return Vec::new() };
+        let count = mem::take(&mut link.held).max(1).min(link.down.len());
+        let bytes: Vec<u8> = link.down.drain(..count).flatten().collect();
+        link.client.step(client::Input::Received(&bytes), now)
+    }
+
+    /// Tells the client that the deadline of its call with this number has passed. Does nothing if the call has ended.
+    pub(super) fn tick(&mut self, id: ClientId, call: u64, now: Duration) -> Vec<client::Output> {
+        let link = self.link(id).filter(|link| link.calls == call && link.asked.is_some());
+        link.map_or_else(Vec::new, |link| link.client.step(client::Input::Tick, now))
+    }
+
+    /// Ends the call or the greeting of a connection, which is idle then, unless it is unusable.
+    pub(super) fn finish(
+        &mut self,
+        id: ClientId,
+        outcome: Result<Option<Reply>, client::Failure>,
+    ) -> Option<Done> {
+        let link = self.link(id)?;
+        let (rank, asked) = (link.rank, link.asked.take()?);
+        if matches!(outcome, Ok(_) | Err(client::Failure::TimedOut { .. })) {
+            self.idle[rank as usize].push(id);
+        }
+        let link = self.link(id)?;
+        let outcome = mem::replace(&mut link.is_greeted, true).then_some(outcome);
+        Some(Done { asked, outcome })
+    }
+
+    /// Appends a piece to those that travel to the store (`up`) or to the rank.
+    pub(super) fn push(&mut self, id: ClientId, up: bool, piece: Vec<u8>) {
+        if let Some(link) = self.link(id) {
+            if up { &mut link.up } else { &mut link.down }.push_back(piece);
+        }
+    }
+
+    /// Passes the next piece of a connection to the server. Returns the bytes that the server sends.
+    pub(super) fn serve(&mut self, id: ClientId, now: Duration) -> Result<Vec<Sent>, Violation> {
+        let piece = self.link(id).and_then(|link| link.up.pop_front());
+        piece.map_or_else(|| Ok(Vec::new()), |piece| self.step(server::Input::Received(id, &piece), now))
+    }
+
+    /// Passes an input to the server, and lets it finish its work.
+    fn step(&mut self, input: server::Input<'_>, now: Duration) -> Result<Vec<Sent>, Violation> {
+        let mut sent = Vec::new();
+        let mut outputs = self.server.step(input, now);
+        loop {
+            for output in outputs {
+                match output {
+                    server::Output::Send(id) => {
+                        let bytes = self.server.unsent(id).to_vec();
+                        self.server.step(server::Input::Sent(id, bytes.len()), now);
+                        sent.push((id, bytes));
+                    }
+                    // Pieces are passed in as they arrive.
+                    server::Output::Read(_) => {}
+                    server::Output::Close(id, why) => {
+                        return Err(Violation(format!("the store closes connection {id}: {why}")));
+                    }
+                }
+            }
+            if self.server.wake_at() != Some(Duration::ZERO) {
+                return Ok(sent);
+            }
+            outputs = self.server.step(server::Input::Tick, now);
+        }
+    }
+
+    /// Ends a connection. If `delivers` is true, the pieces that travel to the store still arrive. Returns the request
+    /// whose call is lost, and the bytes that the server sends on other connections.
+    pub(super) fn close(
+        &mut self,
+        id: ClientId,
+        delivers: bool,
+        now: Duration,
+    ) -> Result<(Option<Asked>, Vec<Sent>), Violation> {
+        let mut sent = Vec::new();
+        let Some(link) = self.links.get_mut(id as usize).and_then(Option::take) else {
+            return Ok((None, sent));
+        };
+        self.idle[link.rank as usize].retain(|idle| *idle != id);
+        for piece in link.up.iter().filter(|_| delivers) {
+            sent.extend(self.step(server::Input::Received(id, piece), now)?);
+        }
+        sent.extend(self.step(server::Input::Gone(id), now)?);
+        sent.retain(|(to, _)| *to != id);
+        Ok((link.asked, sent))
+    }
+
+    /// Returns a store whose requests take no time. Use it only for requests that end no wait of a rank.
+    pub(super) fn at_once(&mut self) -> AtOnce<'_> {
+        AtOnce(Mutex::new(self))
+    }
+
+    /// Exchanges the bytes of the observer's call with the server until the call ends.
+    fn observe(&mut self, mut outputs: Vec<client::Output>) -> Result<Option<Reply>, StoreError> {
+        loop {
+            let mut received = Vec::new();
+            for output in outputs {
+                match output {
+                    client::Output::Send(bytes) => {
+                        let sent = self.step(server::Input::Received(OBSERVER, &bytes), Duration::ZERO);
+                        let sent = sent.map_err(|Violation(what)| StoreError::Argument(what))?;
+                        received.extend(sent.into_iter().flat_map(|(_, bytes)| bytes));
+                    }
+                    client::Output::Done(outcome) => {
+                        return outcome.map_err(|failure| StoreError::Argument(format!("{failure:?}")));
+                    }
+                }
+            }
+            outputs = self.observer.step(client::Input::Received(&received), Duration::ZERO);
+        }
+    }
+}
+
+/// See [`Network::at_once`].
+pub(super) struct AtOnce<'a>(Mutex<&'a mut Network>);
+
+impl Store for AtOnce<'_> {
+    fn call(&self, request: Request) -> Result<Option<Reply>, StoreError> {
+        let mut network = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let removed = match &request {
+            Request::Delete { key } => Some(String::from_utf8_lossy(key).into_owned()),
+            _ => None,
+        };
+        let outputs = network.observer.step(client::Input::Call(Call::Now(request)), Duration::ZERO);
+        let reply = network.observe(outputs)?;
+        if reply == Some(Reply::Integer(1)) {
+            removed.into_iter().for_each(|key| network.keys.removed(key));
+        }
+        Ok(reply)
+    }
+
+    fn call_when_there(
+        &self,
+        _: Vec<Vec<u8>>,
+        _: Option<Request>,
+        _: Deadline,
+    ) -> Result<Option<Reply>, StoreError> {
+        Err(StoreError::Argument("a request that takes no time cannot wait".into()))
+    }
+}

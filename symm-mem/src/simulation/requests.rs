@@ -1,0 +1,140 @@
+//! Requests of ranks to the store, which production code executes by one or several calls to the store.
+
+use std::{
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bootstrap::{
+    agreement::{self, Answer, execute},
+    store::{
+        Deadline, Store, StoreError,
+        machine::{Call, Reply, Request},
+    },
+};
+
+use super::violation::Violation;
+
+/// A request of a rank.
+#[derive(Debug, Clone)]
+pub(super) enum StoreRequest {
+    /// Sets a key that only this rank writes.
+    Set { key: String, value: Vec<u8> },
+    /// A request of an agreement.
+    Agreement(agreement::Request),
+}
+
+impl StoreRequest {
+    /// Returns the end of the wait, on the rank's own clock, if this request waits for a key. Else returns `None`.
+    pub(super) fn waits_until(&self) -> Option<Duration> {
+        match self {
+            Self::Agreement(agreement::Request::Await { until, .. }) => Some(*until),
+            _ => None,
+        }
+    }
+}
+
+/// The use of a request's answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// The answer goes to the state machine of the rank's meeting, if the rank still has this token.
+    Meeting(u64),
+    /// The rank continues its program, whatever the answer is.
+    Resume,
+    /// The request has told this rank that memory is closed.
+    Closed(u32),
+}
+
+/// A request in progress.
+///
+/// The production code that executes a request makes blocking calls to the store. The simulation cannot block, so it
+/// runs this code again after each reply, with all replies so far, until the code needs no further reply.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) rank: u32,
+    pub(super) goal: Goal,
+    pub(super) request: StoreRequest,
+    /// The end of the wait on the simulation's clock, if the request waits for a key.
+    pub(super) until: Option<Duration>,
+    /// The replies so far. `None` means that the deadline of the call has passed.
+    pub(super) replies: Vec<Option<Option<Reply>>>,
+}
+
+/// The result of running the code of a request.
+pub(super) enum Progress {
+    /// It needs the reply to this call.
+    Call(Call),
+    Done(Answer),
+}
+
+impl Asked {
+    /// Runs the code of the request at the time `now`, with the replies so far.
+    pub(super) fn progress(&self, now: Duration) -> Result<Progress, Violation> {
+        let deadline = self.until.unwrap_or(now);
+        let replay = Replay { replies: &self.replies, deadline, state: Mutex::default() };
+        let outcome = match &self.request {
+            StoreRequest::Set { key, value } => replay.set(key, value).map(|()| Answer::Stored),
+            StoreRequest::Agreement(request) => execute(&replay, request),
+        };
+        let wanted = mem::take(&mut replay.state().wanted);
+        match (wanted, outcome) {
+            (Some(call), _) => Ok(Progress::Call(call)),
+            (None, Ok(answer)) => Ok(Progress::Done(answer)),
+            (None, Err(StoreError::Taken { .. })) => Ok(Progress::Done(Answer::Taken)),
+            (None, Err(error)) => Err(Violation(format!("{:?} fails: {error}", self.request))),
+        }
+    }
+}
+
+/// A store that gives the known replies in order. If it has none for a call, it notes the call and fails it.
+struct Replay<'a> {
+    replies: &'a [Option<Option<Reply>>],
+    /// The deadline of calls that wait.
+    deadline: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The number of calls made.
+    calls: usize,
+    /// The first call without a reply.
+    wanted: Option<Call>,
+}
+
+impl Replay<'_> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reply(&self, call: Call) -> Result<Option<Reply>, StoreError> {
+        let mut state = self.state();
+        state.calls += 1;
+        match self.replies.get(state.calls - 1) {
+            Some(Some(reply)) => Ok(reply.clone()),
+            Some(None) => Err(StoreError::Timeout { keys: Vec::new(), waited: Duration::ZERO }),
+            None => {
+                state.wanted.get_or_insert(call);
+                Err(StoreError::Argument("there is no reply yet".into()))
+            }
+        }
+    }
+}
+
+impl Store for Replay<'_> {
+    fn call(&self, request: Request) -> Result<Option<Reply>, StoreError> {
+        self.reply(Call::Now(request))
+    }
+
+    fn call_when_there(
+        &self,
+        keys: Vec<Vec<u8>>,
+        then: Option<Request>,
+        _: Deadline,
+    ) -> Result<Option<Reply>, StoreError> {
+        // A `TcpStore` reads a single key at once, too.
+        let peeks = matches!(then, Some(Request::Get { .. }));
+        self.reply(Call::WhenThere { keys, then, peeks, deadline: self.deadline })
+    }
+}

@@ -1,0 +1,244 @@
+//! The requests of ranks to the store, on their way through the network.
+//!
+//! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
+//! dies. In some runs it also breaks at random when the store answers a request that writes. The rank then makes the
+//! request again, as the drivers of production do.
+
+use std::{mem, time::Duration};
+
+use bootstrap::{
+    agreement::{Answer, Decision, read_verdict},
+    store::machine::{self, Call, ClientId, Failure, client},
+};
+
+use super::{
+    network::{Done, Sent},
+    requests::{Asked, Goal, Progress, StoreRequest},
+    trouble::Trouble,
+    violation::Violation,
+    work,
+    world::{Event, World, tell},
+};
+use crate::agreement::{CommitProtocol, Outcome, Rejection};
+
+/// The delay before a failed request is made again, in µs.
+const RETRY_INTERVAL: u64 = 50_000;
+/// The shortest time, from the first failure of a request, for which a member in doubt repeats it, in µs.
+pub(super) const RETRY_FLOOR: u64 = 5_000_000;
+
+impl World {
+    fn time(&self) -> Duration {
+        Duration::from_micros(self.now)
+    }
+
+    pub(super) fn reaches_store(&self, rank: u32) -> bool {
+        !self.network.is_dead && self.ranks[rank as usize].cut_off <= self.now
+    }
+
+    /// Makes a rank's request to the store.
+    pub(super) fn ask(&mut self, rank: u32, goal: Goal, request: StoreRequest) -> Result<(), Violation> {
+        let until = request.waits_until().map(|until| self.ranks[rank as usize].world_time(until));
+        let until = until.map(Duration::from_micros);
+        self.go_on(Asked { rank, goal, request, until, replies: Vec::new() })
+    }
+
+    /// Continues a request: makes its next call, or passes its answer on.
+    pub(super) fn go_on(&mut self, asked: Asked) -> Result<(), Violation> {
+        match asked.progress(self.time())? {
+            Progress::Call(call) => self.call(asked, call),
+            Progress::Done(answer) => self.answered(&asked, answer),
+        }
+    }
+
+    /// Makes the next call of a request, on an idle connection or a new one.
+    fn call(&mut self, asked: Asked, call: Call) -> Result<(), Violation> {
+        let (rank, now) = (asked.rank, self.time());
+        if !self.reaches_store(rank) {
+            self.lose(asked);
+            return Ok(());
+        }
+        let Some(id) = self.network.take_idle(rank) else {
+            let greeting = self.network.open(asked, now)?;
+            self.send(greeting, true);
+            return Ok(());
+        };
+        let deadline = match &call {
+            Call::WhenThere { deadline, .. } => Some(*deadline).filter(|deadline| *deadline > now),
+            _ => None,
+        };
+        let loses_answer = match &call {
+            Call::Now(
+                machine::Request::Set { key, .. }
+                | machine::Request::CompareSet { key, .. }
+                | machine::Request::Add { key, .. },
+            ) if self.scenario.repeats && self.random.one_in(6) => {
+                self.network.keys.repeated(String::from_utf8_lossy(key).into_owned());
+                true
+            }
+            _ => false,
+        };
+        let outputs = self.network.begin(id, asked, call, now);
+        if let Some(link) = self.network.link(id) {
+            link.loses_answer = loses_answer;
+            let tick = Event::Tick(id, link.calls);
+            if let Some(deadline) = deadline {
+                self.at(deadline.as_micros() as u64, tick);
+            }
+        }
+        self.obey(id, outputs)
+    }
+
+    /// Sends bytes to the store (`up`) or to the rank, sometimes in two pieces.
+    fn send(&mut self, (id, mut bytes): Sent, up: bool) {
+        let cut = if self.random.one_in(4) { self.random.below(bytes.len() as u64) as usize } else { 0 };
+        let rest = bytes.split_off(cut);
+        for piece in [bytes, rest].into_iter().filter(|piece| !piece.is_empty()) {
+            self.network.push(id, up, piece);
+            self.soon(if up { Event::AtStore(id) } else { Event::AtRank(id) });
+        }
+    }
+
+    /// Executes the outputs of a client.
+    pub(super) fn obey(&mut self, id: ClientId, outputs: Vec<client::Output>) -> Result<(), Violation> {
+        for output in outputs {
+            match output {
+                client::Output::Send(bytes) => self.send((id, bytes), true),
+                client::Output::Done(outcome) => {
+                    let done = self.network.finish(id, outcome);
+                    done.map_or(Ok(()), |done| self.called(done))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues the request whose call has ended.
+    fn called(&mut self, Done { mut asked, outcome }: Done) -> Result<(), Violation> {
+        let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
+        match outcome {
+            // The connection is open. The request's call comes next.
+            None => {}
+            Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
+            Some(Ok(reply)) => asked.replies.push(Some(reply)),
+            Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
+            // The rank was stopped for longer than the store may take to answer.
+            Some(Err(Failure::Unresponsive)) => {
+                self.lose(asked);
+                return Ok(());
+            }
+            Some(Err(failure)) => return Err(Violation(format!("a call to the store fails: {failure:?}"))),
+        }
+        self.go_on(asked)
+    }
+
+    fn answered(&mut self, asked: &Asked, answer: Answer) -> Result<(), Violation> {
+        match asked.goal {
+            Goal::Meeting(token) => {
+                let state = self.rank(asked.rank);
+                if let Some(task) = state.task.as_mut().filter(|_| state.token == token) {
+                    task.failing_since = None;
+                }
+                self.answer(asked.rank, token, work::Answer::Store(answer))?;
+            }
+            Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
+            // In production, a rank that lends memory polls for this. The model does not poll: it schedules a check.
+            Goal::Closed(lender) => self.soon(Event::Collect(lender)),
+        }
+        Ok(())
+    }
+
+    /// Ends a request whose call is lost, or makes it again later.
+    fn lose(&mut self, asked: Asked) {
+        match asked.goal {
+            Goal::Meeting(token) if self.retries(asked.rank, token) => {
+                let asked = Asked { replies: Vec::new(), ..asked };
+                self.at(self.now + RETRY_INTERVAL, Event::Repeat(Box::new(asked)));
+            }
+            Goal::Meeting(token) => {
+                self.soon(Event::Answer(asked.rank, token, work::Answer::Store(Answer::StoreFailed)));
+            }
+            Goal::Resume => self.soon(Event::Resume(asked.rank)),
+            Goal::Closed(_) => {}
+        }
+    }
+
+    /// Returns true if a rank repeats a failed store request. Members in doubt repeat their current request until their
+    /// deadline, and for at least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`. They do not if they know
+    /// that a member is dead.
+    fn retries(&mut self, rank: u32, token: u64) -> bool {
+        let now = self.now;
+        let state = self.rank(rank);
+        let current = state.token == token && !state.is_over();
+        let in_doubt = state.task.as_mut().filter(|task| current && task.work.is_in_doubt());
+        in_doubt.is_some_and(|task| {
+            let floor = *task.failing_since.get_or_insert(now) + RETRY_FLOOR;
+            now < floor.max(task.span.begun + task.span.deadline)
+        })
+    }
+
+    /// A piece arrives at the store.
+    pub(super) fn at_store(&mut self, id: ClientId) -> Result<(), Violation> {
+        self.network.arrived += 1;
+        if !self.network.is_dead
+            && matches!(self.scenario.trouble, Trouble::StoreDies(at) if at <= self.network.arrived)
+        {
+            self.network.is_dead = true;
+            tell!(self, "the store dies");
+            for rank in 0..self.ranks.len() as u32 {
+                self.break_links(rank, false)?;
+            }
+        }
+        let sent = self.network.serve(id, self.time())?;
+        for (to, bytes) in sent {
+            let loses_answer = self.network.link(to).is_some_and(|link| mem::take(&mut link.loses_answer));
+            if !loses_answer {
+                self.send((to, bytes), false);
+                continue;
+            }
+            let (asked, sent) = self.network.close(to, false, self.time())?;
+            if let Some(asked) = asked {
+                self.soon(Event::Repeat(Box::new(Asked { replies: Vec::new(), ..asked })));
+            }
+            sent.into_iter().for_each(|sent| self.send(sent, false));
+        }
+        self.free_the_blocked();
+        Ok(())
+    }
+
+    /// Breaks all connections of a rank. If `delivers` is true, some of the pieces that it has sent still arrive.
+    pub(super) fn break_links(&mut self, rank: u32, delivers: bool) -> Result<(), Violation> {
+        for id in self.network.links_of(rank) {
+            let delivers = delivers && self.random.one_in(2);
+            let (asked, sent) = self.network.close(id, delivers, self.time())?;
+            sent.into_iter().for_each(|sent| self.send(sent, false));
+            asked.filter(|_| !self.ranks[rank as usize].dead).into_iter().for_each(|asked| self.lose(asked));
+        }
+        Ok(())
+    }
+
+    /// Unblocks the members that are still in a registration whose verdict says that their group is dead. Leaves out
+    /// some members at random, because unblocking is not guaranteed.
+    fn free_the_blocked(&mut self) {
+        let is_freed = |(key, ..): &(String, u32, u64)| self.network.value(key).is_some_and(is_dead);
+        if !self.watched.iter().any(is_freed) {
+            return;
+        }
+        let (freed, watching): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.watched).into_iter().partition(is_freed);
+        self.watched = watching;
+        for (_, rank, token) in freed {
+            let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
+            if !self.random.one_in(4) {
+                self.soon(Event::Answer(rank, token, work::Answer::Registered(outcome, Vec::new())));
+            }
+        }
+    }
+}
+
+/// Returns true if the value of a verdict key says that a group is dead.
+pub(crate) fn is_dead(stands: &[u8]) -> bool {
+    matches!(
+        read_verdict::<CommitProtocol>(stands),
+        Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned { .. } }))
+    )
+}
