@@ -18,7 +18,7 @@
 //! | `nccl` | NCCL's ABI |
 //! | [`process`] | processes for tests of several worlds |
 //!
-//! Invariants: one world is alive in a process at a time. A device address is never accessible to the host. A
+//! Invariants: a thread sees one world at a time, that of the process or its own. A device address is never accessible to the host. A
 //! function that is not modelled is absent from the table or returns not-supported, and never succeeds silently. No
 //! panic leaves an ABI function.
 

@@ -1,7 +1,7 @@
 //! Counts every call, and makes chosen calls fail.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::sched;
@@ -65,11 +65,14 @@ pub struct UnknownFunction {
     pub similar: Option<&'static str>,
 }
 
+/// Makes the list of a world's functions.
+type List = Box<dyn FnOnce() -> BTreeSet<&'static str> + Send>;
+
 /// The world's counters and injections. Shared by both ABIs.
 #[derive(Debug)]
 pub struct Faults {
-    /// The symbols of both ABIs that the world has.
-    functions: BTreeSet<&'static str>,
+    /// The symbols of both ABIs that the world has. Most worlds need no list.
+    functions: LazyLock<BTreeSet<&'static str>, List>,
     state: Mutex<State>,
 }
 
@@ -81,8 +84,8 @@ struct State {
 }
 
 impl Faults {
-    pub(crate) fn new(functions: BTreeSet<&'static str>) -> Self {
-        Self { functions, state: Mutex::default() }
+    pub(crate) fn new(functions: List) -> Self {
+        Self { functions: LazyLock::new(functions), state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -72,8 +72,8 @@ pub(crate) enum MemoryError {
 }
 
 impl Memory {
-    pub(crate) fn new(seed: Option<u64>) -> Result<Self, WorldError> {
-        let region = Region::new(seed)
+    pub(crate) fn new(seed: Option<u64>, reuses_addresses: bool) -> Result<Self, WorldError> {
+        let region = Region::new(seed, reuses_addresses)
             .map_err(|source| WorldError::Host { what: "reserving the device address space", source })?;
         Ok(Self {
             region: Arc::new(region),

@@ -28,6 +28,8 @@ struct State {
     free: BTreeMap<u64, u64>,
     /// Start of the search for the next range. It moves forward, so freed addresses are reused as late as possible.
     cursor: u64,
+    /// If freed addresses are reused soon: the state of the random numbers that place the next range.
+    random: Option<u64>,
     /// Ranges shown in the shadow: start → (length, owner).
     shown: BTreeMap<u64, (u64, u64)>,
     next_owner: u64,
@@ -35,7 +37,8 @@ struct State {
 
 impl Region {
     /// `seed` (otherwise the process id) moves the base, so that ranks do not have equal addresses by chance.
-    pub(crate) fn new(seed: Option<u64>) -> Result<Self, Errno> {
+    /// `reuses` is [`Builder::reuse_addresses`](crate::world::Builder::reuse_addresses).
+    pub(crate) fn new(seed: Option<u64>, reuses: bool) -> Result<Self, Errno> {
         let salt = seed.unwrap_or_else(|| rustix::process::getpid().as_raw_nonzero().get() as u64);
         let hint = HINT + (salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) * (1 << 30);
         let base = reserve(hint)?;
@@ -52,6 +55,7 @@ impl Region {
         let state = State {
             free: BTreeMap::from([(first, base + LENGTH - first)]),
             cursor: first,
+            random: reuses.then_some(salt),
             shown: BTreeMap::new(),
             next_owner: 1,
         };
@@ -79,7 +83,11 @@ impl Region {
         let start = wish.filter(|&w| w.is_multiple_of(align) && state.fits(w, len)).or_else(|| {
             // One unmapped page between neighbours, so that an access past the end faults.
             let room = len.checked_add(PAGE)?;
-            state.find(room, align, state.cursor).or_else(|| state.find(room, align, self.base))
+            match state.draw() {
+                Some(0) => state.find(room, align, self.base),
+                Some(1) => state.find_highest(room, align),
+                _ => state.find(room, align, state.cursor).or_else(|| state.find(room, align, self.base)),
+            }
         })?;
         state.carve(start, len);
         state.cursor = start + len + PAGE;
@@ -136,6 +144,20 @@ impl State {
             let start = s.max(from).checked_next_multiple_of(align)?;
             (start.checked_add(len)? <= s + l).then_some(start)
         })
+    }
+
+    fn find_highest(&self, len: u64, align: u64) -> Option<u64> {
+        self.free.iter().rev().find_map(|(&s, &l)| {
+            let start = (s + l).checked_sub(len)? / align * align;
+            (start >= s).then_some(start)
+        })
+    }
+
+    /// Draws a number below 3 if freed addresses are reused soon.
+    fn draw(&mut self) -> Option<u64> {
+        let random = self.random.as_mut()?;
+        *random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        Some((*random >> 33) % 3)
     }
 
     /// Removes a range from the free ones.

@@ -1,5 +1,6 @@
 //! The world's settings.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Machine, World, WorldError, machine};
@@ -19,10 +20,14 @@ pub(crate) enum Mode {
 pub struct Builder {
     pub(super) devices: usize,
     pub(super) capacity: u64,
+    /// The capacities of single devices, by ordinal.
+    pub(super) capacities: BTreeMap<usize, u64>,
     pub(super) nccl_release: i32,
     pub(super) seed: Option<u64>,
     pub(super) mode: Mode,
     pub(super) fabric: bool,
+    pub(super) is_private: bool,
+    pub(super) reuses_addresses: bool,
 }
 
 impl Default for Builder {
@@ -30,10 +35,13 @@ impl Default for Builder {
         Self {
             devices: 1,
             capacity: 80 << 30,
+            capacities: BTreeMap::new(),
             nccl_release: 22809,
             seed: None,
             mode: Mode::Strict,
             fabric: false,
+            is_private: false,
+            reuses_addresses: false,
         }
     }
 }
@@ -48,6 +56,12 @@ impl Builder {
     /// Sets the memory of each device in bytes, a multiple of 2 MiB.
     pub fn capacity(mut self, bytes: u64) -> Self {
         self.capacity = bytes;
+        self
+    }
+
+    /// Sets the memory of one device in bytes, a multiple of 2 MiB. It may be 0.
+    pub fn capacity_of(mut self, device: usize, bytes: u64) -> Self {
+        self.capacities.insert(device, bytes);
         self
     }
 
@@ -70,6 +84,21 @@ impl Builder {
         self
     }
 
+    /// Shows the world only to the thread that starts it, so that each thread can have one. Use it with
+    /// [`seeded`](Self::seeded): the threads of a free-running world would not find it.
+    pub fn on_this_thread(mut self) -> Self {
+        self.is_private = true;
+        self
+    }
+
+    /// Hands out freed addresses again soon. Each range has the lowest or the highest free addresses, or those after the
+    /// last range. The seed decides which, so allocations lie in another order on each rank. By default, freed addresses
+    /// are reused as late as possible, and each range lies above the last one.
+    pub fn reuse_addresses(mut self) -> Self {
+        self.reuses_addresses = true;
+        self
+    }
+
     /// Behaves like hardware: no report where hardware gives none, and a hang where it hangs.
     pub fn faithful(mut self) -> Self {
         self.mode = Mode::Faithful;
@@ -89,8 +118,10 @@ impl Builder {
                 rule: "1 to 64 devices are modelled",
             });
         }
-        if self.capacity == 0 || !self.capacity.is_multiple_of(2 << 20) || self.capacity > 1 << 40 {
-            let value = self.capacity.to_string();
+        let out_of_range = |bytes: &u64| !bytes.is_multiple_of(2 << 20) || *bytes > 1 << 40;
+        let wrong = Some(&self.capacity).filter(|bytes| **bytes == 0 || out_of_range(bytes));
+        if let Some(bytes) = wrong.or_else(|| self.capacities.values().find(|bytes| out_of_range(bytes))) {
+            let value = bytes.to_string();
             let rule = "bytes, a multiple of 2 MiB, at most 1 TiB";
             return Err(WorldError::BadSetting { setting: "capacity", value, rule });
         }
@@ -104,7 +135,49 @@ impl Builder {
                 rule: "expected a release code from 21304 (2.13.4) to 23203 (2.32.3), such as 22809 (2.28.9)",
             });
         }
-        machine::install(|id| Machine::new(id, &self).map(Arc::new))
+        machine::install(self.is_private, |id| Machine::new(id, &self).map(Arc::new))
             .map(|machine| World { machine: Some(machine) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn start(seed: u64) -> World {
+        let world = World::builder().devices(2).capacity_of(1, 0).seeded(seed).on_this_thread();
+        world.reuse_addresses().start().unwrap()
+    }
+
+    #[test]
+    fn each_thread_has_a_private_world_and_devices_of_their_own_capacities() {
+        let world = start(1);
+        let private = World::builder().on_this_thread();
+        assert!(matches!(private.start(), Err(WorldError::AlreadyAlive)));
+        let other = thread::spawn(|| {
+            assert!(machine().is_none_or(|machine| machine.devices.len() != 2));
+            start(2).finish().is_ok()
+        });
+        assert!(other.join().unwrap());
+        let machine = machine().unwrap();
+        let capacities = machine.devices.iter().map(|device| device.arena.capacity());
+        assert_eq!(capacities.collect::<Vec<_>>(), [80 << 30, 0]);
+        drop(machine);
+        assert!(world.finish().is_ok());
+    }
+
+    #[test]
+    fn freed_addresses_are_used_again_and_new_ones_need_not_ascend() {
+        let world = start(3);
+        let region = machine().unwrap().memory.region().clone();
+        let taken: Vec<u64> =
+            (0..40).filter_map(|_| region.take(2 << 20, 2 << 20, None)).map(|range| range.start()).collect();
+        let distinct: std::collections::BTreeSet<&u64> = taken.iter().collect();
+        assert_eq!(taken.len(), 40);
+        assert!(distinct.len() < 30, "{distinct:x?}");
+        assert!(!taken.is_sorted());
+        assert!(world.finish().is_ok());
     }
 }

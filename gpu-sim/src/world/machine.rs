@@ -1,6 +1,7 @@
 //! The inside of a world: all state that outlives one call.
 
 use std::any::{Any, TypeId};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -58,17 +59,34 @@ impl<T: WorldState + std::fmt::Debug> PartOf for T {
     }
 }
 
+thread_local! {
+    /// The world that only this thread sees, if there is one.
+    static PRIVATE: RefCell<Option<Arc<Machine>>> = const { RefCell::new(None) };
+}
+
+/// The world that all threads see, if there is one.
 static CURRENT: RwLock<Option<Arc<Machine>>> = RwLock::new(None);
 static WORLDS: AtomicU64 = AtomicU64::new(1);
 
-/// The process's world, if one is alive.
+/// The world that this thread sees, if one is alive.
 pub(crate) fn machine() -> Option<Arc<Machine>> {
-    CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone()
+    // Destructors of other thread-local variables may call this after the end of `PRIVATE`.
+    let private = PRIVATE.try_with(|private| private.borrow().clone()).ok().flatten();
+    private.or_else(|| CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
 pub(super) fn install(
+    is_private: bool,
     make: impl FnOnce(u64) -> Result<Arc<Machine>, WorldError>,
 ) -> Result<Arc<Machine>, WorldError> {
+    if is_private {
+        if PRIVATE.with_borrow(Option::is_some) {
+            return Err(WorldError::AlreadyAlive);
+        }
+        let machine = make(WORLDS.fetch_add(1, SeqCst))?;
+        PRIVATE.set(Some(machine.clone()));
+        return Ok(machine);
+    }
     let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
     if current.is_some() {
         return Err(WorldError::AlreadyAlive);
@@ -92,16 +110,19 @@ impl Machine {
             Some(seed) => Scheduler::Seeded(Seeded::new(id, seed)),
             None => Scheduler::Free(Free::new()),
         };
+        let nccl_release = settings.nccl_release;
+        let capacity = |ordinal| settings.capacities.get(&ordinal).copied().unwrap_or(settings.capacity);
+        let device = |ordinal| Device::new(ordinal, capacity(ordinal));
         Ok(Self {
             id,
             mode: settings.mode,
             fabric: settings.fabric,
-            nccl_release: settings.nccl_release,
+            nccl_release,
             sched,
-            faults: Faults::new(functions(settings.nccl_release)),
-            devices: (0..settings.devices).map(|i| Device::new(i, settings.capacity)).collect(),
+            faults: Faults::new(Box::new(move || functions(nccl_release))),
+            devices: (0..settings.devices).map(device).collect(),
             contexts: Contexts::default(),
-            memory: Memory::new(settings.seed)?,
+            memory: Memory::new(settings.seed, settings.reuses_addresses)?,
             streams: Streams::default(),
             kernels: Kernels::default(),
             parts: Mutex::default(),
@@ -186,7 +207,11 @@ impl Machine {
             part.stop();
         }
         self.sched.stop(self);
-        *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = None;
+        if PRIVATE.with_borrow(|private| private.as_ref().is_some_and(|other| Arc::ptr_eq(other, self))) {
+            PRIVATE.set(None);
+        } else {
+            *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         forget_locals(None);
         let noted = std::mem::take(&mut *self.noted());
         let calls: BTreeMap<String, u64> = self.faults.all_calls();

@@ -1,4 +1,5 @@
-//! The world: the machine behind the ABIs, made by a builder. One is alive in a process at a time.
+//! The world: the machine behind the ABIs, made by a builder. A thread sees at most one at a time: the one of the process, or
+//! its own ([`Builder::on_this_thread`]).
 
 mod builder;
 mod machine;
