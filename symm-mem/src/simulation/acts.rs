@@ -101,7 +101,7 @@ impl World {
         // A failed allocation needs no check here. The pool's log records it, so the next commit finds it if it did not
         // fail on all members.
         let block = state.pool.allocate(bytes);
-        state.observe();
+        state.observe()?;
         if let Ok(block) = block {
             let (identity, begin) = (state.identity(), block.ptr().0);
             if let Some(used) = state.used_by_graph(begin..begin + block.bytes()) {
@@ -120,7 +120,7 @@ impl World {
     /// to the device, that no communicator can access it, and that the device got no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
-        state.observe();
+        state.observe()?;
         let device = state.device.clone();
         for memory in device.returned() {
             let state = &self.ranks[rank as usize];

@@ -18,7 +18,7 @@ use super::{
     results::Ended,
     violation::Violation,
     work::{End, Work},
-    world::{Event, World, tell},
+    world::{Event, Offer, World, tell},
 };
 use crate::{
     Standing,
@@ -118,7 +118,7 @@ impl World {
                     .and_then(|it| it.peer_mappings.get(&mapping))
                     .map(|(_, peers)| peers);
                 let mapped = conclusion.result.is_ok().then_some(has).flatten();
-                if let (Some(peers), Some((_, own))) = (mapped, offered)
+                if let (Some(peers), Some(Offer { identity: own, .. })) = (mapped, offered)
                     && peers.iter().any(|peer| *peer != own)
                 {
                     let what =
@@ -251,6 +251,7 @@ impl World {
             return Err(Violation(format!("under {trouble:?}: the store is left with {key}")));
         }
         self.left_plans()?;
+        self.offers.clear();
         for mut state in mem::take(&mut self.ranks).into_iter().filter(|state| !state.dead) {
             let (rank, device) = (state.number, state.device.clone());
             let ids: Vec<(u64, Life)> =

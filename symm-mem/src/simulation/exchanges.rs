@@ -8,6 +8,7 @@ use std::{
 
 use bootstrap::agreement::Agreement;
 use caching_alloc::core::{SegmentMemory, SegmentSource};
+use cuda_driver::vmm::Mapping;
 
 use super::device::Device;
 use crate::exchange::{
@@ -30,6 +31,8 @@ pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 pub(super) struct Allocation {
     pub(super) id: AllocationId,
     pub(super) memory: SegmentMemory,
+    /// The number at the start of the memory.
+    pub(super) mark: u64,
     pub(super) device: Arc<Device>,
 }
 
@@ -40,9 +43,9 @@ impl Drop for Allocation {
     }
 }
 
-/// A peer's memory, opened by this rank.
+/// A peer's memory, opened by this rank, and its mapping.
 #[derive(Debug)]
-pub(super) struct Import(pub(super) Weak<Allocation>);
+pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
 
 /// A plan of a rank: one that all members have agreed on, or one whose exchange failed on this rank although the other
 /// members may have agreed on it.

@@ -13,7 +13,7 @@ use super::{
     violation::Violation,
     work::MappingKey,
     work::{Answer, Machine, Want, Work},
-    world::{Event, World, tell},
+    world::{Event, Offer, World, tell},
 };
 use crate::{
     CommitOptions, Error,
@@ -309,17 +309,29 @@ impl World {
             deadline: Some(deadline),
         };
         let machine = Box::new(Agreement::new(member, record, self.random.next()).map_err(Violation)?);
-        self.offers.insert(token, (rank, identity));
+        let state = self.rank(rank);
+        let memory = match mapping {
+            MappingKey::Segment(ordinal) => state.extent(ordinal),
+            MappingKey::Persistent(_) => None,
+        };
+        let memory = memory.and_then(|extent| state.device.physical(extent.address));
+        self.offers.insert(token, Offer { rank, identity, memory });
         let work = Work::Meet { machine, group, mapping, number, token, peers: None };
         self.begin(rank, work, round, epoch, deadline)
     }
 
     /// Maps the memory that the members offer in `records`, and answers the rank's state machine with the outcome.
-    pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) {
+    pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
             match self.offers.get(&record.export.token) {
-                Some((owner, identity)) if !self.ranks[*owner as usize].dead => mapped.push(*identity),
+                Some(offer) if !self.ranks[offer.rank as usize].dead => mapped.push(match &offer.memory {
+                    Some(memory) => {
+                        let device = &self.ranks[rank as usize].device;
+                        device.read(device.map(memory)?.ptr().0)?
+                    }
+                    None => offer.identity,
+                }),
                 _ => gone.push(record.rank),
             }
         }
@@ -332,6 +344,7 @@ impl World {
             (sharing::Outcome::Alone { gone }, None)
         };
         self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
+        Ok(())
     }
 
     /// Opens the segments that the members offer in `agreed`, and returns the outcome.
@@ -442,7 +455,7 @@ impl World {
             }
             Want::Share(records) => self.soon(Event::Share(rank, token, records)),
             Want::Open(agreement) => {
-                let outcome = self.open(rank, &agreement);
+                let outcome = self.open(rank, &agreement)?;
                 self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
             }
             Want::Search(_) => {}

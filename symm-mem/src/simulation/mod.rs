@@ -4,9 +4,9 @@
 //! A seed and its [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
 //! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
 //! plain registration, agreed lengths, graphs, messages, retirements, rendezvous, exchanges and their transfers, and
-//! groups that are created late or anew. The pools, group states and state machines are those of production. The
-//! device, the store and the library are models in one thread with a simulated clock, so a seed with the same limits
-//! always gives the same run.
+//! groups that are created late or anew. The pools, group states and state machines are those of production. The store
+//! is that of `bootstrap`, and the devices are those of `gpu-sim`. The library is a model. All of them run in one thread
+//! with a simulated clock, so a seed with the same limits always gives the same run.
 //!
 //! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
 //! that the trouble concerns. The *library* is a model of NCCL.
@@ -21,14 +21,14 @@
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
-//! | `device`, `library` | models of memory and of windows |
+//! | `device` | the devices |
+//! | `library` | a model of windows |
 //! | `oracle`, `waits`, `results` | the invariants, and the results that they judge |
 //! | `versions` | a rank that uses another version of the protocol |
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Out of scope: the behaviour of the driver and of NCCL. The tests in `seeded_device` run on the embedded device,
-//! which simulates both.
+//! Out of scope: the behaviour of NCCL. The tests in `seeded_device` run on its simulation in `gpu-sim`.
 
 mod acts;
 mod device;
@@ -68,7 +68,7 @@ use std::{
 };
 
 pub use self::violation::{Limits, Violation};
-use self::world::World;
+use self::{device::Devices, world::World};
 #[cfg(test)]
 pub(crate) use self::{random::Random, store::is_dead};
 
@@ -117,7 +117,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     let ran = catch_unwind(AssertUnwindSafe(|| {
         world.run()?;
         world.judge()?;
-        world.tear_down()
+        world.tear_down()?;
+        world.devices.take().map_or(Ok(()), Devices::finish)
     }));
     let ran = ran.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
@@ -135,6 +136,7 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.states = std::mem::take(&mut world.states);
     // After a violation, the state may be inconsistent, so it is leaked and not dropped.
     if run.violation.is_some() {
+        drop(world.devices.take());
         std::mem::forget(world);
     }
     run

@@ -129,7 +129,9 @@ impl World {
                 let id = identity(state.allocations, [state.pool.id(), state.twin]);
                 let device = own.device.clone();
                 let memory = device.allocate(BUFFER_BYTES).map_err(Violation::of)?;
-                let allocation = Arc::new(Allocation { id, memory, device });
+                let mark = u64::from(rank) << 32 | state.allocations;
+                device.write(memory.address, mark)?;
+                let allocation = Arc::new(Allocation { id, memory, mark, device });
                 self.allocations.insert((rank, id), Arc::downgrade(&allocation));
                 own.buffers.insert(buffer, allocation);
             }
@@ -183,12 +185,12 @@ impl World {
     }
 
     /// Opens the peers' memory that the rank has not opened yet, and returns the outcome.
-    pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Outcome {
+    pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Result<Outcome, Violation> {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
-            return Outcome::Failed { cause: "no addresses".to_owned() };
+            return Ok(Outcome::Failed { cause: "no addresses".to_owned() });
         }
         let Some(me) = agreement.records.iter().find(|record| record.rank == rank) else {
-            return Outcome::Failed { cause: "it is none of them".to_owned() };
+            return Ok(Outcome::Failed { cause: "it is none of them".to_owned() });
         };
         let (mut opened, mut gone) = (Open::new(), Vec::new());
         for peer in agreement.records.iter().filter(|peer| peer.rank != rank) {
@@ -196,19 +198,23 @@ impl World {
                 let key = (peer.rank, export.id);
                 if self.ranks[peer.rank as usize].dead {
                     gone.push(peer.rank);
-                } else if let Some(memory) = self.allocations.get(&key) {
-                    opened.insert(key, Arc::new(Import(memory.clone())));
+                } else if let Some(memory) = self.allocations.get(&key)
+                    && let Some(lent) = memory.upgrade()
+                    && let Some(physical) = lent.device.physical(lent.memory.address)
+                {
+                    let mapping = self.ranks[rank as usize].lending.map(&physical)?;
+                    opened.insert(key, Arc::new(Import(memory.clone(), mapping)));
                 }
             }
         }
         if !gone.is_empty() {
-            return Outcome::Alone { gone };
+            return Ok(Outcome::Alone { gone });
         }
         let state = self.rank(rank);
         if let Some(Work::Exchange(work)) = state.task.as_mut().map(|task| &mut task.work) {
             work.opened = opened;
         }
-        Outcome::Mapped
+        Ok(Outcome::Mapped)
     }
 
     /// Ends an exchange on a rank. Checks the agreed routes and the opened memory. Returns the keys that the rank
@@ -276,7 +282,7 @@ impl World {
         Ok(end.read)
     }
 
-    /// Models the transfers of one plan with this name. No data is copied. If `former` is true, the plan is the first
+    /// Models the transfers of one plan with this name. Reads one number of the peer's memory instead of the data. If `former` is true, the plan is the first
     /// one with this name that the rank keeps, else the last one. Checks that transfers are admitted only for the last
     /// agreed generation, and that they reach slots of this plan and memory that is still lent. Skips transfers with
     /// dead peers.
@@ -307,8 +313,14 @@ impl World {
                 return wrong(format!("slot {} of rank {} is not its own", route.slot, route.peer));
             }
             let Some((id, _)) = route.remote else { continue };
-            if plan.imports.get(&(route.peer, id)).is_none_or(|import| import.0.strong_count() == 0) {
+            let import = plan.imports.get(&(route.peer, id));
+            let Some((Import(_, mapping), lent)) = import.and_then(|it| Some((&**it, it.0.upgrade()?)))
+            else {
                 return wrong(format!("{id} of rank {} was given back", route.peer));
+            };
+            let found = self.ranks[rank as usize].lending.read(mapping.ptr().0)?;
+            if found != lent.mark {
+                return wrong(format!("{id} of rank {} has {found:#x} in its memory", route.peer));
             }
         }
         Ok(())

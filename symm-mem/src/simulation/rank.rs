@@ -212,14 +212,11 @@ impl Rank {
         ranks: &[u32],
         extra: bool,
         program: Vec<Action>,
-        capacity: u64,
+        [device, lending]: [Device; 2],
         stores: &[Arc<HashStore>; 2],
         random: &mut Random,
     ) -> Result<Self, Violation> {
-        // The base address differs between ranks, and on some ranks new segments have descending addresses.
-        let place = 1 + random.below(1 << 20);
-        let base = (1 << 45) + (place << 21);
-        let device = Arc::new(Device::new(number, base, capacity).falling(place.is_multiple_of(8)));
+        let device = Arc::new(device);
         let domain = |store: &Arc<HashStore>| {
             Domain::new(store.clone(), 1, number, ranks.iter().copied()).map_err(Violation::of)
         };
@@ -242,7 +239,7 @@ impl Rank {
             graphs: Vec::new(),
             groups: BTreeMap::new(),
             exchanges: BTreeMap::new(),
-            lending: Arc::new(Device::new(number, 1 << 50, u64::MAX >> 1)),
+            lending: Arc::new(lending),
             allocations: 0,
             lengths: 0,
             retirements: 0,
@@ -264,19 +261,22 @@ impl Rank {
         })
     }
 
-    /// Adds the new operations of the pool's log to the identity, and records the identities of new segments.
-    pub(super) fn observe(&mut self) {
+    /// Adds the new operations of the pool's log to the identity, and records the identities of new segments. Writes
+    /// them into the segments too.
+    pub(super) fn observe(&mut self) -> Result<(), Violation> {
         let arena = self.pool.memory().arena();
         for operation in arena.log().recent().skip(self.operations as usize) {
             let place = operation.placement.map_or([u64::MAX; 2], |it| [it.ordinal.into(), it.offset]);
             self.identity =
                 chain(self.identity, [operation.kind as u64, operation.bytes, place[0], place[1]]);
             self.operations += 1;
-            let made = arena.segments().get(self.segments.len()).map(|segment| segment.log.length);
-            if made == Some(self.operations) {
+            let made = arena.segments().get(self.segments.len());
+            if let Some(made) = made.filter(|segment| segment.log.length == self.operations) {
+                self.device.write(made.memory.address, self.identity)?;
                 self.segments.push(self.identity);
             }
         }
+        Ok(())
     }
 
     pub(super) fn identity(&self) -> u64 {

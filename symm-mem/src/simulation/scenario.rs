@@ -140,7 +140,9 @@ pub(super) struct Scenario {
     /// The release of the library, as its version code.
     pub(super) release: u32,
     /// The memory of a device in bytes.
-    pub(super) capacity: u64,
+    capacity: u64,
+    /// That of the culprit under [`Trouble::Exhausted`].
+    least: u64,
     /// True if the capacity is small.
     pub(super) scarce: bool,
     /// The longest time of a message in one direction, in µs.
@@ -203,13 +205,20 @@ impl Scenario {
             groups,
             programs,
             release,
-            capacity: MIB * if scarce { 8 + random.below(64) } else { 1 << 14 },
+            capacity: 2 * MIB * if scarce { 4 + random.below(32) } else { 1 << 13 },
+            least: 2 * MIB * random.below(12),
             scarce,
             slowest: *random.pick(&[5, 50, 2000]),
             repeats: random.one_in(3),
             noticed: random.one_in(2).then(|| random.below(100_000)),
             lease: *random.pick(&[100_000, LONG_LEASE]),
         }
+    }
+
+    /// Returns the bytes of memory of the device of `rank`.
+    pub(super) fn memory(&self, rank: u32) -> u64 {
+        let is_small = self.trouble == Trouble::Exhausted && self.is_culprit(rank);
+        if is_small { self.least } else { self.capacity }
     }
 
     /// Returns the release of the library on `rank`, and its support of windows.

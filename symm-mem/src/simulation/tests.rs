@@ -1,14 +1,11 @@
-//! Runs the seeds of the normal test run, and tests the models of the device and the library.
+//! Runs the seeds of the normal test run, and tests the model of the library.
 
 use std::collections::BTreeSet;
 
-use caching_alloc::core::SegmentSource;
 use process_group::group::GroupId;
 
 use super::{
-    Limits,
-    device::Device,
-    explore,
+    Limits, explore,
     library::{Extent, Library, Life},
     run,
 };
@@ -123,19 +120,4 @@ fn the_library_pairs_calls_by_their_order_and_says_what_that_pairs() {
     assert!(library.deregister(LIFE, 0, 0).is_err());
     assert!(library.deregister(LIFE, 1, 0).is_ok());
     assert_eq!(library.reached(0, 0x20_0000, 1), None);
-}
-
-#[test]
-fn the_device_uses_addresses_again_and_takes_back_what_is_out() {
-    let device = Device::new(0, 0x40_0000, 6 << 20);
-    let allocate = |bytes| device.allocate(bytes).map(|memory| memory.address).ok();
-    assert_eq!(
-        (allocate(2 << 20), allocate(2 << 20), allocate(4 << 20)),
-        (Some(0x40_0000), Some(0x60_0000), None)
-    );
-    let first = caching_alloc::core::SegmentMemory { address: 0x40_0000, bytes: 2 << 20, token: 0 };
-    assert!(device.release(&first).is_ok());
-    assert_eq!((device.returned(), device.live(), device.wrong()), (vec![first], 2 << 20, None));
-    assert!(device.release(&first).is_err() && device.wrong().is_some());
-    assert_eq!(allocate(2 << 20), Some(0x40_0000));
 }

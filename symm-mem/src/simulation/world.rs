@@ -1,4 +1,4 @@
-//! Ranks, a store and a library under one seeded scheduler.
+//! Ranks, devices, a store and a library under one seeded scheduler.
 //!
 //! The simulation runs in one thread with its own clock in µs. Every request to the store takes a random time in each
 //! direction. A call into the library begins at once, unless the run's [`Trouble`] delays it, and its answer takes a
@@ -14,8 +14,10 @@ use std::{
 };
 
 use bootstrap::store::{Store as _, machine::ClientId};
+use cuda_driver::vmm::PhysicalMemory;
 
 use super::{
+    device::Devices,
     exchanges::Allocation,
     library::{Extent, Library, Life},
     network::Network,
@@ -55,17 +57,27 @@ pub(super) enum Event {
     Noticed(u32, u32),
 }
 
+/// Memory that a rank offers to its peers.
+pub(super) struct Offer {
+    pub(super) rank: u32,
+    pub(super) identity: u64,
+    /// The memory. It contains the identity. `None` for a persistent allocation.
+    pub(super) memory: Option<PhysicalMemory>,
+}
+
 pub(super) struct World {
     pub(super) scenario: Scenario,
     pub(super) random: Random,
     pub(super) now: u64,
     pub(super) ranks: Vec<Rank>,
+    /// `None` after the end of the run.
+    pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     pub(super) library: Library,
     /// Members in a registration: the key of their verdict, rank, and token.
     pub(super) watched: Vec<(String, u32, u64)>,
-    /// The memory that ranks offer to their peers, by token: rank, and identity of the memory.
-    pub(super) offers: HashMap<u64, (u32, u64)>,
+    /// The memory that ranks offer to their peers, by token.
+    pub(super) offers: HashMap<u64, Offer>,
     /// The allocations that ranks lend, until they are freed.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
     /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
@@ -104,12 +116,16 @@ impl World {
         let size = scenario.programs.len() as u32;
         let lives = stores(&mut random)?;
         let programs = std::mem::take(&mut scenario.programs);
+        let capacities: Vec<u64> = (0..size).map(|rank| scenario.memory(rank)).collect();
+        let devices = Devices::start(random.next(), &capacities)?;
+        // Only adjacent segments can share a window, so in some runs they are adjacent on most ranks.
+        let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
-            let small = scenario.trouble == Trouble::Exhausted && scenario.is_culprit(number);
-            let capacity = if small { (2 << 20) * random.below(12) } else { scenario.capacity };
             let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
             let domain = scenario.domain(number, size);
-            Rank::new(number, &domain, extra, program, capacity, &lives, &mut random)
+            let device = devices.of_rank(number, in_a_row && !random.one_in(8))?;
+            let memory = [device, devices.lending()?];
+            Rank::new(number, &domain, extra, program, memory, &lives, &mut random)
         };
         let ranks = (0..).zip(programs).map(rank).collect::<Result<Vec<Rank>, Violation>>()?;
         let mut network = Network::new(ranks.len());
@@ -123,6 +139,7 @@ impl World {
             random,
             now: 0,
             ranks,
+            devices: Some(devices),
             network,
             library: Library::default(),
             watched: Vec::new(),
@@ -245,10 +262,7 @@ impl World {
             Event::Repeat(asked) => self.go_on(*asked),
             Event::Resume(rank) => self.resume(rank),
             Event::Answer(rank, token, answer) => self.answer(rank, token, answer),
-            Event::Share(rank, token, records) => {
-                self.share(rank, token, &records);
-                Ok(())
-            }
+            Event::Share(rank, token, records) => self.share(rank, token, &records),
             Event::Enter(rank, token, group, extents) => self.enter(rank, token, group, extents, false),
             Event::Collect(rank) => self.collect(rank),
             Event::Noticed(rank, lost) => self.noticed(rank, lost),
