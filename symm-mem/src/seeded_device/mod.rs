@@ -1,23 +1,22 @@
-//! Runs commits and rendezvous of several ranks on the embedded device, under its seeded scheduler. A rank uses the
-//! real state machines of agreements and of the store's clients, NCCL's raw function table, and an arena over virtual
-//! memory that its peers map.
+//! Runs commits of several ranks on the embedded device, under its seeded scheduler. A rank uses the real state machines
+//! of agreements and of the store's clients, NCCL's raw function table, and an arena over virtual memory. The tests in
+//! `simulation` cover more, but with a model of NCCL.
 //!
 //! Every rank is an actor with two helpers, as in a real program: a service actor makes the library's blocking calls,
 //! and a watch actor aborts a group if the members' verdict says that it is dead, or if a member is lost. All waits go
 //! through the scheduler, on its virtual clock.
 //!
 //! Every seed checks:
-//! - All members of a meeting (a commit or a rendezvous) get the same result by the deadline plus `FLOORS` (the minimum
-//!   time limits of the phases after a decision), and no rank waits forever.
+//! - All members of a commit get the same result by the deadline plus `FLOORS` (the minimum time limits of the phases
+//!   after a decision), and no rank waits forever.
 //! - An error names the culprit, which is the rank that the seed makes differ or fail. A timeout may instead name a
 //!   rank that waited for the culprit in another group. If the seed makes a registration call fail, the error may name
 //!   any rank. Groups without the culprit stay usable.
-//! - Sums over windows and the contents of peers' memory are correct.
+//! - Sums over windows are correct.
 //! - Nothing leaks and the device is not misused, even if a rank dies.
 //! - The same seed repeats the same run.
 
 mod library;
-mod meet;
 mod network;
 mod oracle;
 mod queue;
@@ -35,7 +34,6 @@ use cuda_driver::Driver;
 use gpu_sim::{World, sched::Actor};
 
 use self::{
-    meet::Offers,
     network::Network,
     oracle::{Tally, check},
     rank::{Ended, Start},
@@ -88,12 +86,10 @@ fn run(seed: u64) -> Run {
     }
     let store = network.clone();
     add("the store".to_owned(), Box::new(move || store.serve()));
-    let offers = Arc::new(Offers::default());
     for rank in 0..scenario.size {
-        let (scenario, network, offers, queues) =
-            (scenario.clone(), network.clone(), offers.clone(), queues.clone());
+        let (scenario, network, queues) = (scenario.clone(), network.clone(), queues.clone());
         let (driver, nccl) = (driver.clone(), nccl.clone());
-        let start = Start { rank, scenario, driver, nccl, id, network, offers, queues };
+        let start = Start { rank, scenario, driver, nccl, id, network, queues };
         actors.push((format!("rank {rank}"), Box::new(move || rank::live(start))));
     }
     drop(driver);
@@ -148,12 +144,6 @@ fn ranks_on_devices_agree_whatever_happens_and_a_seed_repeats_its_run() {
         "AllocationDiverged",
         "CapabilityMismatch",
         "MembersLost",
-        "mapped",
-        "SubjectMismatch",
-        "PeerPrepareFailed",
-        "SharingFailed",
-        "RendezvousTimeout",
-        "peers lost while mapping",
     ] {
         assert!(tally.get(name).is_some_and(|count| *count > 0), "{name} never happened: {tally:?}");
     }

@@ -2,26 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    agreement::{Agreed, Capability, Divergence, Ending, FLOORS, NoWindows, OperationKind, Poison, Refusal},
-    rendezvous::{RendezvousRefusal, protocol},
+use crate::agreement::{
+    Agreed, Capability, Divergence, Ending, FLOORS, NoWindows, OperationKind, Poison, Refusal,
 };
 
 use super::{
     Run,
-    rank::{Ended, Said},
+    rank::Ended,
     scenario::{DEADLINE, Scenario, Trouble},
 };
 
-/// Number of results with each name. Each member's result of a meeting counts.
+/// Number of results with each name. Each member's result of a commit counts.
 pub(super) type Tally = BTreeMap<&'static str, u64>;
 
-/// A meeting: its results on the members, and the scenario that explains them.
+/// A commit: its results on the members, and the scenario that explains them.
 struct Told<'a> {
     ended: &'a [&'a Ended],
     scenario: &'a Scenario,
     members: &'a [u32],
-    /// True for the second commit or rendezvous of the group, which has a longer deadline than the first.
+    /// True for the second commit of the group, which has a longer deadline than the first.
     last: bool,
     /// The index of the first allocation request for which the culprit's device had no memory.
     lacking: Option<u64>,
@@ -32,14 +31,13 @@ struct Told<'a> {
 pub(super) fn check(seed: u64, run: &Run, tally: &mut Tally) {
     let Scenario { trouble, culprit, .. } = run.scenario;
     let lacking = run.ended.iter().find_map(|it| it.lacking);
-    let mut meetings: BTreeMap<(u64, u64, bool), Vec<&Ended>> = BTreeMap::new();
+    let mut commits: BTreeMap<(u64, u64), Vec<&Ended>> = BTreeMap::new();
     for ended in &run.ended {
-        let is_commit = matches!(ended.said, Said::Commit(_));
-        meetings.entry((ended.round, ended.group, !is_commit)).or_default().push(ended);
+        commits.entry((ended.round, ended.group)).or_default().push(ended);
         *tally.entry(name(ended)).or_default() += 1;
     }
     let mut poisoned: Vec<u64> = Vec::new();
-    for ((round, group, _), ended) in &meetings {
+    for ((round, group), ended) in &commits {
         let (first, members) = (ended[0], &ended[0].members);
         let at =
             format!("seed {seed}, {trouble:?} on rank {culprit}, group {group} {members:?}, round {round}");
@@ -54,11 +52,8 @@ pub(super) fn check(seed: u64, run: &Run, tally: &mut Tally) {
             assert!(is_bereft || it.right == first.right, "{at}: {ended:#?}");
         }
         let told = Told { ended, scenario: &run.scenario, members, last: *round > 0, lacking, at };
-        match &first.said {
-            Said::Commit(result) => told.check_commit(result, poisoned.contains(group)),
-            Said::Meet(result) => told.check_meeting(result),
-        }
-        if matches!(first.said, Said::Commit(Err(Ending::Poisoned(_)))) {
+        told.check_commit(&first.said, poisoned.contains(group));
+        if matches!(first.said, Err(Ending::Poisoned(_))) {
             poisoned.push(*group);
         }
     }
@@ -171,47 +166,6 @@ impl Told<'_> {
         }
     }
 
-    /// Checks that the scenario explains the result of a rendezvous. An error that only the culprit can cause must name
-    /// the culprit.
-    fn check_meeting(&self, result: &Result<u64, protocol::Ending>) {
-        let Self { scenario, lacking, at, .. } = self;
-        let Scenario { trouble, culprit, extra_at, .. } = **scenario;
-        // The culprit offers a different block than the other members, or none.
-        let is_other = matches!(trouble, Trouble::Extra(_)) && extra_at == 0 && self.is_parted();
-        let is_none = *lacking == Some(0) && self.is_affected();
-        let refusal = match result {
-            Ok(_) => {
-                let cannot = trouble == Trouble::CannotMap && self.is_affected();
-                assert!(!is_other && !is_none && !cannot, "{at}: it was mapped all the same");
-                assert!(self.ended.iter().all(|it| it.right == Some(true)), "{at}: nobody looked");
-                return;
-            }
-            Err(protocol::Ending::Refused(refusal)) => refusal,
-            Err(other) => panic!("{at}: {other:?} is no agreed result"),
-        };
-        let text = refusal.to_string();
-        match refusal {
-            RendezvousRefusal::SubjectMismatch { subjects } => {
-                assert!(is_other, "{at}: {text}");
-                assert!(subjects.entries.iter().any(|side| side.ranks == [culprit]), "{at}: {text}");
-            }
-            RendezvousRefusal::PeerPrepareFailed { rank, .. } => {
-                assert!(is_none && *rank == culprit, "{at}: {text}");
-            }
-            RendezvousRefusal::SharingFailed { rank, .. } => {
-                assert!(trouble == Trouble::CannotMap && *rank == culprit, "{at}: {text}");
-            }
-            RendezvousRefusal::MembersLost { missing, .. } => {
-                assert!(matches!(trouble, Trouble::Killed(_)), "{at}: {text}");
-                self.check_lost(missing, &text);
-            }
-            RendezvousRefusal::RendezvousTimeout { missing, .. } => {
-                self.check_missing(missing.clone(), &text)
-            }
-            other => panic!("{at}: {other}"),
-        }
-    }
-
     /// Checks that the culprit is one of the `missing` ranks. Other members may be missing too, because a rank that
     /// knows of the death stops waiting for outcomes.
     fn check_lost(&self, missing: &[u32], text: &str) {
@@ -220,7 +174,7 @@ impl Told<'_> {
         assert!(missing.iter().all(|rank| members.contains(rank)), "{at}: {text}");
     }
 
-    /// Checks that there is a reason for the missing ranks. In the last meeting only a killed culprit, or a rank that
+    /// Checks that there is a reason for the missing ranks. In the last commit only a killed culprit, or a rank that
     /// knew of the death, may be missing.
     fn check_missing(&self, missing: Vec<u32>, text: &str) {
         let Self { scenario: Scenario { trouble, culprit, .. }, members, last, at, .. } = self;
@@ -237,23 +191,18 @@ impl Told<'_> {
             Trouble::Absent | Trouble::Late(_) | Trouble::Swapped | Trouble::RegistrationSlow(..) => {}
             _ => panic!("{at}: {text}"),
         }
-        assert!(!last, "{at}: the last meeting fails: {text}");
+        assert!(!last, "{at}: the last commit fails: {text}");
     }
 }
 
 fn name(ended: &Ended) -> &'static str {
     match &ended.said {
-        Said::Commit(Ok(agreed)) if agreed.pending.is_some() => "prefix",
-        Said::Commit(Ok(agreed)) if agreed.without.is_some() => "without windows",
-        Said::Commit(Ok(_)) if ended.right.is_some() => "committed and summed",
-        Said::Commit(Ok(_)) => "committed",
-        Said::Commit(Err(Ending::Refused(refusal))) => refusal.name(),
-        Said::Commit(Err(Ending::Poisoned(poison))) => poison.name(),
-        Said::Meet(Ok(_)) => "mapped",
-        Said::Meet(Err(protocol::Ending::Refused(RendezvousRefusal::MembersLost { .. }))) => {
-            "peers lost while mapping"
-        }
-        Said::Meet(Err(protocol::Ending::Refused(refusal))) => refusal.name(),
-        Said::Commit(Err(_)) | Said::Meet(Err(_)) => "store failed",
+        Ok(agreed) if agreed.pending.is_some() => "prefix",
+        Ok(agreed) if agreed.without.is_some() => "without windows",
+        Ok(_) if ended.right.is_some() => "committed and summed",
+        Ok(_) => "committed",
+        Err(Ending::Refused(refusal)) => refusal.name(),
+        Err(Ending::Poisoned(poison)) => poison.name(),
+        Err(_) => "store failed",
     }
 }

@@ -16,7 +16,6 @@ use crate::{
         self as commits, Agreed, CommitProtocol, Ending, Enqueued, GroupId, GroupLog, Outcome, PeerOffer,
         Plan, Policy, PoolId, Readiness, Segment, Situation, Start as Beginning, commit_ending,
     },
-    rendezvous::protocol,
 };
 use bootstrap::agreement::{self, Answer, Gone, Input, Memory, Output};
 use caching_alloc::{
@@ -30,7 +29,6 @@ use process_group::store::machine::{Reply, Request};
 
 use super::{
     library::{Group, Job, Registration},
-    meet::Offers,
     network::{Connection, Network},
     queue::Queue,
     scenario::{DEADLINE, PATIENCE, Scenario, Trouble},
@@ -41,32 +39,23 @@ use crate::membership::commit::offer::{operation, segment};
 const MIB: u64 = 1 << 20;
 /// Number of elements of the all-reduce that checks a group.
 const COUNT: usize = 256;
-/// Byte offset of the value of `mark` in a rank's first block, behind the floats of the all-reduce.
-pub(super) const MARK: usize = 4 * COUNT;
 /// Interval at which a rank that waits for a key of the store checks whether a member of the group is lost.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Result of a meeting on a member.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Said {
-    Commit(Result<Agreed, Ending>),
-    Meet(Result<u64, protocol::Ending>),
-}
-
-/// A meeting on one rank. `begun` and `ended` are times of the scheduler's clock. `deadline` is relative to `begun`.
+/// A commit on one rank. `begun` and `ended` are times of the scheduler's clock. `deadline` is relative to `begun`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Ended {
     pub(super) rank: u32,
     pub(super) group: u64,
     pub(super) members: Vec<u32>,
     pub(super) round: u64,
-    pub(super) said: Said,
+    pub(super) said: Result<Agreed, Ending>,
     pub(super) begun: Duration,
     pub(super) ended: Duration,
     pub(super) deadline: Duration,
     /// True if a registration call on this rank failed at once, without waiting for the other members.
     pub(super) refused: bool,
-    /// Whether the sum over the group, or the contents of peers' memory, were correct. `None` if this was not checked.
+    /// Whether the sum over the group was correct. `None` if this was not checked.
     pub(super) right: Option<bool>,
     /// The index of the rank's first allocation request for which its device had no memory.
     pub(super) lacking: Option<u64>,
@@ -74,12 +63,6 @@ pub(super) struct Ended {
 
 /// The rank is dead, and does nothing more.
 pub(super) struct Killed;
-
-/// Returns the value that `rank` writes into its first block. Its peers read it to check that they have mapped that
-/// block.
-pub(super) fn mark(rank: u32) -> u32 {
-    0x6d61_0000 + rank
-}
 
 /// Initial state of a rank.
 pub(super) struct Start {
@@ -89,7 +72,6 @@ pub(super) struct Start {
     pub(super) nccl: Api,
     pub(super) id: ncclUniqueId,
     pub(super) network: Arc<Network>,
-    pub(super) offers: Arc<Offers>,
     /// The queues of every rank.
     pub(super) queues: Vec<Arc<Queues>>,
 }
@@ -98,7 +80,6 @@ pub(super) struct Member {
     pub(super) group: Arc<Group>,
     log: GroupLog,
     commits: u64,
-    pub(super) meetings: u64,
     sums: u64,
 }
 
@@ -109,7 +90,6 @@ pub(super) struct Rank {
     stream: Stream,
     /// Memory that fills the device, if the scenario limits it.
     taken: Option<DeviceMemory>,
-    pub(super) source: Arc<VirtualMemorySource>,
     pub(super) arena: SymmetricArena,
     /// The block of each allocation request, or `None` if the device had no memory for it.
     blocks: Vec<Option<Placement>>,
@@ -118,7 +98,6 @@ pub(super) struct Rank {
     steps: u64,
     store: Connection,
     network: Arc<Network>,
-    pub(super) offers: Arc<Offers>,
     queues: Vec<Arc<Queues>>,
 }
 
@@ -137,7 +116,7 @@ pub(super) fn live(start: Start) -> Vec<Ended> {
 
 impl Rank {
     fn join(start: Start) -> Self {
-        let Start { rank, scenario, driver, nccl, id, network, offers, queues } = start;
+        let Start { rank, scenario, driver, nccl, id, network, queues } = start;
         let context =
             driver.device(rank).and_then(|device| device.retain_primary()).expect("a device for each");
         let stream = Stream::new(&context, StreamFlags::NON_BLOCKING).expect("a stream");
@@ -157,7 +136,7 @@ impl Rank {
         let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
         let member = |group: Group| {
             let log = GroupLog::new(pool, GroupId { uid: group.uid, epoch: 0 }, rank, group.members.clone());
-            (group.uid, Member { group: Arc::new(group), log, commits: 0, meetings: 0, sums: 0 })
+            (group.uid, Member { group: Arc::new(group), log, commits: 0, sums: 0 })
         };
         let members: BTreeMap<u64, Member> = groups.map(member).into();
         let groups = members.values().map(|member| member.group.clone()).collect();
@@ -170,7 +149,6 @@ impl Rank {
             context,
             stream,
             taken,
-            source,
             arena,
             blocks,
             lacking,
@@ -178,13 +156,11 @@ impl Rank {
             steps,
             store,
             network,
-            offers,
             queues,
         }
     }
 
-    /// Makes the rank's allocation requests, and writes the value of `mark` into the first block. First fills the
-    /// device with other memory if the scenario limits the memory.
+    /// Makes the rank's allocation requests. First fills the device with other memory if the scenario limits the memory.
     fn allocate(&mut self) {
         if let Some(left) = self.scenario.left(self.rank) {
             let (free, _) = self.context.memory_info().expect("the device is well");
@@ -199,11 +175,6 @@ impl Rank {
                 }
                 Err(error) => panic!("{error}"),
             }
-        }
-        if let Some((_, at)) = self.first_block() {
-            // SAFETY: the block is alive until the rank leaves, and nobody uses it yet.
-            unsafe { self.stream.fill_u32(at + MARK, mark(self.rank), 1) }.expect("the block can be filled");
-            self.stream.synchronize().expect("it is filled");
         }
     }
 
@@ -236,8 +207,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Runs a commit for a group, and then a rendezvous. Skips each of them if a member is lost by then. Also skips the
-    /// rendezvous if the group is poisoned.
+    /// Runs a commit for a group, unless a member is lost by then.
     fn visit(
         &mut self,
         group: u64,
@@ -247,10 +217,6 @@ impl Rank {
     ) -> Result<(), Killed> {
         if !self.has_lost(group) {
             ended.push(self.commit(group, policy, deadline)?);
-        }
-        let is_poisoned = self.members.get(&group).is_some_and(|it| it.log.poison().is_some());
-        if !is_poisoned && !self.has_lost(group) {
-            ended.push(self.meet(group, deadline)?);
         }
         Ok(())
     }
@@ -281,10 +247,9 @@ impl Rank {
     /// Ends the rank as the end of its process would. Marks the rank as lost, closes its connection, and frees the
     /// resources that the system would free. Then tells the watch actors of the other ranks.
     fn die(self) {
-        let Self { rank, context, stream, taken, arena, members, store, network, offers, queues, .. } = self;
+        let Self { rank, context, stream, taken, arena, members, store, network, queues, .. } = self;
         network.lose(rank);
         drop(store);
-        offers.forget(rank);
         let abort = || members.into_values().for_each(|member| member.group.abort());
         context.with_current(abort).expect("the device is well");
         arena.release().expect("nobody holds the segments");
@@ -329,9 +294,9 @@ impl Rank {
         let committed = member.log.committed().length;
         let ended = sched::now();
         let right = result.is_ok().then(|| self.sum(&group, committed)).flatten();
-        let (members, said, lacking) = (group.members.clone(), Said::Commit(result), self.lacking);
-        let rank = self.rank;
-        Ok(Ended { rank, group: uid, members, round, said, begun, ended, deadline, refused, right, lacking })
+        let (rank, members, lacking) = (self.rank, group.members.clone(), self.lacking);
+        let (group, said) = (uid, result);
+        Ok(Ended { rank, group, members, round, said, begun, ended, deadline, refused, right, lacking })
     }
 
     pub(super) fn remove(&mut self, keys: Vec<String>) {

@@ -9,9 +9,9 @@ use crate::simulation::Random;
 
 const MIB: u64 = 1 << 20;
 
-/// Deadline of the first commit and rendezvous of each group.
+/// Deadline of the first commit of each group.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
-/// Deadline of later meetings: enough for a rank that has waited for absent ranks in all of its other groups.
+/// Deadline of the second commits: enough for a rank that has waited for absent ranks in all of its other groups.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The fault of a scenario.
@@ -23,23 +23,21 @@ pub(super) enum Trouble {
     Extra(u64),
     /// The culprit's device has only this many bytes left for the culprit's pool.
     Exhausted(u64),
-    /// The culprit arrives this much later at its first meeting.
+    /// The culprit arrives this much later at its first commit.
     Late(Duration),
-    /// The culprit takes part in no meeting.
+    /// The culprit takes part in no commit.
     Absent,
     /// The registration call with this number, counted over all ranks from 1, fails.
     RegistrationFails(u64),
     /// The registration call with this number, counted over all ranks from 1, is delayed by this time.
     RegistrationSlow(u64, Duration),
-    /// In the first round of meetings, the culprit visits its groups in the opposite order.
+    /// In the first round of commits, the culprit visits its groups in the opposite order.
     Swapped,
     /// The culprit has another release of the library.
     OtherRelease,
     /// The culprit's environment forbids windows.
     OtherEnvironment,
-    /// The culprit cannot map its peers' memory.
-    CannotMap,
-    /// The culprit dies at the step with this number, counted from 1 over all of its meetings.
+    /// The culprit dies at the step with this number, counted from 1 over all of its commits.
     Killed(u64),
 }
 
@@ -67,7 +65,7 @@ impl Scenario {
             })
             .collect();
         let share = |random: &mut Random, sixteenths| DEADLINE / 16 * (random.below(sixteenths) as u32);
-        let trouble = match random.below(13) {
+        let trouble = match random.below(12) {
             0 => Trouble::None,
             // These sizes differ from all sizes of the common blocks.
             1 => Trouble::Extra(*random.pick(&[20 * MIB, MIB / 2])),
@@ -81,7 +79,6 @@ impl Scenario {
             7 => Trouble::Exhausted(2 * MIB * random.below(10)),
             8 => Trouble::OtherRelease,
             9 => Trouble::OtherEnvironment,
-            10 => Trouble::CannotMap,
             // Small numbers kill the rank in a first commit (`Policy::Strict`, `DEADLINE`), and large ones in a later
             // meeting (`PATIENCE`).
             _ => {
