@@ -99,7 +99,7 @@ fn all(seeds: Range<u64>, limits: &Limits, threads: usize) -> Result<Summary> {
     // A panic of the tested code is a violation, and is reported as one.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
-    let summary = simulation::explore(seeds, limits, threads, |done| bar.set_position(done));
+    let summary = simulation::explore(seeds, limits, threads, &|done| bar.set_position(done));
     panic::set_hook(hook);
     bar.finish_and_clear();
     Ok(summary)

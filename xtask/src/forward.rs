@@ -15,6 +15,18 @@ const LOCKSTEP: [&str; 8] = ["demo", "doctor", "launch", "fr", "replay", "viz", 
 /// The commands of `lab`.
 const LAB: [&str; 4] = ["soak", "sim", "abi", "torch-viewer"];
 
+/// The packages that `sim` runs. Without optimization of them, the seeds take several times as long.
+const OF_SIMULATION: [&str; 8] = [
+    "arc-swap",
+    "lab",
+    "lockstep-bootstrap",
+    "lockstep-caching-alloc",
+    "lockstep-cuda-driver",
+    "lockstep-gpu-sim",
+    "lockstep-process-group",
+    "lockstep-symm-mem",
+];
+
 /// The end of the help text.
 pub(crate) const HELP: &str = "\
 Commands of `lockstep`, which `cargo install --locked --path cli` installs:
@@ -53,33 +65,22 @@ fn is_built(name: &str) -> Result<bool> {
 /// some minutes.
 pub(crate) fn cargo(name: &str, is_built: bool) -> Result<Command> {
     let quiet: &[&str] = if is_built { &["--quiet"] } else { &[] };
-    let rest: &[&str] = match name {
+    let package: &[&str] = match name {
         // A debug build's times say nothing.
-        "bench" => &["lockstep-cli", "--release", "--"],
-        _ if LOCKSTEP.contains(&name) => &["lockstep-cli", "--"],
-        // Without optimization of these crates the seeds take several times as long.
-        "sim" => &[
-            "lab",
-            "--config",
-            "profile.dev.package.lockstep-bootstrap.opt-level=3",
-            "--config",
-            "profile.dev.package.lockstep-caching-alloc.opt-level=3",
-            "--config",
-            "profile.dev.package.lockstep-cuda-driver.opt-level=3",
-            "--config",
-            "profile.dev.package.lockstep-gpu-sim.opt-level=3",
-            "--config",
-            "profile.dev.package.lockstep-process-group.opt-level=3",
-            "--config",
-            "profile.dev.package.lockstep-symm-mem.opt-level=3",
-            "--",
-        ],
-        _ if LAB.contains(&name) => &["lab", "--"],
+        "bench" => &["lockstep-cli", "--release"],
+        _ if LOCKSTEP.contains(&name) => &["lockstep-cli"],
+        _ if LAB.contains(&name) => &["lab"],
         _ => bail!("unknown command {name:?}: `cargo xtask help` lists the commands"),
     };
+    let optimized: &[&str] = if name == "sim" { &OF_SIMULATION } else { &[] };
     let mut command = Command::new(shell::cargo_path());
     // The paths in its arguments are relative to the current folder.
-    command.arg("run").args(quiet).arg("--package").args(rest);
+    command.arg("run").args(quiet).arg("--package").args(package);
+    for package in optimized {
+        command.arg("--config").arg(format!("profile.dev.package.{package}.opt-level=3"));
+        command.arg("--config").arg(format!("profile.dev.package.{package}.codegen-units=1"));
+    }
+    command.arg("--");
     Ok(command)
 }
 
@@ -97,7 +98,11 @@ mod tests {
             line("bench")
         );
         assert!(line("soak").ends_with("run --quiet --package lab --"), "{}", line("soak"));
-        assert!(line("sim").contains("--package lab --config profile.dev.package."), "{}", line("sim"));
+        assert!(
+            line("sim").contains("--package lab --config profile.dev.package.arc-swap.opt-level=3 "),
+            "{}",
+            line("sim")
+        );
         assert!(!shell::line(&cargo("demo", false).unwrap()).contains("--quiet"));
         assert!(cargo("dmeo", true).unwrap_err().to_string().contains("unknown command \"dmeo\""));
         assert!(LOCKSTEP.iter().chain(&LAB).all(|name| HELP.contains(name)));

@@ -4,7 +4,7 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use caching_alloc::{
-    core::{MemoryInfo, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError},
+    core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError},
     driver::{Sharing, VirtualMemorySource},
 };
 use cuda_driver::{
@@ -42,18 +42,18 @@ impl Devices {
     /// Returns the memory of a rank's device. If `in_a_row` is true, segments have adjacent, ascending addresses, as in
     /// production. Else their order is random, and their addresses are used again.
     pub(super) fn of_rank(&self, rank: u32, in_a_row: bool) -> Result<Device, Violation> {
-        self.device(rank, Sharing::by_descriptor(), in_a_row)
+        self.device(rank, in_a_row)
     }
 
     /// Returns the device of the memory that ranks lend, for one rank.
     pub(super) fn lending(&self) -> Result<Device, Violation> {
-        self.device(self.ranks as u32, Sharing::none(), false)
+        self.device(self.ranks as u32, false)
     }
 
-    fn device(&self, ordinal: u32, sharing: Sharing, in_a_row: bool) -> Result<Device, Violation> {
+    fn device(&self, ordinal: u32, in_a_row: bool) -> Result<Device, Violation> {
         let context = self.driver.device(ordinal).and_then(|device| device.retain_primary());
         let context = context.map_err(Violation::of)?;
-        let source = VirtualMemorySource::new(&context, sharing);
+        let source = VirtualMemorySource::new(&context, Sharing::none());
         let source = source.and_then(|source| if in_a_row { source.in_a_row() } else { Ok(source) });
         Ok(Device { context, source: source.map_err(Violation::of)?, state: Mutex::default() })
     }
@@ -165,12 +165,9 @@ impl SegmentSource for Device {
         released
     }
 
+    /// Ranks are in one process, so they map each other's memory without an export.
     fn is_exportable(&self) -> bool {
-        self.source.is_exportable()
-    }
-
-    fn export(&self, memory: &SegmentMemory, kind: ShareKind) -> Result<ShareHandle, SourceError> {
-        self.source.export(memory, kind)
+        true
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {

@@ -184,7 +184,7 @@ pub struct Summary {
 
 /// Runs all seeds on this number of threads, at least one. Calls `done` after every seed that is a multiple of 64, with
 /// about the number of seeds run so far.
-pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: impl Fn(u64) + Sync) -> Summary {
+pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: &(dyn Fn(u64) + Sync)) -> Summary {
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);
     let work = || {

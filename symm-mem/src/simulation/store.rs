@@ -217,18 +217,15 @@ impl World {
     }
 
     /// Unblocks the members that are still in a registration whose verdict says that their group is dead. Leaves out
-    /// some members at random, because unblocking is not guaranteed.
+    /// some members at random, because unblocking is not guaranteed. A verdict never changes, so the members with any
+    /// other verdict are forgotten.
     fn free_the_blocked(&mut self) {
-        let is_freed = |(key, ..): &(String, u32, u64)| self.network.value(key).is_some_and(is_dead);
-        if !self.watched.iter().any(is_freed) {
-            return;
-        }
-        let (freed, watching): (Vec<_>, Vec<_>) =
-            mem::take(&mut self.watched).into_iter().partition(is_freed);
-        self.watched = watching;
-        for (_, rank, token) in freed {
+        let network = &self.network;
+        let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
+        let ended: Vec<_> = self.watched.extract_if(.., has_verdict).collect();
+        for (key, rank, token) in ended {
             let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
-            if !self.random.one_in(4) {
+            if self.network.value(&key).is_some_and(is_dead) && !self.random.one_in(4) {
                 self.soon(Event::Answer(rank, token, work::Answer::Registered(outcome, Vec::new())));
             }
         }

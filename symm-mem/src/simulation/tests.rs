@@ -18,7 +18,7 @@ fn seeds() -> u64 {
 
 #[test]
 fn members_agree_whatever_happens() {
-    let summary = explore(0..seeds(), &Limits::default(), 2, |_| {});
+    let summary = explore(0..seeds(), &Limits::default(), 2, &|_| {});
     let first = summary.violations.iter().next();
     assert!(
         first.is_none(),
@@ -86,7 +86,7 @@ fn a_seed_gives_the_same_run_on_any_number_of_threads() {
     for seed in 0..10 {
         assert_eq!(run(seed, &limits, true), run(seed, &limits, true));
     }
-    let (one, three) = (explore(0..40, &limits, 1, |_| {}), explore(0..40, &limits, 3, |_| {}));
+    let (one, three) = (explore(0..40, &limits, 1, &|_| {}), explore(0..40, &limits, 3, &|_| {}));
     assert_eq!((one.seeds, one.steps, &one.tally), (three.seeds, three.steps, &three.tally));
     assert_eq!(one.states, three.states);
 }

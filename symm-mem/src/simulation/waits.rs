@@ -24,8 +24,8 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A rank needs some messages to see twice that the other one waits.
-        let messages = 64 * self.scenario.slowest;
+        // A rank needs some messages to see twice that the other one waits: two looks, and those before and between them.
+        let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
                 let meeting = |it: &Ended| (it.kind, it.epoch, it.round);
@@ -44,6 +44,12 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Returns the longest time in µs that a rank takes to read where all ranks wait: one request for all lists, and two
+    /// for each list if a rank has none yet. A request and its answer are two messages.
+    pub(super) fn look(&self) -> u64 {
+        2 * (1 + 2 * self.ranks.len() as u64) * self.scenario.slowest
     }
 
     /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got

@@ -6,8 +6,7 @@
 //! Events at the same time happen in a random order. The clock of each rank has its own offset.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Weak,
     time::Duration,
@@ -90,9 +89,10 @@ pub(super) struct World {
     pub(super) record: u64,
     pub(super) states: HashSet<u64>,
     pub(super) trace: Option<Vec<String>>,
+    /// The number of events scheduled.
     sequence: u64,
-    events: BinaryHeap<Reverse<(u64, u64, u64)>>,
-    pending: HashMap<u64, Event>,
+    /// The events to come: by time, then in a random order, then in the order in which they were scheduled.
+    events: BTreeMap<(u64, u64, u64), Event>,
 }
 
 /// Adds a line to the trace, if there is one.
@@ -154,8 +154,7 @@ impl World {
             states: HashSet::new(),
             trace: trace.then(Vec::new),
             sequence: 0,
-            events: BinaryHeap::new(),
-            pending: HashMap::new(),
+            events: BTreeMap::new(),
         })
     }
 
@@ -168,9 +167,8 @@ impl World {
         for rank in 0..self.ranks.len() as u32 {
             self.soon(Event::Resume(rank));
         }
-        while let Some(Reverse((time, order, id))) = self.events.pop() {
+        while let Some(((time, order, id), event)) = self.events.pop_first() {
             self.now = time;
-            let Some(event) = self.pending.remove(&id) else { continue };
             self.steps += 1;
             if self.steps > ENDLESS {
                 return Err(Violation("the run does not end".into()));
@@ -189,8 +187,7 @@ impl World {
     pub(super) fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
         let order = self.random.next();
-        self.events.push(Reverse((time.max(self.now), order, self.sequence)));
-        self.pending.insert(self.sequence, event);
+        self.events.insert((time.max(self.now), order, self.sequence), event);
     }
 
     pub(super) fn delay(&mut self) -> u64 {
