@@ -48,10 +48,10 @@ impl Peers {
 }
 
 impl Device {
-    pub(crate) fn new(ordinal: usize, capacity: u64) -> Self {
+    pub(crate) fn new(ordinal: usize, capacity: u64, exports: bool) -> Self {
         Self {
             ordinal,
-            arena: Arc::new(Arena::new(ordinal, capacity)),
+            arena: Arc::new(Arena::new(ordinal, capacity, exports)),
             pool: Pool::new(format!("device {ordinal}")),
             peers: Peers::default(),
             primary: Mutex::default(),

@@ -109,5 +109,3 @@ extern crate self as symm_mem;
 #[path = "../tests/end_to_end/common/mod.rs"]
 #[allow(dead_code, reason = "the end-to-end tests use more of it than the unit tests")]
 mod common;
-#[cfg(test)]
-mod seeded_device;

@@ -131,6 +131,10 @@ abi! {
                 "exporting {handle:#x} with flags {flags}: the flags must be 0, and the memory created with that shareable handle type"
             )));
         }
+        if !physical.can_leave() {
+            let why = "memory of a world of one thread cannot be shared with other processes";
+            return Err(DriverError::new(CUresult::CUDA_ERROR_NOT_SUPPORTED, why));
+        }
         if kind == FABRIC {
             let word = fabric::export(&physical).map_err(|e| DriverError::new(CUresult::CUDA_ERROR_OPERATING_SYSTEM, e))?;
             return put!(out.cast::<[u8; 64]>(), word);

@@ -28,6 +28,8 @@ pub(crate) struct Arena {
     device: usize,
     capacity: u64,
     used: AtomicU64,
+    /// False if exportable memory needs no file of its own, because it is never exported.
+    exports: bool,
     /// The next offset of the file. Offsets are never reused; the file is large enough.
     next: AtomicU64,
     file: OnceLock<(Arc<OwnedFd>, Arc<Written>)>,
@@ -43,14 +45,16 @@ pub(crate) struct Physical {
     written: Arc<Written>,
     /// The arena that counts it; `None` for another process's memory.
     arena: Option<Arc<Arena>>,
-    /// Handle types that it can be exported as, as bits of `CUmemAllocationHandleType`. Exportable memory has a file
-    /// of its own.
+    /// Handle types that it can be exported as, as bits of `CUmemAllocationHandleType`.
     kinds: u32,
+    /// True if the file has only this memory, so that other processes can get the file.
+    is_alone: bool,
 }
 
 impl Arena {
-    pub(crate) fn new(device: usize, capacity: u64) -> Self {
-        Self { device, capacity, used: AtomicU64::new(0), next: AtomicU64::new(0), file: Default::default() }
+    pub(crate) fn new(device: usize, capacity: u64, exports: bool) -> Self {
+        let (used, next, file) = Default::default();
+        Self { device, capacity, used, exports, next, file }
     }
 
     pub(crate) fn capacity(&self) -> u64 {
@@ -86,10 +90,11 @@ impl Arena {
     }
 
     /// Allocates `size` bytes (a multiple of the page). Memory that is exportable as one of `kinds` gets a file of
-    /// its own.
+    /// its own, unless exports are not possible.
     pub(crate) fn allocate(self: &Arc<Self>, size: u64, kinds: u32) -> Result<Arc<Physical>, MemoryError> {
         self.take(size)?;
-        let made = if kinds != 0 {
+        let is_alone = kinds != 0 && self.exports;
+        let made = if is_alone {
             memfd(self.device, size).and_then(|file| Ok((Written::of(&file, size)?, Arc::new(file), 0)))
         } else {
             let offset = || self.next.fetch_add(size.next_multiple_of(GRANULARITY), SeqCst);
@@ -104,6 +109,7 @@ impl Arena {
                 written,
                 arena: Some(self.clone()),
                 kinds,
+                is_alone,
             })),
             Err(source) => {
                 self.used.fetch_sub(size, SeqCst);
@@ -146,6 +152,11 @@ impl Physical {
         self.kinds
     }
 
+    /// True if other processes can get it.
+    pub(crate) fn can_leave(&self) -> bool {
+        self.is_alone
+    }
+
     /// True if it was imported by a file descriptor.
     pub(crate) fn is_imported(&self) -> bool {
         self.arena.is_none()
@@ -167,14 +178,24 @@ impl Physical {
         let written = Written::of(&file, whole)
             .map_err(|source| MemoryError::Host { what: "mapping the signal of imported memory", source })?;
         let kinds = if part.is_none() { AS_DESCRIPTOR } else { 0 };
-        Ok(Arc::new(Self { device, size, file: Arc::new(file), offset, written, arena: None, kinds }))
+        Ok(Arc::new(Self {
+            device,
+            size,
+            file: Arc::new(file),
+            offset,
+            written,
+            arena: None,
+            kinds,
+            is_alone: kinds != 0,
+        }))
     }
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
         let Some(arena) = &self.arena else { return };
-        if self.kinds == 0 {
+        // A world that exports nothing is small, and soon gives its whole file back.
+        if !self.is_alone && arena.exports {
             // Returns these pages of the arena's file to the host. A failure costs memory, not correctness, since
             // offsets are never reused.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -1,6 +1,5 @@
 //! The world's settings.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Machine, World, WorldError, machine};
@@ -20,8 +19,6 @@ pub(crate) enum Mode {
 pub struct Builder {
     pub(super) devices: usize,
     pub(super) capacity: u64,
-    /// The capacities of single devices, by ordinal.
-    pub(super) capacities: BTreeMap<usize, u64>,
     pub(super) nccl_release: i32,
     pub(super) seed: Option<u64>,
     pub(super) mode: Mode,
@@ -35,7 +32,6 @@ impl Default for Builder {
         Self {
             devices: 1,
             capacity: 80 << 30,
-            capacities: BTreeMap::new(),
             nccl_release: 22809,
             seed: None,
             mode: Mode::Strict,
@@ -59,12 +55,6 @@ impl Builder {
         self
     }
 
-    /// Sets the memory of one device in bytes, a multiple of 2 MiB. It may be 0.
-    pub fn capacity_of(mut self, device: usize, bytes: u64) -> Self {
-        self.capacities.insert(device, bytes);
-        self
-    }
-
     /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809). Codes from 21304 (2.13.4) to 23203
     /// (2.32.3) are modelled.
     pub fn nccl_release(mut self, code: i32) -> Self {
@@ -85,7 +75,8 @@ impl Builder {
     }
 
     /// Shows the world only to the thread that starts it, so that each thread can have one. Use it with
-    /// [`seeded`](Self::seeded): the threads of a free-running world would not find it.
+    /// [`seeded`](Self::seeded): the threads of a free-running world would not find it. Its memory cannot be exported to
+    /// other processes: `cuMemExportToShareableHandle` returns `CUDA_ERROR_NOT_SUPPORTED`.
     pub fn on_this_thread(mut self) -> Self {
         self.is_private = true;
         self
@@ -118,10 +109,8 @@ impl Builder {
                 rule: "1 to 64 devices are modelled",
             });
         }
-        let out_of_range = |bytes: &u64| !bytes.is_multiple_of(2 << 20) || *bytes > 1 << 40;
-        let wrong = Some(&self.capacity).filter(|bytes| **bytes == 0 || out_of_range(bytes));
-        if let Some(bytes) = wrong.or_else(|| self.capacities.values().find(|bytes| out_of_range(bytes))) {
-            let value = bytes.to_string();
+        if self.capacity == 0 || !self.capacity.is_multiple_of(2 << 20) || self.capacity > 1 << 40 {
+            let value = self.capacity.to_string();
             let rule = "bytes, a multiple of 2 MiB, at most 1 TiB";
             return Err(WorldError::BadSetting { setting: "capacity", value, rule });
         }
@@ -145,14 +134,15 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::memory::AS_DESCRIPTOR;
 
     fn start(seed: u64) -> World {
-        let world = World::builder().devices(2).capacity_of(1, 0).seeded(seed).on_this_thread();
+        let world = World::builder().devices(2).seeded(seed).on_this_thread();
         world.reuse_addresses().start().unwrap()
     }
 
     #[test]
-    fn each_thread_has_a_private_world_and_devices_of_their_own_capacities() {
+    fn each_thread_has_a_private_world() {
         let world = start(1);
         let private = World::builder().on_this_thread();
         assert!(matches!(private.start(), Err(WorldError::AlreadyAlive)));
@@ -161,10 +151,17 @@ mod tests {
             start(2).finish().is_ok()
         });
         assert!(other.join().unwrap());
-        let machine = machine().unwrap();
-        let capacities = machine.devices.iter().map(|device| device.arena.capacity());
-        assert_eq!(capacities.collect::<Vec<_>>(), [80 << 30, 0]);
-        drop(machine);
+        assert!(world.finish().is_ok());
+    }
+
+    #[test]
+    fn memory_of_a_private_world_is_exportable_but_does_not_leave_it() {
+        let world = start(4);
+        let made = machine().unwrap().devices[0].arena.allocate(2 << 20, AS_DESCRIPTOR).unwrap();
+        let other = machine().unwrap().devices[0].arena.allocate(2 << 20, 0).unwrap();
+        assert!(made.is_exportable() && !made.can_leave());
+        assert_ne!(made.offset(), other.offset());
+        drop((made, other));
         assert!(world.finish().is_ok());
     }
 

@@ -111,8 +111,7 @@ impl Machine {
             None => Scheduler::Free(Free::new()),
         };
         let nccl_release = settings.nccl_release;
-        let capacity = |ordinal| settings.capacities.get(&ordinal).copied().unwrap_or(settings.capacity);
-        let device = |ordinal| Device::new(ordinal, capacity(ordinal));
+        let device = |ordinal| Device::new(ordinal, settings.capacity, !settings.is_private);
         Ok(Self {
             id,
             mode: settings.mode,

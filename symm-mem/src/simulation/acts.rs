@@ -89,7 +89,7 @@ impl World {
             Action::DropLastGraph => drop(self.rank(rank).graphs.pop()),
             Action::Use { group, nth, site } => self.use_block(rank, group, nth, site)?,
             Action::Message { group, from, to } => self.message(rank, group, from, to),
-            Action::Make { group, epoch } => self.make(rank, group, epoch),
+            Action::Make { group, epoch } => self.make(rank, group, epoch)?,
         }
         self.observe(rank)?;
         self.soon(Event::Resume(rank));
@@ -141,7 +141,7 @@ impl World {
         device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
     }
 
-    fn make(&mut self, rank: u32, group: u64, epoch: bool) {
+    fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let state = self.rank(rank);
         let (id, commits, seconds, life, collectives, messages) = match state.groups.remove(&group) {
@@ -151,11 +151,12 @@ impl World {
                 let id = GroupId { uid: group, epoch: former.id.epoch + u64::from(epoch) };
                 let (commits, seconds, life) =
                     if epoch { (0, 0, 1) } else { (former.commits, former.seconds, former.life + 1) };
-                self.library.leave(Life { group: former.id, number: former.life }, rank);
+                self.library.leave(Life { group: former.id, number: former.life }, rank)?;
                 (id, commits, seconds, life, former.collectives, former.messages)
             }
         };
-        self.library.join(Life { group: id, number: life }, &members, rank);
+        let context = self.ranks[rank as usize].device.context();
+        self.library.join(Life { group: id, number: life }, &members, rank, context)?;
         let membership = Membership {
             id,
             members,
@@ -169,6 +170,7 @@ impl World {
             peer_mappings: BTreeMap::new(),
         };
         self.rank(rank).groups.insert(group, membership);
+        Ok(())
     }
 
     /// Counts a message as sent or received, if this rank is one of its ends and the group is not poisoned.
@@ -235,6 +237,17 @@ impl World {
                     let what =
                         format!("rank {rank} uses window {serial} of group {id}, which rank {other} has not");
                     return Err(Violation(what));
+                }
+            }
+            // A segment begins with its identity, so the window begins with that of its first segment, on all members.
+            if let (Some(own), Some(next)) = (own, self.library.next_window(life, rank, serial)?) {
+                let device = &self.ranks[rank as usize].device;
+                let (own, found) = (device.read(own.address)?, device.read(next)?);
+                if found != own {
+                    let what = format!(
+                        "rank {rank} finds {found:#x} in window {serial} of the next member of group {id}"
+                    );
+                    return Err(Violation(format!("{what}, and {own:#x} in its own")));
                 }
             }
         }

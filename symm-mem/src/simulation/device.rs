@@ -1,61 +1,85 @@
 //! The simulated devices: one for each rank, and one for the memory that ranks lend. They are those of gpu-sim, which
 //! checks all requests, and reports leaks and misuse at the end.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use caching_alloc::{
     core::{MemoryInfo, SegmentMemory, SegmentSource, SourceError},
     driver::{Sharing, VirtualMemorySource},
+    sources::LimitingSource,
 };
 use cuda_driver::{
     Context, DevicePtr, Driver,
     sys::Api,
     vmm::{Mapping, PhysicalMemory},
 };
-use gpu_sim::World;
+use gpu_sim::{Action, Injection, World};
+use nccl_sys::ncclResult_t;
 
-use super::violation::Violation;
+use super::{library::Library, violation::Violation};
 use crate::sharing;
 
-/// The memory of the device for lent memory. It is more than a run lends.
+/// The memory of each device in bytes, which is more than a run needs. A rank's pools have a limit of their own, because
+/// the memory that NCCL takes must not make a difference.
 const AMPLE: u64 = 1 << 38;
 
 /// The devices of a run. Only the thread of the run can use them.
 pub(super) struct Devices {
     world: World,
     driver: Driver,
+    nccl: nccl_sys::Api,
     ranks: usize,
 }
 
 impl Devices {
-    /// Makes devices whose memory has these numbers of bytes, and another one.
-    pub(super) fn start(seed: u64, capacities: &[u64]) -> Result<Self, Violation> {
-        let world = World::builder().devices(capacities.len() + 1).capacity(AMPLE).seeded(seed);
-        let world = world.on_this_thread().reuse_addresses();
-        let capacities = (0..).zip(capacities);
-        let world = capacities.clone().fold(world, |world, (rank, bytes)| world.capacity_of(rank, *bytes));
+    /// Makes a device for each rank, and another one.
+    pub(super) fn start(seed: u64, ranks: usize, release: u32) -> Result<Self, Violation> {
+        let (driver, nccl) = functions(release)?;
+        let world = World::builder().devices(ranks + 1).capacity(AMPLE).nccl_release(release as i32);
+        let world = world.seeded(seed).on_this_thread().reuse_addresses();
         let world = world.start().map_err(Violation::of)?;
-        let driver = Driver::new(functions(&world)?).map_err(Violation::of)?;
-        Ok(Self { world, driver, ranks: capacities.count() })
+        let driver = Driver::new(driver).map_err(Violation::of)?;
+        Ok(Self { world, driver, nccl, ranks })
     }
 
-    /// Returns the memory of a rank's device. If `in_a_row` is true, segments have adjacent, ascending addresses, as in
-    /// production. Else their order is random, and their addresses are used again.
-    pub(super) fn of_rank(&self, rank: u32, in_a_row: bool) -> Result<Device, Violation> {
-        self.device(rank, in_a_row)
+    /// Returns `bytes` bytes of the memory of a rank's device. If `in_a_row` is true, segments have adjacent, ascending
+    /// addresses, as in production. Else their order is random, and their addresses are used again.
+    pub(super) fn of_rank(&self, rank: u32, bytes: u64, in_a_row: bool) -> Result<Device, Violation> {
+        self.device(rank, Sharing::by_descriptor(), bytes, in_a_row)
     }
 
     /// Returns the device of the memory that ranks lend, for one rank.
     pub(super) fn lending(&self) -> Result<Device, Violation> {
-        self.device(self.ranks as u32, false)
+        self.device(self.ranks as u32, Sharing::none(), AMPLE, false)
     }
 
-    fn device(&self, ordinal: u32, in_a_row: bool) -> Result<Device, Violation> {
+    fn device(
+        &self,
+        ordinal: u32,
+        sharing: Sharing,
+        bytes: u64,
+        in_a_row: bool,
+    ) -> Result<Device, Violation> {
         let context = self.driver.device(ordinal).and_then(|device| device.retain_primary());
         let context = context.map_err(Violation::of)?;
-        let source = VirtualMemorySource::new(&context, Sharing::none());
+        let source = VirtualMemorySource::new(&context, sharing);
         let source = source.and_then(|source| if in_a_row { source.in_a_row() } else { Ok(source) });
-        Ok(Device { context, source: source.map_err(Violation::of)?, state: Mutex::default() })
+        let source = LimitingSource::new(source.map_err(Violation::of)?, bytes);
+        Ok(Device { context, source, state: Mutex::default() })
+    }
+
+    /// Returns NCCL for these devices.
+    pub(super) fn library(&self) -> Library {
+        Library::new(self.nccl.clone())
+    }
+
+    /// Makes the next call of an NCCL function fail.
+    pub(super) fn fail_next(&self, function: &str) -> Result<(), Violation> {
+        let code = ncclResult_t::ncclUnhandledCudaError.0;
+        self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
     }
 
     /// Ends the devices. Fails if memory is still allocated, or a request was invalid.
@@ -66,29 +90,34 @@ impl Devices {
     }
 }
 
-/// Returns the functions of the driver, which are the same in all worlds. It takes long to check them, so they are kept.
-fn functions(world: &World) -> Result<Api, Violation> {
-    static FUNCTIONS: OnceLock<Api> = OnceLock::new();
-    if let Some(functions) = FUNCTIONS.get() {
+/// Returns the functions of the driver and of this release of NCCL, which are the same in all worlds. It takes long to
+/// check them, and draws random numbers, so they are checked once, in a world of their own.
+fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
+    static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
+    let mut known = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(functions) = known.get(&release) {
         return Ok(functions.clone());
     }
+    let world = World::builder().nccl_release(release as i32).seeded(0).on_this_thread();
+    let world = world.start().map_err(Violation::of)?;
     // SAFETY: the functions are those of gpu-sim. They use the current world of the thread, and fail if there is none.
-    let functions = unsafe { Api::from_parts(world.cuda()) }.map_err(Violation::of)?;
-    Ok(FUNCTIONS.get_or_init(|| functions).clone())
+    let (driver, nccl) = unsafe { (Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
+    let functions = (driver.map_err(Violation::of)?, nccl.map_err(Violation::of)?);
+    known.insert(release, functions.clone());
+    Ok(functions)
 }
 
 /// Memory of a device, with a record of the freed memory.
 #[derive(Debug)]
 pub(super) struct Device {
     context: Context,
-    source: VirtualMemorySource,
+    source: LimitingSource<VirtualMemorySource>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     returned: Vec<SegmentMemory>,
-    live: u64,
     wrong: Option<String>,
 }
 
@@ -96,6 +125,10 @@ impl Device {
     /// Returns the memory freed since the last call.
     pub(super) fn returned(&self) -> Vec<SegmentMemory> {
         std::mem::take(&mut self.state().returned)
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
     }
 
     /// Writes a number into memory of this device.
@@ -114,7 +147,7 @@ impl Device {
 
     /// Returns the physical memory of an allocation.
     pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
-        self.source.physical(address)
+        self.source.upstream().physical(address)
     }
 
     /// Maps memory of another device for this one.
@@ -124,7 +157,7 @@ impl Device {
 
     /// The number of allocated bytes.
     pub(super) fn live(&self) -> u64 {
-        self.state().live
+        self.source.allocated()
     }
 
     /// A description of the first invalid request, if there was one.
@@ -147,27 +180,21 @@ impl SegmentSource for Device {
     }
 
     fn allocate(&self, bytes: u64) -> Result<SegmentMemory, SourceError> {
-        let made = self.source.allocate(bytes)?;
-        self.state().live += made.bytes;
-        Ok(made)
+        self.source.allocate(bytes)
     }
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         let released = self.source.release(memory);
         let mut state = self.state();
         match &released {
-            Ok(()) => {
-                state.live -= memory.bytes;
-                state.returned.push(*memory);
-            }
+            Ok(()) => state.returned.push(*memory),
             Err(error) => _ = state.wrong.get_or_insert(error.to_string()),
         }
         released
     }
 
-    /// Ranks are in one process, so they map each other's memory without an export.
     fn is_exportable(&self) -> bool {
-        true
+        self.source.is_exportable()
     }
 
     fn memory_info(&self) -> Result<MemoryInfo, SourceError> {

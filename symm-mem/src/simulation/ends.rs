@@ -84,7 +84,7 @@ impl World {
                     Some(LOST.to_owned()),
                 );
                 let dead: Vec<Life> = dead.into_iter().map(|id| state.life(id)).collect();
-                dead.into_iter().for_each(|life| self.library.leave(life, rank));
+                dead.into_iter().try_for_each(|life| self.library.leave(life, rank))?;
                 meeting.read
             }
             (Work::Length { machine }, End::Length(meeting)) => {
@@ -186,7 +186,7 @@ impl World {
         drop(group_state);
         let life = state.life(id);
         if dead {
-            self.library.leave(life, rank);
+            self.library.leave(life, rank)?;
         }
         let Ok(report) = result else { return Ok(0) };
         let with = report.without.is_none();
@@ -238,6 +238,8 @@ impl World {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);
             if state.dead {
+                // Else its calls would wait until the end of the world.
+                self.library.leave_all(rank)?;
                 continue;
             }
             state.capture = None;
@@ -274,7 +276,7 @@ impl World {
                         )));
                     }
                 }
-                self.library.leave(id, rank);
+                self.library.leave(id, rank)?;
                 drop(memory);
             }
             let (live, wrong) = (device.live(), device.wrong());
@@ -284,6 +286,7 @@ impl World {
                 )));
             }
         }
+        self.library.end();
         Ok(())
     }
 }

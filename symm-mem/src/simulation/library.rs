@@ -1,12 +1,17 @@
-//! A model of the communication library's windows and plain registrations. The window registration calls of a
-//! communicator are paired by their order alone. Such a call returns when all members have called, or at once if it
-//! fails. Plain registration is local.
+//! The ranks' calls to the library, NCCL of gpu-sim, and a record of what is registered. The record finds what the library
+//! does not report: calls for different segments that it pairs, memory registered twice, windows that the members
+//! deregister in different orders, and registered memory that is freed.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
 
+use cuda_driver::Context;
+use nccl_sys::Api;
 use process_group::group::GroupId;
 
-use super::violation::Violation;
+use super::{
+    communicator::{Communicator, Ends, Registration},
+    violation::Violation,
+};
 
 /// One creation of a group. A group can be created again with the same id: it then has a new communicator and the next
 /// `number`.
@@ -48,59 +53,109 @@ impl Extent {
 struct Call {
     extents: Vec<Extent>,
     token: u64,
-    /// False if the call has failed at once, so that it does not wait for the other members' calls.
-    open: bool,
 }
 
-/// The state of a communicator on one member.
-#[derive(Debug, Default)]
+/// A communicator on one member.
+#[derive(Debug)]
 struct Side {
+    context: Context,
+    /// `None` before all members have joined, and after the member has left.
+    communicator: Option<Communicator>,
     gone: bool,
     calls: Vec<Call>,
-    /// The windows by serial, each with true if it is still registered.
-    windows: Vec<(Extent, bool)>,
+    /// The windows by serial, each with its handle while it is registered.
+    windows: Vec<(Extent, Option<usize>)>,
     deregistered: Vec<u64>,
     /// Memory registered by [`Library::register_plainly`].
-    plain: Vec<Extent>,
+    plain: Vec<(Extent, Registration)>,
 }
 
 impl Side {
+    fn communicator(&self) -> Result<&Communicator, Violation> {
+        self.communicator.as_ref().ok_or_else(|| Violation("a call before all members have joined".into()))
+    }
+
     fn live(&self) -> impl Iterator<Item = &Extent> {
-        self.windows.iter().filter(|(_, live)| *live).map(|(extent, _)| extent)
+        self.windows.iter().filter(|(_, live)| live.is_some()).map(|(extent, _)| extent)
     }
 }
 
 #[derive(Debug)]
-struct Communicator {
+struct Communicators {
     members: Vec<u32>,
     sides: BTreeMap<u32, Side>,
 }
 
-/// A rank whose call returns, with the serials of its windows.
+/// A rank whose call returns, with the serials of its windows, or with the error.
 pub(super) struct Met {
+    pub(super) group: Life,
     pub(super) rank: u32,
     pub(super) token: u64,
-    pub(super) serials: Vec<u64>,
+    /// The bytes of all windows of the call.
+    pub(super) bytes: u64,
+    pub(super) serials: Result<Vec<u64>, String>,
 }
 
 /// All communicators.
-#[derive(Debug, Default)]
 pub(super) struct Library {
-    communicators: BTreeMap<Life, Communicator>,
+    api: Api,
+    communicators: BTreeMap<Life, Communicators>,
+    ends: Ends,
 }
 
 impl Library {
-    /// Rank `rank` joins the communicator of a group.
-    pub(super) fn join(&mut self, group: Life, members: &[u32], rank: u32) {
-        let all = || Communicator { members: members.to_vec(), sides: BTreeMap::new() };
-        self.communicators.entry(group).or_insert_with(all).sides.insert(rank, Side::default());
+    pub(super) fn new(api: Api) -> Self {
+        Self { api, communicators: BTreeMap::new(), ends: Ends::default() }
     }
 
-    /// Ends a rank's side of a communicator, with its windows and plain registrations.
-    pub(super) fn leave(&mut self, group: Life, rank: u32) {
-        if let Some(side) = self.side_mut(group, rank) {
-            side.gone = true;
+    /// Rank `rank` joins the communicator of a group, with the device of `context`. The communicator is made when the
+    /// last member joins.
+    pub(super) fn join(
+        &mut self,
+        group: Life,
+        members: &[u32],
+        rank: u32,
+        context: &Context,
+    ) -> Result<(), Violation> {
+        let new = || Communicators { members: members.to_vec(), sides: BTreeMap::new() };
+        let Communicators { members, sides } = self.communicators.entry(group).or_insert_with(new);
+        let side = Side {
+            context: context.clone(),
+            communicator: None,
+            gone: false,
+            calls: Vec::new(),
+            windows: Vec::new(),
+            deregistered: Vec::new(),
+            plain: Vec::new(),
+        };
+        sides.insert(rank, side);
+        let present =
+            |member: &u32| sides.get(member).filter(|side| !side.gone).map(|side| side.context.clone());
+        if let Some(contexts) = members.iter().map(present).collect::<Option<Vec<Context>>>() {
+            let made = Communicator::make(&self.api, &contexts)?;
+            for (member, communicator) in members.iter().zip(made) {
+                sides.entry(*member).and_modify(|side| side.communicator = Some(communicator));
+            }
         }
+        Ok(())
+    }
+
+    /// Aborts a rank's communicator, which ends its windows and plain registrations.
+    pub(super) fn leave(&mut self, group: Life, rank: u32) -> Result<(), Violation> {
+        let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
+        side.gone = true;
+        side.communicator.take().map_or(Ok(()), Communicator::abort)
+    }
+
+    /// Aborts all communicators of a rank.
+    pub(super) fn leave_all(&mut self, rank: u32) -> Result<(), Violation> {
+        let groups: Vec<Life> = self.communicators.keys().copied().collect();
+        groups.into_iter().try_for_each(|group| self.leave(group, rank))
+    }
+
+    /// Forgets all communicators, which their ranks have left.
+    pub(super) fn end(&mut self) {
+        self.communicators.clear();
     }
 
     pub(super) fn is_gone(&self, group: Life, rank: u32) -> bool {
@@ -115,10 +170,7 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Begins a member's call that registers windows. The last member's call completes the calls of all members, and
-    /// the function returns all members. Earlier calls return an empty list. A call with `fails` fails at once and
-    /// returns an empty list. If a member's call has failed, or a member has left, the calls of the other members never
-    /// complete, and every later call returns an empty list.
+    /// Begins a member's call that registers windows. When it has ended, [`returned`](Self::returned) has its outcome.
     ///
     /// # Errors
     /// The member has left, one of the `extents` overlaps a window that it still has registered, or the members' calls
@@ -129,11 +181,10 @@ impl Library {
         rank: u32,
         extents: Vec<Extent>,
         token: u64,
-        fails: bool,
-    ) -> Result<Vec<Met>, Violation> {
-        let Some(communicator) = self.communicators.get_mut(&group) else { return Ok(Vec::new()) };
-        let members = communicator.members.clone();
-        let Some(side) = communicator.sides.get_mut(&rank) else { return Ok(Vec::new()) };
+    ) -> Result<(), Violation> {
+        let Some(communicators) = self.communicators.get_mut(&group) else { return Ok(()) };
+        let Communicators { members, sides, .. } = communicators;
+        let Some(side) = sides.get_mut(&rank) else { return Ok(()) };
         if side.gone {
             return Err(Violation(format!("rank {rank} registers with {group}, which is dead")));
         }
@@ -143,47 +194,51 @@ impl Library {
                 return Err(Violation(format!("rank {rank} registers {at:#x} twice with {group}")));
             }
         }
-        side.calls.push(Call { extents, token, open: !fails });
+        let memory = extents.iter().map(|extent| (extent.address, extent.bytes)).collect();
+        side.calls.push(Call { extents, token });
         let turn = side.calls.len() - 1;
-        if fails {
-            return Ok(Vec::new());
+        let call = |member: &u32| Some((*member, sides.get(member)?.calls.get(turn)?));
+        if let Some(met) = members.iter().map(call).collect::<Option<Vec<(u32, &Call)>>>() {
+            let (first, own) = met[0];
+            if let Some((other, _)) = met.iter().find(|(_, call)| !are_same(own, call)) {
+                let what = format!("ranks {first} and {other} pair windows of different segments in {group}");
+                return Err(Violation(what));
+            }
         }
-        let call = |member: &u32| communicator.sides.get(member)?.calls.get(turn);
-        let Some(met) = members.iter().map(call).collect::<Option<Vec<&Call>>>() else {
-            return Ok(Vec::new());
-        };
-        let same = |one: &Call, other: &Call| {
-            one.extents.len() == other.extents.len()
-                && one
-                    .extents
-                    .iter()
-                    .zip(&other.extents)
-                    .all(|(one, other)| (one.bytes, one.identity) == (other.bytes, other.identity))
-        };
-        if let Some(other) = met.iter().position(|call| !same(met[0], call)) {
-            let (first, other) = (members[0], members[other]);
-            let what = format!("ranks {first} and {other} pair windows of different segments in {group}");
-            return Err(Violation(what));
-        }
-        if !met.iter().all(|call| call.open) || communicator.sides.values().any(|side| side.gone) {
-            return Ok(Vec::new());
-        }
-        let all = members.iter().filter_map(|rank| {
-            let side = communicator.sides.get_mut(rank)?;
-            let Call { extents, token, .. } = &side.calls[turn];
-            let first = side.windows.len() as u64;
-            let serials = (first..first + extents.len() as u64).collect();
-            side.windows.extend(extents.iter().map(|extent| (*extent, true)));
-            Some(Met { rank: *rank, token: *token, serials })
-        });
-        Ok(all.collect())
+        let Some(side) = self.side(group, rank) else { return Ok(()) };
+        // Without the other members, the call would wait for them.
+        side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, token, &self.ends))
     }
 
-    /// Removes windows that a call of a rank has just registered, so that the call can report them as unsupported.
-    pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) {
-        if let Some(side) = self.side_mut(group, rank) {
-            serials.iter().for_each(|serial| side.windows[*serial as usize].1 = false);
+    /// Returns the registration calls that have ended since the last call.
+    pub(super) fn returned(&mut self) -> Vec<Met> {
+        let mut met = Vec::new();
+        for end in mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner)) {
+            let mut sides = self.communicators.iter_mut().flat_map(|(group, communicators)| {
+                communicators.sides.iter_mut().map(move |(rank, side)| (*group, *rank, side))
+            });
+            let of_call = |side: &Side| side.calls.iter().position(|call| call.token == end.token);
+            let found = sides.find_map(|(group, rank, side)| Some((group, rank, of_call(side)?, side)));
+            let Some((group, rank, turn, side)) = found else { continue };
+            let first = side.windows.len() as u64;
+            let serials = end.windows.map(|windows| {
+                let extents = side.calls[turn].extents.iter().copied();
+                side.windows.extend(extents.zip(windows.into_iter().map(Some)));
+                (first..side.windows.len() as u64).collect()
+            });
+            let bytes = side.calls[turn].extents.iter().map(|extent| extent.bytes).sum();
+            met.push(Met { group, rank, token: end.token, bytes, serials });
         }
+        met
+    }
+
+    /// Deregisters windows that a call of a rank has just registered, so that the call can report them as unsupported.
+    pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
+        let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
+        serials.iter().try_for_each(|serial| {
+            let window = side.windows[*serial as usize].1.take();
+            window.map_or(Ok(()), |window| side.communicator()?.deregister(window))
+        })
     }
 
     /// Deregisters a window of a rank. Does nothing if the rank has left the communicator.
@@ -192,15 +247,13 @@ impl Library {
     /// The window is not registered, or the members deregister their windows in different orders.
     pub(super) fn deregister(&mut self, group: Life, rank: u32, serial: u64) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
-        let window = side.windows.get_mut(serial as usize).filter(|(_, live)| *live);
-        let Some((_, live)) = window else {
+        let Some(window) = side.windows.get_mut(serial as usize).and_then(|(_, live)| live.take()) else {
             return Err(Violation(format!("rank {rank} deregisters window {serial} of {group} twice")));
         };
-        *live = false;
+        side.communicator()?.deregister(window)?;
         side.deregistered.push(serial);
         let at = side.deregistered.len() - 1;
-        let communicator = &self.communicators[&group];
-        let others = communicator.sides.iter().filter(|(_, side)| !side.gone);
+        let others = self.communicators[&group].sides.iter().filter(|(_, side)| !side.gone);
         for (other, side) in others {
             if side.deregistered.get(at).is_some_and(|its| *its != serial) {
                 let what =
@@ -211,8 +264,8 @@ impl Library {
         Ok(())
     }
 
-    /// Registers memory of a rank, as `ncclCommRegister` does. This is local and does not wait. Does nothing if the
-    /// rank has left the communicator.
+    /// Registers memory of a rank by `ncclCommRegister`. This is local and does not wait. Does nothing if the rank has
+    /// left the communicator. Returns the library's error.
     ///
     /// # Errors
     /// The memory overlaps memory that is registered already.
@@ -221,13 +274,18 @@ impl Library {
         group: Life,
         rank: u32,
         extent: Extent,
-    ) -> Result<(), Violation> {
-        let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
-        if side.live().chain(&side.plain).any(|other| other.overlaps(extent.address, extent.bytes)) {
-            return Err(Violation(format!("rank {rank} registers {:#x} twice with {group}", extent.address)));
+    ) -> Result<Result<(), String>, Violation> {
+        let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(Ok(())) };
+        let Extent { address, bytes, .. } = extent;
+        if side
+            .live()
+            .chain(side.plain.iter().map(|(other, _)| other))
+            .any(|other| other.overlaps(address, bytes))
+        {
+            return Err(Violation(format!("rank {rank} registers {address:#x} twice with {group}")));
         }
-        side.plain.push(extent);
-        Ok(())
+        let registered = side.communicator()?.register_plainly(address, bytes);
+        Ok(registered.map(|registration| side.plain.push((extent, registration))))
     }
 
     /// Deregisters memory that [`register_plainly`](Self::register_plainly) has registered. Does nothing if the rank
@@ -242,30 +300,48 @@ impl Library {
         extent: Extent,
     ) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank).filter(|side| !side.gone) else { return Ok(()) };
-        match side.plain.iter().position(|other| *other == extent) {
-            Some(at) => drop(side.plain.swap_remove(at)),
+        match side.plain.iter().position(|(other, _)| *other == extent) {
+            Some(at) => {
+                let (_, registration) = side.plain.swap_remove(at);
+                side.communicator()?.deregister_plainly(registration)
+            }
             None => {
                 let what = format!(
                     "rank {rank} deregisters {:#x}, which {group} has not registered",
                     extent.address
                 );
-                return Err(Violation(what));
+                Err(Violation(what))
             }
         }
-        Ok(())
     }
 
     /// Returns true if a rank has registered the memory at this address by
     /// [`register_plainly`](Self::register_plainly).
     pub(super) fn is_plain(&self, group: Life, rank: u32, address: u64) -> bool {
         let side = self.side(group, rank).filter(|side| !side.gone);
-        side.is_some_and(|side| side.plain.iter().any(|extent| extent.overlaps(address, 1)))
+        side.is_some_and(|side| side.plain.iter().any(|(extent, _)| extent.overlaps(address, 1)))
     }
 
     /// Returns a window of a rank, if it is still registered.
     pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
-        side.windows.get(serial as usize).filter(|(_, live)| *live).map(|(extent, _)| *extent)
+        side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
+    }
+
+    /// Returns the address at which `rank` reaches a window of the member after it. `None` if the release does not tell
+    /// it, or one of both has left.
+    pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
+        let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
+        let place = members.iter().position(|member| *member == rank).unwrap_or(0);
+        let next = (place + 1) % members.len();
+        let window = |rank| {
+            let side = self.side(group, rank).filter(|side| !side.gone)?;
+            Some((side, side.windows.get(serial as usize)?.1?))
+        };
+        match window(rank).zip(window(members[next])) {
+            Some(((side, window), _)) => side.communicator()?.peer_window(window, next),
+            None => Ok(None),
+        }
     }
 
     /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, if there is one, and the
@@ -275,7 +351,7 @@ impl Library {
         self.communicators.iter().find_map(|(group, communicator)| {
             // If the rank's own side is gone, so are its registrations.
             let side = communicator.sides.get(&rank).filter(|side| !side.gone)?;
-            if side.plain.iter().any(|extent| extent.overlaps(address, bytes)) {
+            if side.plain.iter().any(|(extent, _)| extent.overlaps(address, bytes)) {
                 return Some((*group, rank));
             }
             let over =
@@ -283,9 +359,17 @@ impl Library {
             let serials: Vec<usize> = over.map(|(serial, _)| serial).collect();
             let holds = |side: &Side| {
                 !side.gone
-                    && serials.iter().any(|serial| side.windows.get(*serial).is_some_and(|(_, live)| *live))
+                    && serials
+                        .iter()
+                        .any(|serial| side.windows.get(*serial).is_some_and(|(_, live)| live.is_some()))
             };
             communicator.sides.iter().find(|(_, side)| holds(side)).map(|(holder, _)| (*group, *holder))
         })
     }
+}
+
+/// Returns true if the calls are for the same segments.
+fn are_same(one: &Call, other: &Call) -> bool {
+    let what = |call: &Call| call.extents.iter().map(|it| (it.bytes, it.identity)).collect::<Vec<_>>();
+    what(one) == what(other)
 }

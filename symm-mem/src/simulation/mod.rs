@@ -5,11 +5,11 @@
 //! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
 //! plain registration, agreed lengths, graphs, messages, retirements, rendezvous, exchanges and their transfers, and
 //! groups that are created late or anew. The pools, group states and state machines are those of production. The store
-//! is that of `bootstrap`, and the devices are those of `gpu-sim`. The library is a model. All of them run in one thread
+//! is that of `bootstrap`, and the devices and the library (NCCL) are those of `gpu-sim`. All of them run in one thread
 //! with a simulated clock, so a seed with the same limits always gives the same run.
 //!
 //! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
-//! that the trouble concerns. The *library* is a model of NCCL.
+//! that the trouble concerns.
 //!
 //! | file | subject |
 //! |---|---|
@@ -22,15 +22,17 @@
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device` | the devices |
-//! | `library` | a model of windows |
+//! | `library`, `communicator` | what the ranks have registered with NCCL, and their communicators |
 //! | `oracle`, `waits`, `results` | the invariants, and the results that they judge |
 //! | `versions` | a rank that uses another version of the protocol |
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Out of scope: the behaviour of NCCL. The tests in `seeded_device` run on its simulation in `gpu-sim`.
+//! Out of scope: collectives and messages, which are only counted, and the drivers of meetings, whose part `store` and
+//! `meetings` take. Both are tested on the embedded device.
 
 mod acts;
+mod communicator;
 mod device;
 mod ends;
 mod exchanges;
@@ -69,16 +71,14 @@ use std::{
 
 pub use self::violation::{Limits, Violation};
 use self::{device::Devices, world::World};
-#[cfg(test)]
-pub(crate) use self::{random::Random, store::is_dead};
 
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     /// The number of events.
     pub steps: u64,
-    /// The visited states, each as a hash.
-    pub states: HashSet<u64>,
+    /// The visited states, each as a hash, in ascending order.
+    pub states: Vec<u64>,
     /// A hash of the times and the order of all events.
     pub record: u64,
     /// The number of results, by the names of the trouble and of the result. Each member's result of a meeting counts.
@@ -94,7 +94,7 @@ pub struct Run {
 pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     let mut run = Run {
         steps: 0,
-        states: HashSet::new(),
+        states: Vec::new(),
         record: 0,
         tally: BTreeMap::new(),
         violation: None,
@@ -134,6 +134,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.trace.insert(0, begin);
     (run.steps, run.record) = (world.steps, world.record);
     run.states = std::mem::take(&mut world.states);
+    run.states.sort_unstable();
+    run.states.dedup();
     // After a violation, the state may be inconsistent, so it is leaked and not dropped.
     if run.violation.is_some() {
         drop(world.devices.take());

@@ -285,7 +285,7 @@ impl World {
             return if fits { Ok(()) } else { wrong(poison.to_string()) };
         }
         if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
-            let fits = trouble.forbids_plain() && *rank == culprit;
+            let fits = trouble.forbids_plain() && *rank == culprit || !self.scenario.has_plain_registration();
             return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };

@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// Executes a rank's window registration in the library. The call of the last member answers all members.
+    /// Begins a rank's window registration in the library. If `fails` is true, it fails at once.
     pub(super) fn enter(
         &mut self,
         rank: u32,
@@ -96,43 +96,49 @@ impl World {
         extents: Vec<Extent>,
         fails: bool,
     ) -> Result<(), Violation> {
-        let bytes = extents.iter().map(|extent| extent.bytes).sum();
-        let met = self.library.register(group, rank, extents, token, fails)?;
-        self.may_register(group.group.uid, &met, bytes)?;
-        if fails {
-            let outcome = Outcome::Failed { ordinal: None, cause: "unhandled cuda error".to_owned() };
-            self.soon(Event::Answer(rank, token, Answer::Registered(outcome, Vec::new())));
+        if let (true, Some(devices)) = (fails, &self.devices) {
+            devices.fail_next("ncclCommWindowRegister")?;
         }
-        for met in met {
+        self.library.register(group, rank, extents, token)
+    }
+
+    /// Answers the ranks whose registration calls have ended.
+    pub(super) fn returned(&mut self) -> Result<(), Violation> {
+        let met = self.library.returned();
+        self.may_register(&met)?;
+        for Met { group, rank, token, serials, .. } in met {
             let without = match self.scenario.trouble {
                 Trouble::WithoutWindows => true,
-                Trouble::SomeWithoutWindows => self.scenario.is_culprit(met.rank),
+                Trouble::SomeWithoutWindows => self.scenario.is_culprit(rank),
                 _ => false,
             };
-            let answer = if without {
-                self.library.take_back(group, met.rank, &met.serials);
-                Answer::Registered(Outcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
-            } else {
-                Answer::Registered(Outcome::Registered, met.serials)
+            let (outcome, serials) = match serials {
+                Ok(serials) if without => {
+                    self.library.take_back(group, rank, &serials)?;
+                    (Outcome::Unsupported { reason: "no peer access".to_owned() }, Vec::new())
+                }
+                Ok(serials) => (Outcome::Registered, serials),
+                Err(cause) => (Outcome::Failed { ordinal: None, cause }, Vec::new()),
             };
-            self.soon(Event::Answer(met.rank, met.token, answer));
+            self.soon(Event::Answer(rank, token, Answer::Registered(outcome, serials)));
         }
         Ok(())
     }
 
-    /// Checks that these ranks may register windows of `bytes` bytes together. The library model does not check this.
-    /// If a check fails, NCCL would hang or fail in this registration.
-    fn may_register(&self, group: u64, met: &[Met], bytes: u64) -> Result<(), Violation> {
-        // The largest device determines the address space of all members.
-        let members = self.scenario.groups[&group].iter();
-        let space = members.map(|rank| self.scenario.address_space(group, *rank)).max().unwrap_or(0);
+    /// Checks that the ranks whose calls have succeeded may register windows together. gpu-sim does not check this. If a
+    /// check fails, NCCL would hang or fail in this registration.
+    fn may_register(&self, met: &[Met]) -> Result<(), Violation> {
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
-        for Met { rank, .. } in met {
+        for Met { group, rank, bytes, .. } in met.iter().filter(|met| met.serials.is_ok()) {
+            // The largest device determines the address space of all members.
+            let uid = group.group.uid;
+            let members = self.scenario.groups[&uid].iter();
+            let space = members.map(|rank| self.scenario.address_space(uid, *rank)).max().unwrap_or(0);
             let state = &self.ranks[*rank as usize];
             if state.capture.is_some() {
                 return wrong(*rank, "while it captures");
             }
-            if space < bytes {
+            if space < *bytes {
                 return wrong(*rank, "for which it has no addresses");
             }
             if self.scenario.library(*rank) != (self.scenario.release, WindowSupport::Available) {
@@ -143,7 +149,11 @@ impl World {
                 let theirs = groups.get(uid).filter(|it| (it.id, it.life) == (mine.id, mine.life));
                 theirs.is_some_and(|theirs| !mine.is_even(*rank, other, theirs))
             };
-            let mut others = met.iter().map(|met| met.rank).filter(|other| other != rank);
+            let mut others = met
+                .iter()
+                .filter(|met| met.group == *group)
+                .map(|met| met.rank)
+                .filter(|other| other != rank);
             if others.any(|other| state.groups.iter().any(|group| differs(other, group))) {
                 return wrong(*rank, "with collectives or messages that its peers have not enqueued");
             }
@@ -192,24 +202,33 @@ impl World {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let state = &mut self.ranks[rank as usize];
         state.plain_registrations += 1;
-        let cause = match trouble {
-            Trouble::PlainFails(at) if culprit && at == state.plain_registrations => "unhandled cuda error",
-            Trouble::RegistersNothing if culprit => "NCCL_LOCAL_REGISTER is 0",
-            _ => "",
-        };
-        let registered = cause.is_empty();
-        let attempt = match registered {
-            true => Attempt::Done {},
-            false => Attempt::Failed { cause: cause.to_owned() },
+        let mut attempt = match trouble {
+            Trouble::PlainFails(at) if culprit && at == state.plain_registrations => {
+                Attempt::Failed { cause: "unhandled cuda error".to_owned() }
+            }
+            Trouble::RegistersNothing if culprit => {
+                Attempt::Failed { cause: "NCCL_LOCAL_REGISTER is 0".to_owned() }
+            }
+            _ => Attempt::Done {},
         };
         let (id, memory) = (lock(&group_state).log.group(), state.pool.memory().clone());
         if let Some(membership) = state.groups.get_mut(&group) {
             membership.kept = Some(memory);
         }
-        for extent in
-            segments.iter().filter_map(|segment| state.extent(segment.ordinal)).filter(|_| registered)
-        {
-            self.library.register_plainly(state.life(id), rank, extent)?;
+        let life = state.life(id);
+        let mut made = Vec::new();
+        for extent in segments.iter().filter_map(|segment| state.extent(segment.ordinal)) {
+            if attempt != (Attempt::Done {}) {
+                break;
+            }
+            match self.library.register_plainly(life, rank, extent)? {
+                Ok(()) => made.push(extent),
+                Err(cause) => attempt = Attempt::Failed { cause },
+            }
+        }
+        let registered = attempt == Attempt::Done {};
+        if !registered {
+            made.into_iter().try_for_each(|extent| self.library.deregister_plainly(life, rank, extent))?;
         }
         let left = Duration::from_micros((commit.begun + commit.deadline).saturating_sub(self.now));
         let member = lock(&group_state).log.plain_member(left.max(ACTION_FLOOR));
@@ -248,7 +267,7 @@ impl World {
             cause,
         );
         if group_state.log.poison().is_some() {
-            self.library.leave(life, rank);
+            self.library.leave(life, rank)?;
         }
         drop(group_state);
         let Ok(kept) = kept else { return Ok(()) };

@@ -159,7 +159,7 @@ pub(super) struct Scenario {
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
 /// Releases without usable windows, for the troubles that need plain registration (`ncclCommRegister`).
-const WINDOWLESS: [u32; 4] = [21304, 22203, 22605, 22803];
+const WINDOWLESS: [u32; 4] = [22105, 22203, 22605, 22803];
 
 /// Returns true if the windows of a release can be used.
 fn has_windows(release: u32) -> bool {
@@ -219,6 +219,11 @@ impl Scenario {
     pub(super) fn memory(&self, rank: u32) -> u64 {
         let is_small = self.trouble == Trouble::Exhausted && self.is_culprit(rank);
         if is_small { self.least } else { self.capacity }
+    }
+
+    /// Returns true if the library has `ncclCommRegister`.
+    pub(super) fn has_plain_registration(&self) -> bool {
+        self.release >= 21903
     }
 
     /// Returns the release of the library on `rank`, and its support of windows.

@@ -90,7 +90,7 @@ impl World {
 
     /// Sends bytes to the store (`up`) or to the rank, sometimes in two pieces.
     fn send(&mut self, (id, mut bytes): Sent, up: bool) {
-        let cut = if self.random.one_in(4) { self.random.below(bytes.len() as u64) as usize } else { 0 };
+        let cut = if self.random.one_in(16) { self.random.below(bytes.len() as u64) as usize } else { 0 };
         let rest = bytes.split_off(cut);
         for piece in [bytes, rest].into_iter().filter(|piece| !piece.is_empty()) {
             self.network.push(id, up, piece);
@@ -233,7 +233,7 @@ impl World {
 }
 
 /// Returns true if the value of a verdict key says that a group is dead.
-pub(crate) fn is_dead(stands: &[u8]) -> bool {
+fn is_dead(stands: &[u8]) -> bool {
     matches!(
         read_verdict::<CommitProtocol>(stands),
         Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned { .. } }))

@@ -1,12 +1,15 @@
-//! Runs the seeds of the normal test run, and tests the model of the library.
+//! Runs the seeds of the normal test run, and tests the record of what is registered.
 
 use std::collections::BTreeSet;
 
+use caching_alloc::core::SegmentSource as _;
 use process_group::group::GroupId;
 
 use super::{
-    Limits, explore,
-    library::{Extent, Library, Life},
+    Limits,
+    device::Devices,
+    explore,
+    library::{Extent, Library, Life, Met},
     run,
 };
 
@@ -84,40 +87,47 @@ fn members_agree_whatever_happens() {
 fn a_seed_gives_the_same_run_on_any_number_of_threads() {
     let limits = Limits { ranks: Some(4), ..Limits::default() };
     for seed in 0..10 {
-        assert_eq!(run(seed, &limits, true), run(seed, &limits, true));
+        assert!(run(seed, &limits, true) == run(seed, &limits, true), "seed {seed}: another run");
     }
     let (one, three) = (explore(0..40, &limits, 1, &|_| {}), explore(0..40, &limits, 3, &|_| {}));
     assert_eq!((one.seeds, one.steps, &one.tally), (three.seeds, three.steps, &three.tally));
     assert_eq!(one.states, three.states);
 }
 
-const LIFE: Life = Life { group: GroupId { uid: 1, epoch: 0 }, number: 1 };
-
-fn pair() -> Library {
-    let mut library = Library::default();
-    [0, 1].into_iter().for_each(|rank| library.join(LIFE, &[0, 1], rank));
-    library
-}
-
 #[test]
-fn the_library_pairs_calls_by_their_order_and_says_what_that_pairs() {
-    let at = |address, identity| vec![Extent { address, bytes: 2 << 20, identity }];
-    let mut library = pair();
-    assert!(library.register(LIFE, 0, at(0x20_0000, 7), 1, false).is_ok_and(|met| met.is_empty()));
-    let met = library.register(LIFE, 1, at(0x80_0000, 7), 2, false).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(
-        met.iter().map(|met| (met.rank, met.serials.clone())).collect::<Vec<_>>(),
-        [(0, vec![0]), (1, vec![0])]
-    );
+fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() {
+    const LIFE: Life = Life { group: GroupId { uid: 1, epoch: 0 }, number: 1 };
+    let devices = Devices::start(1, 2, 22809).unwrap();
+    let ranks = [0, 1].map(|rank| devices.of_rank(rank, 1 << 30, true).unwrap());
+    let segment = |rank: usize, identity| {
+        let memory = ranks[rank].allocate(2 << 20).unwrap();
+        Extent { address: memory.address, bytes: memory.bytes, identity }
+    };
+    let mut library = devices.library();
+    for (rank, device) in (0..).zip(&ranks) {
+        library.join(LIFE, &[0, 1], rank, device.context()).unwrap();
+    }
+    let (first, second) = (segment(0, 7), segment(1, 7));
+    library.register(LIFE, 0, vec![first], 1).unwrap();
+    assert!(library.returned().is_empty());
+    library.register(LIFE, 1, vec![second], 2).unwrap();
+    let mut met: Vec<_> = library.returned().into_iter().map(|met| (met.rank, met.serials)).collect();
+    met.sort();
+    assert_eq!(met, [(0, Ok(vec![0])), (1, Ok(vec![0]))]);
     // Rejected: a segment of the same size with another history, and memory that is already registered.
-    assert!(library.register(LIFE, 0, at(0x40_0000, 8), 3, false).is_ok());
-    assert!(library.register(LIFE, 1, at(0xa0_0000, 9), 4, false).is_err());
-    assert!(library.register(LIFE, 0, at(0x20_0000, 9), 5, false).is_err());
+    library.register(LIFE, 0, vec![segment(0, 8)], 3).unwrap();
+    assert!(library.register(LIFE, 1, vec![segment(1, 9)], 4).is_err());
+    assert!(library.register(LIFE, 0, vec![first], 5).is_err());
     // Memory stays in use until all members have deregistered it.
-    assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 0)));
+    let reached = |library: &Library| library.reached(0, first.address, 1);
+    assert_eq!(reached(&library), Some((LIFE, 0)));
     assert!(library.deregister(LIFE, 0, 0).is_ok());
-    assert_eq!(library.reached(0, 0x20_0000, 1), Some((LIFE, 1)));
+    assert_eq!(reached(&library), Some((LIFE, 1)));
     assert!(library.deregister(LIFE, 0, 0).is_err());
     assert!(library.deregister(LIFE, 1, 0).is_ok());
-    assert_eq!(library.reached(0, 0x20_0000, 1), None);
+    assert_eq!(reached(&library), None);
+    // The call that waits ends with its communicator.
+    library.leave_all(0).unwrap();
+    assert!(matches!(&library.returned()[..], [Met { rank: 0, serials: Err(_), .. }]));
+    library.leave_all(1).unwrap();
 }

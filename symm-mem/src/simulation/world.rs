@@ -2,11 +2,11 @@
 //!
 //! The simulation runs in one thread with its own clock in µs. Every request to the store takes a random time in each
 //! direction. A call into the library begins at once, unless the run's [`Trouble`] delays it, and its answer takes a
-//! random time.
+//! random time from its end.
 //! Events at the same time happen in a random order. The clock of each rank has its own offset.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     hash::{DefaultHasher, Hash, Hasher},
     sync::Weak,
     time::Duration,
@@ -87,7 +87,8 @@ pub(super) struct World {
     /// True if the current event is a step of a rank.
     is_step: bool,
     pub(super) record: u64,
-    pub(super) states: HashSet<u64>,
+    /// The states that were visited, each as a hash. May contain a state several times.
+    pub(super) states: Vec<u64>,
     pub(super) trace: Option<Vec<String>>,
     /// The number of events scheduled.
     sequence: u64,
@@ -116,14 +117,14 @@ impl World {
         let size = scenario.programs.len() as u32;
         let lives = stores(&mut random)?;
         let programs = std::mem::take(&mut scenario.programs);
-        let capacities: Vec<u64> = (0..size).map(|rank| scenario.memory(rank)).collect();
-        let devices = Devices::start(random.next(), &capacities)?;
+        let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
+        let library = devices.library();
         // Only adjacent segments can share a window, so in some runs they are adjacent on most ranks.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
             let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
             let domain = scenario.domain(number, size);
-            let device = devices.of_rank(number, in_a_row && !random.one_in(8))?;
+            let device = devices.of_rank(number, scenario.memory(number), in_a_row && !random.one_in(8))?;
             let memory = [device, devices.lending()?];
             Rank::new(number, &domain, extra, program, memory, &lives, &mut random)
         };
@@ -141,7 +142,7 @@ impl World {
             ranks,
             devices: Some(devices),
             network,
-            library: Library::default(),
+            library,
             watched: Vec::new(),
             offers: HashMap::new(),
             allocations: HashMap::new(),
@@ -151,7 +152,7 @@ impl World {
             steps: 0,
             is_step: false,
             record: 0,
-            states: HashSet::new(),
+            states: Vec::new(),
             trace: trace.then(Vec::new),
             sequence: 0,
             events: BTreeMap::new(),
@@ -176,6 +177,7 @@ impl World {
             self.record = Random(self.record ^ time ^ order).next() ^ id;
             self.is_step = false;
             self.happen(event)?;
+            self.returned()?;
             // Other events change no rank.
             if self.is_step {
                 self.visit();
@@ -312,6 +314,6 @@ impl World {
         let mut hasher = DefaultHasher::new();
         std::mem::discriminant(&self.scenario.trouble).hash(&mut hasher);
         ranks.hash(&mut hasher);
-        self.states.insert(hasher.finish());
+        self.states.push(hasher.finish());
     }
 }

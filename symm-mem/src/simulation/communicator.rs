@@ -1,0 +1,162 @@
+//! A rank's communicators, which are those of gpu-sim's NCCL.
+//!
+//! A call that waits for other ranks runs in a coroutine. [`settle`] runs all coroutines until each has ended or waits,
+//! so the order of the ranks' calls is that of the simulation's events.
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
+    time::Duration,
+};
+
+use cuda_driver::Context;
+use gpu_sim::sched;
+use nccl_sys::{Api, Version, ncclComm, ncclComm_t, ncclUniqueId, ncclWindow_t};
+
+use super::violation::Violation;
+
+/// Memory registered by `ncclCommRegister`.
+pub(super) type Registration = *mut c_void;
+
+/// The registration calls that have ended, which [`Communicator::register`] has begun.
+pub(super) type Ends = Arc<Mutex<Vec<End>>>;
+
+/// The end of a call that registers windows.
+pub(super) struct End {
+    /// The number that identifies the call.
+    pub(super) token: u64,
+    /// The windows, or the error.
+    pub(super) windows: Result<Vec<usize>, String>,
+}
+
+/// One rank's communicator.
+#[derive(Debug)]
+pub(super) struct Communicator {
+    api: Api,
+    handle: usize,
+    context: Context,
+}
+
+/// Runs all coroutines until each has ended or waits.
+fn settle() -> Result<(), Violation> {
+    sched::sleep(Duration::ZERO).map_err(Violation::of)
+}
+
+fn begin(job: impl FnOnce() + Send + 'static) -> Result<(), Violation> {
+    let begun = sched::spawn("a call to NCCL", Box::new(job));
+    begun.map_err(|_| Violation("the thread has no simulated world".into()))
+}
+
+impl Communicator {
+    /// Makes the communicators of a group, one for the device of each member.
+    pub(super) fn make(api: &Api, members: &[Context]) -> Result<Vec<Self>, Violation> {
+        let mut id = ncclUniqueId::default();
+        // SAFETY: NCCL writes one id to `id`.
+        unsafe { api.get_unique_id(&mut id) }.map_err(Violation::of)?;
+        let size = members.len() as c_int;
+        let mut made = Vec::new();
+        for (rank, context) in (0..size).zip(members) {
+            let handle = Arc::new(AtomicPtr::new(ptr::null_mut()));
+            made.push((handle.clone(), context));
+            let (api, context) = (api.clone(), context.clone());
+            begin(move || {
+                // SAFETY: the handle outlives the call, because this coroutine shares it.
+                let init = || unsafe { api.comm_init_rank(handle.as_ptr(), size, id, rank) };
+                // If it fails, the handle is null.
+                let _ = context.with_current(init);
+            })?;
+        }
+        settle()?;
+        let finish = |(handle, context): (Arc<AtomicPtr<ncclComm>>, &Context)| match handle
+            .load(Ordering::Relaxed)
+            as usize
+        {
+            0 => Err(Violation("NCCL makes no communicator".into())),
+            handle => Ok(Self { api: api.clone(), handle, context: context.clone() }),
+        };
+        made.into_iter().map(finish).collect()
+    }
+
+    fn handle(&self) -> ncclComm_t {
+        self.handle as ncclComm_t
+    }
+
+    /// Begins to register windows of the memory at these addresses, each with its length in bytes. Adds an [`End`] with
+    /// this `token` to `ends` when the call ends.
+    pub(super) fn register(&self, memory: Vec<(u64, u64)>, token: u64, ends: &Ends) -> Result<(), Violation> {
+        let (api, context, ends, communicator) =
+            (self.api.clone(), self.context.clone(), ends.clone(), self.handle);
+        begin(move || {
+            let register = || windows(&api, communicator as ncclComm_t, &memory);
+            let windows = context.with_current(register).unwrap_or_else(|error| Err(error.to_string()));
+            ends.lock().unwrap_or_else(PoisonError::into_inner).push(End { token, windows });
+        })?;
+        settle()
+    }
+
+    pub(super) fn deregister(&self, window: usize) -> Result<(), Violation> {
+        // SAFETY: the handles are those that this communicator has returned.
+        unsafe { self.api.comm_window_deregister(self.handle(), window as ncclWindow_t) }
+            .map_err(Violation::of)
+    }
+
+    /// Returns the address at which this rank reaches a window of the member with the number `peer`. `None` if the
+    /// release does not tell it.
+    pub(super) fn peer_window(&self, window: usize, peer: usize) -> Result<Option<u64>, Violation> {
+        if self.api.version() < Version::new(2, 29, 2) {
+            return Ok(None);
+        }
+        let mut address = ptr::null_mut();
+        // SAFETY: NCCL writes one address to `address`, and the handles are those that this communicator has returned.
+        unsafe { self.api.get_peer_device_pointer(window as ncclWindow_t, 0, peer as c_int, &mut address) }
+            .map_err(Violation::of)?;
+        Ok(Some(address as u64))
+    }
+
+    /// Registers memory by `ncclCommRegister`. Fails with a description of the problem.
+    pub(super) fn register_plainly(&self, address: u64, bytes: u64) -> Result<Registration, String> {
+        let mut registration = ptr::null_mut();
+        let handle = self.handle();
+        // SAFETY: NCCL writes one handle to `registration`, and gpu-sim checks the memory.
+        unsafe { self.api.comm_register(handle, address as *mut c_void, bytes as usize, &mut registration) }
+            .map_err(|error| error.to_string())?;
+        Ok(registration)
+    }
+
+    pub(super) fn deregister_plainly(&self, registration: Registration) -> Result<(), Violation> {
+        // SAFETY: the handles are those that this communicator has returned.
+        unsafe { self.api.comm_deregister(self.handle(), registration) }.map_err(Violation::of)
+    }
+
+    /// Aborts the communicator, which ends the calls that wait in it.
+    pub(super) fn abort(self) -> Result<(), Violation> {
+        // SAFETY: no other call ends the communicator, and none begins after this one.
+        unsafe { self.api.comm_abort(self.handle()) }.map_err(Violation::of)?;
+        settle()
+    }
+}
+
+/// Registers windows in one group of calls.
+fn windows(api: &Api, communicator: ncclComm_t, memory: &[(u64, u64)]) -> Result<Vec<usize>, String> {
+    let mut windows: Vec<ncclWindow_t> = vec![ptr::null_mut(); memory.len()];
+    // SAFETY: `windows` outlives the group, in which NCCL writes the handles. gpu-sim checks the memory.
+    let called = unsafe {
+        api.group_start().map_err(|error| error.to_string())?;
+        let flags = nccl_sys::NCCL_WIN_COLL_SYMMETRIC as c_int;
+        let mut calls = memory.iter().zip(&mut windows).map(|((address, bytes), window)| {
+            api.comm_window_register(communicator, *address as *mut c_void, *bytes as usize, window, flags)
+        });
+        let called = calls.try_for_each(|call| call);
+        let ended = api.group_end();
+        called.and(ended)
+    };
+    called.map_err(|error| error.to_string())?;
+    if windows.iter().any(|window| window.is_null()) {
+        return Err("NCCL returned no window".to_owned());
+    }
+    Ok(windows.into_iter().map(|window| window as usize).collect())
+}
