@@ -22,7 +22,9 @@
 //! If the search finds a circle, it reads two things again: the decision keys of all blocked agreements that links lead
 //! to from this rank's own agreement, and the places of the blocked ranks that have not arrived at these agreements. If
 //! the places are the same and no decision key has a value, these ranks waited in the same agreements from the first
-//! read to the second, because the name of an agreement is used once. So all of them waited at the same moment.
+//! read to the second, because the name of an agreement is used once. So all of them waited at the same moment. If they
+//! are not the same, a rank may have moved that the circle does not need. The search then goes on once with what it has
+//! read.
 //!
 //! A circular wait ends only when one of its agreements fails, for example because the patience of a rank ends, a rank
 //! [leaves](super::leave) the agreement, or a rank has ended the object (aborted the process group).
@@ -53,6 +55,8 @@ pub(super) struct Trace {
     /// For each decision key read so far: true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
+    /// The number of times that the search may still go on after a second read that differs from the first.
+    repeats: u32,
 }
 
 /// The pending request of a search.
@@ -65,11 +69,11 @@ enum Asked {
         keys: Vec<String>,
     },
     /// The second read, which decides whether `circle` is reported. It reads the places of the blocked ranks `ranks`,
-    /// and then the decision keys of the agreements that [`Trace::reached`] returned. `keys` is their number.
+    /// and then `keys`, the decision keys of the agreements that [`Trace::reached`] returned.
     Second {
         circle: Vec<Waiting>,
         ranks: Vec<u32>,
-        keys: usize,
+        keys: Vec<String>,
     },
 }
 
@@ -93,7 +97,7 @@ impl Trace {
     pub(super) fn new(rank: u32, own: Place, seen: impl IntoIterator<Item = (u32, Vec<Place>)>) -> Self {
         let mut seen: BTreeMap<u32, Vec<Place>> = seen.into_iter().collect();
         place::add(seen.entry(rank).or_default(), &own);
-        Self { rank, own, seen, decided: BTreeMap::new(), asked: Asked::Nothing }
+        Self { rank, own, seen, decided: BTreeMap::new(), asked: Asked::Nothing, repeats: 1 }
     }
 
     /// Processes the values of the keys that the last step requested, and returns the next step. The first call passes
@@ -107,21 +111,41 @@ impl Trace {
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
                 }
-                self.seen.extend(ranks.into_iter().zip(lists.iter().map(places)));
-                self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
+                self.keep(ranks, lists, keys, decisions);
                 self.go_on()
             }
-            Asked::Second { circle, ranks, keys } if values.len() == ranks.len() + keys => {
+            Asked::Second { circle, ranks, keys } if values.len() == ranks.len() + keys.len() => {
                 let (lists, decisions) = values.split_at(ranks.len());
                 if let Some(circle) = self.found_by_others(decisions) {
                     return Traced::Circle(circle);
                 }
                 let same = ranks.iter().zip(lists).all(|(rank, list)| places(list) == self.places(*rank));
                 let open = decisions.iter().all(Option::is_none);
-                Traced::Circle(if same && open { circle } else { Vec::new() })
+                if same && open {
+                    return Traced::Circle(circle);
+                }
+                if self.repeats == 0 {
+                    return Traced::Circle(Vec::new());
+                }
+                self.repeats -= 1;
+                self.keep(ranks, lists, keys, decisions);
+                self.go_on()
             }
             _ => Traced::Unasked,
         }
+    }
+
+    /// Stores what a request has read: the lists of places of `ranks`, and the values of the decision keys `keys`.
+    fn keep(
+        &mut self,
+        ranks: Vec<u32>,
+        lists: &[Option<Vec<u8>>],
+        keys: Vec<String>,
+        decisions: &[Option<Vec<u8>>],
+    ) {
+        let lists = lists.iter().map(|list| place::from_value(list.as_deref()));
+        self.seen.extend(ranks.into_iter().zip(lists));
+        self.decided.extend(keys.into_iter().zip(decisions.iter().map(Option::is_some)));
     }
 
     /// Continues the search. Requests all unread places of missing members, and all unread decision keys of the
@@ -156,9 +180,10 @@ impl Trace {
             .filter(|it| blocked.contains(it))
             .collect();
         let lists = ranks.iter().map(|rank| place::places_key(*rank));
-        let keys = lists.chain(reached.iter().map(|place| place.decision_key())).collect();
-        self.asked = Asked::Second { circle, keys: reached.len(), ranks: ranks.into_iter().collect() };
-        Traced::Ask(Request::Fetch { keys })
+        let keys: Vec<String> = reached.iter().map(|place| place.decision_key()).collect();
+        let all = lists.chain(keys.iter().cloned()).collect();
+        self.asked = Asked::Second { circle, ranks: Vec::from_iter(ranks), keys };
+        Traced::Ask(Request::Fetch { keys: all })
     }
 
     /// If one of these decisions is a failure with a circle that contains this rank's current wait, returns that

@@ -133,8 +133,8 @@ impl World {
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
             // A length has no phases after the decision. But after the end of its patience, a rank looks for the reason at
-            // the other ranks, and once more to see that it lasts.
-            let looks = if kind == Kind::Length { 2 * self.look() } else { 0 };
+            // the other ranks, and once more to see that it lasts. Both are repeated once.
+            let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
             if !exempt && it.ended - it.begun > most {

@@ -229,7 +229,7 @@ fn a_circle_leads_through_all_agreements_of_a_rank() {
 /// reports a circle only if both reads agree (see `agreement::trace`). Between the reads, a second thread of rank 1
 /// begins to wait in `d`. This thread might arrive at `a` later, so no circle is reported.
 #[test]
-fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
+fn a_search_during_which_a_blocked_rank_can_go_on_finds_no_circle() {
     let mut threads = Threads::default();
     threads.add(0, &[("a", BOTH)]);
     threads.add(1, &[("c", BOTH)]);
@@ -237,16 +237,40 @@ fn a_search_during_which_a_blocked_rank_moves_finds_no_circle() {
     threads.expire(0, |threads, read| {
         reads = read;
         // Requests 0 (records and places) and 1 (decision keys) are the first read. Request 2 is the second. Request 3
-        // reads why rank 1 is missing.
+        // reads the places of rank 2 and the decision key of `d`. Request 4 reads why rank 1 is missing.
         if read == 2 {
             threads.all.push(Thread { rank: 1, program: vec![place("d", &[1, 2])], running: None });
             threads.run(Some(0));
         }
     });
-    assert_eq!(reads, 3);
+    assert_eq!(reads, 4);
     threads.run(None);
     assert_eq!(threads.circles("a"), [[]]);
     assert!(!threads.results.contains_key("c"));
+}
+
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Rank 2 waits in `d` for rank 0, and is missing in `c`.
+/// Before one of the requests of rank 0's search, a second thread of rank 0 arrives at `d`, and rank 2 goes on to `c`.
+/// Ranks 0 and 1 wait for each other all the time, so the search finds them, whatever it has read of rank 2.
+#[test]
+fn a_search_finds_the_circle_of_ranks_that_stay_while_others_move() {
+    const ALL: &[u32] = &[0, 1, 2];
+    for moves_before in 0..6 {
+        let mut threads = Threads::default();
+        threads.add(0, &[("a", BOTH)]);
+        threads.add(1, &[("c", ALL)]);
+        threads.add(2, &[("d", &[0, 2]), ("c", ALL)]);
+        threads.expire(0, |threads, read| {
+            if read == moves_before {
+                threads.all.push(Thread { rank: 0, program: vec![place("d", &[0, 2])], running: None });
+                threads.run(Some(0));
+            }
+        });
+        threads.run(None);
+        let circles = threads.circles("a");
+        let waits = |rank, name: &str| circles[0].iter().any(|it| (it.rank, &*it.place.name) == (rank, name));
+        assert!(waits(0, "a") && waits(1, "c"), "moves before {moves_before}: {circles:?}");
+    }
 }
 
 /// The circular wait of two ranks with two threads each. Threads of the system run the agreements over a `HashStore`.
