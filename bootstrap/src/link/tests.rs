@@ -223,7 +223,8 @@ fn a_member_that_has_ended_is_not_waited_for() {
     fs::create_dir(&folder).unwrap();
     File::create(folder.join("socket")).unwrap();
     assert!(matches!(meet(), LinkError::Gone { place: 0, .. }), "it was killed");
-    fs::remove_dir_all(folder).unwrap();
+    // Another process may have removed the folder by now.
+    let _ = fs::remove_dir_all(folder);
 }
 
 #[test]
