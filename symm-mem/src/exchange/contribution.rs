@@ -79,7 +79,7 @@ impl Contribution<'_> {
 
     /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
     /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
-    /// `None` if `exports` does not contain a piece, or if a slot number does not fit into 32 bits.
+    /// `None` if `exports` lacks the allocation of one of the pieces, or if a slot number does not fit into 32 bits.
     pub(super) fn fill(
         &self,
         record: &mut Record,
@@ -123,10 +123,11 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// Returns the ranges of slots that are closed together, each with the peers of its slots: one range for all
-    /// transfers, or one for each peer of regions. Used after an agreement that failed on this rank, but may have
-    /// succeeded on others. `members` are the other ranks of the agreement, and `ranks` are the members of the group.
-    /// All of them, and the returned peers, are ranks of the job.
+    /// Splits `slots` into the ranges that the closing thread handles as one plan each. Returns each range with the
+    /// peers of its slots. Transfers have one range for all slots; regions have one range for each peer. Used after an
+    /// agreement that failed on this rank, but may have succeeded on others. `members` are the other ranks of the
+    /// agreement, and `ranks` are the members of the group. `members`, `ranks` and the returned peers are ranks of the
+    /// job.
     pub(super) fn peers(
         &self,
         slots: &Range<usize>,

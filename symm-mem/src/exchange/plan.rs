@@ -44,23 +44,26 @@ use super::{
 ///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
 ///   every later `get`. Call `get` in the order in which the peers become ready. If that order is unknown, use puts.
 /// - A signal that is enqueued during a copy of the same device may arrive only after the copy. So call
-///   [`ready`](Self::ready) before `put` and `get`, and use a second buffer for consecutive transfers.
+///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round
+///   can be enqueued before the copy of the current round begins.
 ///
-/// In a process of several ranks, a call may block the host while the memory of dropped plans is closed. A call that
-/// begins a round may also block for up to 50 ms before that.
+/// In a process of several ranks, a call may block the host while the memory of dropped plans is closed. While such
+/// memory waits to be closed, a call that begins a round may also be held back, for at most 50 ms at a time.
 ///
 /// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
 /// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
 /// toggle before it signals the other end. So the toggle is 0 whenever the other end may set it again, for any number
-/// of launches. Both ends of a transfer must be captured. Within one graph, a transfer's `ready` and `wait` alternate
-/// and end with `wait`. Captured calls ignore their `deadline` argument. To set a deadline for a graph, launch it with
-/// [`launch`](Self::launch), or call [`watch`](Self::watch) after each launch.
+/// of launches. If one end captures its calls for a round, the other end must capture its calls for that round too.
+/// Within one graph, a transfer's `ready` and `wait` alternate and end with `wait`. Captured calls ignore their
+/// `deadline` argument. To set a deadline for a graph, launch it with [`launch`](Self::launch), or call
+/// [`watch`](Self::watch) after each launch.
 ///
 /// *Deadlines* count from the call, and include earlier work of the stream. If a peer is late, the plan fails on all
-/// ends: its waits are released, so that streams and context stay usable. [`check`](Self::check) then returns the
-/// [`Fault`]: it names the late peer, or on other ranks the peer that has given up. Call `check` before you use
-/// transferred data. After the failure, all calls that enqueue work return the fault. To continue, exchange a plan of
-/// the same name again.
+/// ranks that take part in its transfers. Its waits are released, so that streams and context stay usable. A `put` or
+/// `get` whose wait is released in this way still copies, even if the peer has not called `ready`.
+/// [`check`](Self::check) then returns the [`Fault`]. On the rank that noticed the delay, it names the late peer. On
+/// the others, it names the peer that has given up the plan. Call `check` before you use transferred data. After the
+/// failure, all calls that enqueue work return the fault. To continue, exchange a plan of the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -126,8 +129,8 @@ impl Plan {
     ///
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
-    /// no other code reads the buffer. If the plan fails before that, the same holds until all ends have dropped the
-    /// plan. A graph that captures this call is not launched after this rank has dropped the plan.
+    /// no other code reads the buffer. If the plan fails before that, this holds until both ends of the transfer have
+    /// dropped the plan. A graph that captures this call is not launched after this rank has dropped the plan.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
@@ -382,8 +385,10 @@ fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Res
 }
 
 /// # Safety
-/// No other code accesses the buffers in conflict with the copy until the stream has passed it. The buffers
-/// stay mapped until then: the plan, which is watched, holds this rank's buffer and the mapping of the peer's.
+/// The caller ensures that no other code accesses the buffers in conflict with the copy until the stream has passed it.
+///
+/// Both buffers stay mapped until then: the watch thread keeps the plan alive until the operation has ended, and the
+/// plan holds this rank's buffer and the mapping of the peer's buffer.
 unsafe fn copy(end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, bytes) = (end.memory.ptr(), end.memory.bytes());
     let Some(remote) = end.remote else { return Ok(()) };

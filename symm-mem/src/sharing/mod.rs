@@ -1,13 +1,14 @@
-//! Sharing of memory between ranks: the one transport of handles.
+//! Sharing of memory between ranks. All handles pass between ranks through this module.
 //!
 //! A rank posts its [`Site`] and its [`Export`]s in the record of an agreement. Once the members agree, each of them
 //! opens the exports of the others. Ranks of one process find each other's memory in a registry of the process.
-//! Processes of one host send file descriptors over [`process_group::link`], or open the legacy IPC handle in the record. Ranks of
-//! different hosts open the fabric handle in the record.
+//! Other ranks of one host get a file descriptor over [`process_group::link`], if the memory has one. In all other
+//! cases, the record contains a handle: a legacy IPC handle (same host only), a fabric handle, or the handle of another
+//! kind of device.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `site`, `export` | the part of a record: where a rank runs, and the handles of its memory |
+//! | `site`, `export` | what a rank posts in its record: where it runs, and the handles of its memory |
 //! | `foreign` | memory of other kinds of devices, which other crates implement |
 //! | `memory` | memory that a rank can share, and a peer's memory that is open here |
 //! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |

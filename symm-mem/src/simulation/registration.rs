@@ -87,7 +87,7 @@ impl World {
         }
     }
 
-    /// Begins a rank's window registration in the library. If `fails` is true, it fails at once.
+    /// Begins a rank's window registration in the library. If `fails` is true, the library's call fails at once.
     pub(super) fn enter(
         &mut self,
         rank: u32,
@@ -125,8 +125,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the ranks whose calls have succeeded may register windows together. gpu-sim does not check this. If a
-    /// check fails, NCCL would hang or fail in this registration.
+    /// Checks that the ranks whose calls have succeeded were allowed to register windows together. gpu-sim does not
+    /// check this. If a check fails, NCCL would hang or fail in this registration.
     fn may_register(&self, met: &[Met]) -> Result<(), Violation> {
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
         for Met { group, rank, bytes, .. } in met.iter().filter(|met| met.serials.is_ok()) {
@@ -187,7 +187,7 @@ impl World {
         for (id, extent) in plain {
             self.library.deregister_plainly(id, rank, extent)?;
         }
-        // Segments that share a window are adjacent, so this removes repeated windows.
+        // The ordinals ascend, so segments that share a window are next to each other here. One of them is kept.
         windows.dedup();
         for (id, serial) in windows {
             self.library.deregister(id, rank, serial)?;

@@ -9,7 +9,8 @@ fn export(handle: Handle) -> Export {
     Export { bytes: 2 << 20, handle, token: 1 }
 }
 
-/// The offer of a rank on a host of its own process, with `segments` segments and perhaps a pad.
+/// The offer of a rank that runs on host `host` in a process of its own. It has `segments` segments, and a pad if `pad`
+/// is true.
 fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) -> PeerOffer {
     let memory = OfferedMemory {
         site: Site { host, ..Site::simulated(rank) },
@@ -39,7 +40,7 @@ pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
     ]
 }
 
-/// The decision on a commit of two segments, by ranks with these offers.
+/// Returns what ranks with these offers decide about opening each other's memory when they commit two segments.
 fn decided(offers: Vec<PeerOffer>) -> PeerMappings {
     let record = |(rank, peers): (u32, PeerOffer)| {
         let (rank, record) = plain(rank, &[(64, 7), (64, 8)]);
@@ -74,8 +75,8 @@ proptest! {
         }
     }
 
-    /// The segments are committed whatever the outcomes of opening are. Memory counts as opened only if every member
-    /// reports that.
+    /// The segments are committed whatever the outcomes of opening are. Memory counts as opened if and only if every
+    /// member reports that it has mapped the memory of all others.
     #[test]
     fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..4, 1..6), turn in 0usize..6) {
         let report = |kind: &u8| match kind {

@@ -25,8 +25,8 @@ wire_struct!(Agreement { generation, records });
 /// 2. All records name the same plan, or the same set of regions.
 /// 3. All ranks are ready.
 /// 4. Every transfer has two ends that match in role and size.
-/// 5. Each rank can open the memory that it accesses.
-/// 6. Each rank's device can access the devices of this memory.
+/// 5. Each rank can open the memory that it accesses and has not opened yet.
+/// 6. Each rank's device can access the devices of all memory that the rank accesses.
 ///
 /// Returns `Decision::Refused` for the first check that fails. Otherwise returns `Decision::Agreed` if no memory has to
 /// be opened, and `Decision::Act` if members must open memory.
@@ -44,13 +44,13 @@ pub fn decide(records: &[Record]) -> Decision {
     Decision::Act { plan: agreement }
 }
 
-/// Every ordered pair of members.
+/// Returns every ordered pair of two different members.
 fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// The exports of `from` that `to` may access: all if regions are shared. Indices into `from.exports`, each once and
-/// ascending.
+/// Returns the exports of `from` that `to` accesses: all of them if the members share regions, otherwise those of the
+/// transfers in which `to` copies. The result contains indices into `from.exports`, ascending and without duplicates.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();

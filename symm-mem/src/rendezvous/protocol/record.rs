@@ -28,9 +28,9 @@ pub enum Subject {
     },
     /// An allocation that belongs to no pool and is not persistent.
     Allocation,
-    /// A persistent allocation, identified by its number.
+    /// A [persistent](crate::rendezvous::PeerAllocator::persistent) allocation.
     Persistent {
-        /// The number.
+        /// The id of the allocation, equal on all ranks.
         id: u64,
     },
 }
@@ -93,12 +93,12 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The `number` of the earlier rendezvous that mapped the peers' corresponding memory on this rank. `None` if this
-    /// memory is not mapped.
+    /// The `number` of the earlier rendezvous in which this rank mapped the peers' memory of this `subject`. `None` if
+    /// that memory is not mapped on this rank.
     pub mapped: Option<u64>,
     /// Where the rank runs.
     pub site: Site,
-    /// The whole allocation that contains the buffer. If the rank is not ready, an allocation of 0 bytes.
+    /// The whole allocation that contains the buffer. If `readiness` is `Failed`, an allocation of 0 bytes.
     pub export: Export,
 }
 wire_struct!(Record {
@@ -117,9 +117,9 @@ wire_struct!(Record {
     export,
 });
 
-/// Returns the prefix of the store keys of a rendezvous, and of agreements about the memory that it maps. `life` and
-/// `number` are those of the [`Record`]. Each member counts its own calls for these two numbers. They are equal on all
-/// members because all of them make the same collective calls.
+/// Returns the prefix of the store keys of a rendezvous. Agreements about the memory that the rendezvous maps use the
+/// same prefix. `life` and `number` are those of the [`Record`]. Each member counts its own calls for these two numbers.
+/// They are equal on all members because all of them make the same collective calls.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }
