@@ -182,8 +182,8 @@ impl Context {
     }
 }
 
-/// The number of worlds that this process has made. Contexts of two worlds have different handles, so that a program that
-/// keeps objects of an earlier world cannot take them for its own.
+/// The number of worlds that this process has made. Contexts of two worlds have different handles, so that a program
+/// that keeps objects of an earlier world cannot take them for its own.
 static WORLDS: AtomicU64 = AtomicU64::new(0);
 
 /// The contexts of all devices. Handles are never reused.

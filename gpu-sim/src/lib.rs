@@ -18,9 +18,9 @@
 //! | `nccl` | NCCL's ABI |
 //! | [`process`] | processes for tests of several worlds |
 //!
-//! Invariants: a thread sees one world at a time, that of the process or its own. A device address is never accessible to the host. A
-//! function that is not modelled is absent from the table or returns not-supported, and never succeeds silently. No
-//! panic leaves an ABI function.
+//! Invariants: a thread sees one world at a time, that of the process or its own. A device address is never accessible
+//! to the host. A function that is not modelled is absent from the table or returns not-supported, and never succeeds
+//! silently. No panic leaves an ABI function.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("lockstep-gpu-sim supports Linux only: it shares memory between processes as Linux does");

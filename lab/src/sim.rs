@@ -30,7 +30,7 @@ struct Explore {
     #[arg(long, value_name = "A..B", default_value = "0..10000", value_parser = range)]
     seeds: Range<u64>,
     /// Number of ranks [default: 2 to 6, drawn from the seed]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=63))]
     ranks: Option<u32>,
     /// Number of threads [default: one for each processor]
     #[arg(long)]

@@ -1,4 +1,5 @@
-//! Commands of the programs `lockstep` (for users of the crates) and `lab` (for developers): cargo builds and runs them.
+//! Commands of the programs `lockstep` (for users of the crates) and `lab` (for developers): cargo builds and runs
+//! them.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -61,8 +62,8 @@ fn is_built(name: &str) -> Result<bool> {
     Ok(shell::target(&shell::workspace()?).join(profile).join(program).exists())
 }
 
-/// The cargo command that runs the program with the command `name`. It shows the progress of the first build, which takes
-/// some minutes.
+/// The cargo command that runs the program with the command `name`. It shows the progress of the first build, which
+/// takes some minutes.
 pub(crate) fn cargo(name: &str, is_built: bool) -> Result<Command> {
     let quiet: &[&str] = if is_built { &["--quiet"] } else { &[] };
     let package: &[&str] = match name {

@@ -18,8 +18,8 @@ use crate::{
     store::{Deadline, Store, StoreError, publish},
 };
 
-/// While a member waits for a result, [`run`] checks the object at intervals. This is the first interval. It is also the
-/// pause before a retry, and the interval of the checks in [`Session::stay`].
+/// While a member waits for a result, [`run`] checks the object at intervals. This is the first interval. It is also
+/// the pause before a retry, and the interval of the checks in [`Session::stay`].
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The longest interval between two checks of the object in a wait. The intervals double up to this one, because each
 /// interval costs requests to the store.

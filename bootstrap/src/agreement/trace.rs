@@ -22,9 +22,9 @@
 //! If the search finds a circle, it reads two things again: the decision keys of all blocked agreements that links lead
 //! to from this rank's own agreement, and the places of the blocked ranks that have not arrived at these agreements. If
 //! the places are the same and no decision key has a value, these ranks waited in the same agreements from the first
-//! read to the second, because the name of an agreement is used once. So all of them waited at the same moment. If they
-//! are not the same, a rank may have moved that the circle does not need. The search then goes on once with what it has
-//! read.
+//! read to the second, because the name of an agreement is used once. So all of them waited at the same moment.
+//! Otherwise, a rank or an agreement may have gone on that the circle does not need. The search then continues once,
+//! with the values of the second read.
 //!
 //! A circular wait ends only when one of its agreements fails, for example because the patience of a rank ends, a rank
 //! [leaves](super::leave) the agreement, or a rank has ended the object (aborted the process group).
@@ -55,7 +55,7 @@ pub(super) struct Trace {
     /// For each decision key read so far: true if the key has a value.
     decided: BTreeMap<String, bool>,
     asked: Asked,
-    /// The number of times that the search may still go on after a second read that differs from the first.
+    /// How often the search may still continue after a second read that differs from the first.
     repeats: u32,
 }
 

@@ -194,7 +194,7 @@ impl Physical {
 impl Drop for Physical {
     fn drop(&mut self) {
         let Some(arena) = &self.arena else { return };
-        // A world that exports nothing is small, and soon gives its whole file back.
+        // A private world keeps its file until its end, because punching holes takes much of the time of a short run.
         if !self.is_alone && arena.exports {
             // Returns these pages of the arena's file to the host. A failure costs memory, not correctness, since
             // offsets are never reused.

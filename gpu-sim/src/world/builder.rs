@@ -55,8 +55,8 @@ impl Builder {
         self
     }
 
-    /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809). Codes from 21304 (2.13.4) to 23203
-    /// (2.32.3) are modelled.
+    /// Sets the modelled NCCL release, as `ncclGetVersion` codes it (2.28.9 is 22809). Codes from 21304 (2.13.4) to
+    /// 23203 (2.32.3) are modelled.
     pub fn nccl_release(mut self, code: i32) -> Self {
         self.nccl_release = code;
         self
@@ -74,17 +74,19 @@ impl Builder {
         self
     }
 
-    /// Shows the world only to the thread that starts it, so that each thread can have one. Use it with
-    /// [`seeded`](Self::seeded): the threads of a free-running world would not find it. Its memory cannot be exported to
-    /// other processes: `cuMemExportToShareableHandle` returns `CUDA_ERROR_NOT_SUPPORTED`.
+    /// Shows the world only to the thread that starts it, so that each thread can have one. Needs
+    /// [`seeded`](Self::seeded), because the threads of a free-running world would not find it. A thread that runs the
+    /// process's seeded world must not start another. The memory cannot be exported to other processes:
+    /// `cuMemExportToShareableHandle` returns `CUDA_ERROR_NOT_SUPPORTED`. Freed memory goes back to the host when the
+    /// world ends.
     pub fn on_this_thread(mut self) -> Self {
         self.is_private = true;
         self
     }
 
-    /// Hands out freed addresses again soon. Each range has the lowest or the highest free addresses, or those after the
-    /// last range. The seed decides which, so allocations lie in another order on each rank. By default, freed addresses
-    /// are reused as late as possible, and each range lies above the last one.
+    /// Hands out freed addresses again soon. Each range has the lowest or the highest free addresses, or those after
+    /// the last range. The seed decides which, so the allocations of two ranks lie in different orders. By default,
+    /// freed addresses are reused as late as possible, and each range lies above the last one.
     pub fn reuse_addresses(mut self) -> Self {
         self.reuses_addresses = true;
         self
@@ -113,6 +115,13 @@ impl Builder {
             let value = self.capacity.to_string();
             let rule = "bytes, a multiple of 2 MiB, at most 1 TiB";
             return Err(WorldError::BadSetting { setting: "capacity", value, rule });
+        }
+        if self.is_private && self.seed.is_none() {
+            return Err(WorldError::BadSetting {
+                setting: "on_this_thread",
+                value: "without a seed".to_owned(),
+                rule: "the threads of a free-running world would not find it: call `seeded` too",
+            });
         }
         // No release has a patch number above 9.
         if !(21304..=nccl_sys::NCCL_VERSION_CODE as i32).contains(&self.nccl_release)
@@ -144,7 +153,8 @@ mod tests {
     #[test]
     fn each_thread_has_a_private_world() {
         let world = start(1);
-        let private = World::builder().on_this_thread();
+        assert!(matches!(World::builder().on_this_thread().start(), Err(WorldError::BadSetting { .. })));
+        let private = World::builder().seeded(1).on_this_thread();
         assert!(matches!(private.start(), Err(WorldError::AlreadyAlive)));
         let other = thread::spawn(|| {
             assert!(machine().is_none_or(|machine| machine.devices.len() != 2));

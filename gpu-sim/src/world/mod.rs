@@ -1,5 +1,5 @@
-//! The world: the machine behind the ABIs, made by a builder. A thread sees at most one at a time: the one of the process, or
-//! its own ([`Builder::on_this_thread`]).
+//! The world: the machine behind the ABIs, made by a builder. A thread sees at most one at a time: the one of the
+//! process, or its own ([`Builder::on_this_thread`]).
 
 mod builder;
 mod machine;
@@ -150,8 +150,8 @@ impl World {
     /// does not wait for may hold the last reference for a moment. A seeded world does not wait.
     ///
     /// # Errors
-    /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused, or if a fault poisoned a device and no
-    /// call has returned its error.
+    /// In strict mode, [`WorldError::Unclean`] if something leaked or was misused, or if a fault poisoned a device and
+    /// no call has returned its error.
     pub fn finish(mut self) -> Result<Report, WorldError> {
         let Some(machine) = self.machine.take() else { return Err(WorldError::NoWorld) };
         machine.settle();

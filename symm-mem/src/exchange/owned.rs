@@ -1,5 +1,5 @@
-//! Memory that is neither a block of a symmetric pool nor a [`PeerMemory`](crate::rendezvous::PeerMemory): an allocation
-//! of the driver, or a block of a caching allocator with the segments that contain it.
+//! Memory that is neither a block of a symmetric pool nor a [`PeerMemory`](crate::rendezvous::PeerMemory): an
+//! allocation of the driver, or a block of a caching allocator with the segments that contain it.
 
 use std::{
     any::Any,
@@ -17,8 +17,9 @@ use crate::rendezvous::fresh_number;
 /// The name that the allocator's reports show for the holder of segments that this module holds.
 const HOLDER: &str = "symm-mem exchange";
 
-/// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Each holder
-/// of a number also holds the allocation. So while a number is alive, no other allocation can have the same address.
+/// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Each
+/// holder of a number also holds the allocation. So while a number is alive, no other allocation can have the same
+/// address.
 static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
 /// The number of an allocation in this process. It is never reused.

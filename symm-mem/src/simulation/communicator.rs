@@ -121,7 +121,7 @@ impl Communicator {
     pub(super) fn register_plainly(&self, address: u64, bytes: u64) -> Result<Registration, String> {
         let mut registration = ptr::null_mut();
         let handle = self.handle();
-        // SAFETY: NCCL writes one handle to `registration`, and gpu-sim checks the memory.
+        // SAFETY: NCCL writes one handle to `registration`. gpu-sim does not access the memory.
         unsafe { self.api.comm_register(handle, address as *mut c_void, bytes as usize, &mut registration) }
             .map_err(|error| error.to_string())?;
         Ok(registration)

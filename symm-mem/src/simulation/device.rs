@@ -22,9 +22,10 @@ use nccl_sys::ncclResult_t;
 use super::{library::Library, violation::Violation};
 use crate::sharing;
 
-/// The memory of each device in bytes, which is more than a run needs. A rank's pools have a limit of their own, because
-/// the memory that NCCL takes must not make a difference.
-const AMPLE: u64 = 1 << 38;
+/// The memory of each device in bytes: more than a run needs. 64 devices of this size fit into the addresses of
+/// gpu-sim, because pools whose segments are adjacent reserve as many addresses. Pools have a limit of their own, so
+/// the memory that NCCL takes makes no difference.
+const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
 pub(super) struct Devices {
@@ -76,10 +77,14 @@ impl Devices {
         Library::new(self.nccl.clone())
     }
 
-    /// Makes the next call of an NCCL function fail.
+    /// Makes the next call of an NCCL function fail, until [`fail_no_more`](Self::fail_no_more).
     pub(super) fn fail_next(&self, function: &str) -> Result<(), Violation> {
         let code = ncclResult_t::ncclUnhandledCudaError.0;
         self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
+    }
+
+    pub(super) fn fail_no_more(&self) {
+        self.world.faults().clear();
     }
 
     /// Ends the devices. Fails if memory is still allocated, or a request was invalid.
@@ -100,7 +105,8 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     }
     let world = World::builder().nccl_release(release as i32).seeded(0).on_this_thread();
     let world = world.start().map_err(Violation::of)?;
-    // SAFETY: the functions are those of gpu-sim. They use the current world of the thread, and fail if there is none.
+    // SAFETY: gpu-sim's functions keep the contracts of their C names as long as the process runs. They act on the
+    // world that the calling thread sees.
     let (driver, nccl) = unsafe { (Api::from_parts(world.cuda()), nccl_sys::Api::from_parts(world.nccl())) };
     let functions = (driver.map_err(Violation::of)?, nccl.map_err(Violation::of)?);
     known.insert(release, functions.clone());
@@ -150,7 +156,7 @@ impl Device {
         self.source.upstream().physical(address)
     }
 
-    /// Maps memory of another device for this one.
+    /// Maps memory of any device for this device.
     pub(super) fn map(&self, memory: &PhysicalMemory) -> Result<Mapping, Violation> {
         sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
     }

@@ -1,6 +1,6 @@
-//! The ranks' calls to the library, NCCL of gpu-sim, and a record of what is registered. The record finds what the library
-//! does not report: calls for different segments that it pairs, memory registered twice, windows that the members
-//! deregister in different orders, and registered memory that is freed.
+//! The ranks' calls to the library, NCCL of gpu-sim, and a record of what is registered. The record finds what the
+//! library does not report: calls for different segments that it pairs, memory registered twice, windows that the
+//! members deregister in different orders, and registered memory that is freed.
 
 use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
 

@@ -15,7 +15,9 @@
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler |
-//! | `store`, `requests`, `network` | requests to the store: their ways, the code that executes them, and connections |
+//! | `requests` | runs the production code of a request to the store |
+//! | `store` | sends the requests of ranks, and their answers |
+//! | `network` | the server, and the connections to it |
 //! | `acts`, `meetings`, `ends` | the actions of a rank alone, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
 //! | `plans`, `exchanges` | one-sided exchange, and its state |
@@ -28,8 +30,8 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Out of scope: collectives and messages, which are only counted, and the drivers of meetings, whose part `store` and
-//! `meetings` take. Both are tested on the embedded device.
+//! Out of scope: the data of collectives and messages, which are only counted, and the drivers of meetings, whose part
+//! `store` and `meetings` take. Both are tested on the embedded device.
 
 mod acts;
 mod communicator;
@@ -136,7 +138,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.states = std::mem::take(&mut world.states);
     run.states.sort_unstable();
     run.states.dedup();
-    // After a violation, the state may be inconsistent, so it is leaked and not dropped.
+    // After a violation, the state may be inconsistent, so it is leaked. The devices end, because the thread's next run
+    // needs a world.
     if run.violation.is_some() {
         drop(world.devices.take());
         std::mem::forget(world);

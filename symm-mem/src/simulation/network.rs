@@ -15,8 +15,8 @@ use bootstrap::store::{
 
 use super::{keys::Keys, requests::Asked, violation::Violation};
 
-/// The longest time for the answer to a request that does not wait. It is longer than any run, because a connection loses
-/// no bytes while it is open.
+/// The longest time for the answer to a request that does not wait. It is longer than any run, because a connection
+/// loses no bytes while it is open.
 const PATIENCE: Duration = Duration::from_secs(1 << 32);
 /// The connection of [`AtOnce`].
 const OBSERVER: ClientId = 0;
@@ -42,7 +42,7 @@ pub(super) struct Link {
 /// The end of a call on a connection.
 pub(super) struct Done {
     pub(super) asked: Asked,
-    /// The outcome of the call, or `None` if it was the greeting that has ended.
+    /// The outcome of the call, or the failure of the greeting. `None` if the greeting has succeeded.
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 
@@ -51,7 +51,7 @@ pub(super) type Sent = (ClientId, Vec<u8>);
 
 pub(super) struct Network {
     server: Server,
-    /// The connections, by id. `None` if a connection has ended.
+    /// The connections, by id. `None` at [`OBSERVER`], and if a connection has ended.
     links: Vec<Option<Link>>,
     /// The idle connections of each rank.
     idle: Vec<Vec<ClientId>>,
@@ -170,7 +170,8 @@ impl Network {
             self.idle[rank as usize].push(id);
         }
         let link = self.link(id)?;
-        let outcome = mem::replace(&mut link.is_greeted, true).then_some(outcome);
+        let was_greeted = mem::replace(&mut link.is_greeted, true);
+        let outcome = (was_greeted || outcome.is_err()).then_some(outcome);
         Some(Done { asked, outcome })
     }
 
@@ -247,13 +248,22 @@ impl Network {
                 match output {
                     client::Output::Send(bytes) => {
                         let sent = self.step(server::Input::Received(OBSERVER, &bytes), Duration::ZERO);
-                        let sent = sent.map_err(|Violation(what)| StoreError::Argument(what))?;
-                        received.extend(sent.into_iter().flat_map(|(_, bytes)| bytes));
+                        for (to, bytes) in sent.map_err(|Violation(what)| StoreError::Argument(what))? {
+                            if to != OBSERVER {
+                                let what =
+                                    format!("a request that takes no time ends a wait on connection {to}");
+                                return Err(StoreError::Argument(what));
+                            }
+                            received.extend(bytes);
+                        }
                     }
                     client::Output::Done(outcome) => {
                         return outcome.map_err(|failure| StoreError::Argument(format!("{failure:?}")));
                     }
                 }
+            }
+            if received.is_empty() {
+                return Err(StoreError::Argument("the store does not answer".into()));
             }
             outputs = self.observer.step(client::Input::Received(&received), Duration::ZERO);
         }

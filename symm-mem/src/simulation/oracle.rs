@@ -132,8 +132,8 @@ impl World {
             };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
-            // A length has no phases after the decision. But after the end of its patience, a rank looks for the reason at
-            // the other ranks, and once more to see that it lasts. Both are repeated once.
+            // A length has no phases after the decision. But a rank whose patience has ended searches for a circular
+            // wait: it reads twice where the ranks wait, and repeats both reads at most once.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
@@ -285,7 +285,8 @@ impl World {
             return if fits { Ok(()) } else { wrong(poison.to_string()) };
         }
         if let Said::Plain(Ok(Plain::Undone { rank, cause })) = said {
-            let fits = trouble.forbids_plain() && *rank == culprit || !self.scenario.has_plain_registration();
+            let lacks = !self.scenario.has_plain_registration() && cause.contains("ncclCommRegister");
+            let fits = trouble.forbids_plain() && *rank == culprit || lacks;
             return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };

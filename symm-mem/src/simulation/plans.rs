@@ -282,10 +282,10 @@ impl World {
         Ok(end.read)
     }
 
-    /// Models the transfers of one plan with this name. Reads one number of the peer's memory instead of the data. If
-    /// `former` is true, the plan is the first one with this name that the rank keeps, else the last one. Checks that
-    /// transfers are admitted only for the last agreed generation, and that they reach slots of this plan and memory that
-    /// is still lent. Skips transfers with dead peers.
+    /// Simulates the transfers of one plan with this name: reads the number at the start of the peer's memory, and
+    /// copies no data. If `former` is true, the plan is the first one with this name that the rank keeps, else the last
+    /// one. Checks that transfers are admitted only for the last agreed generation, and that they reach slots of this
+    /// plan and memory that is still lent. Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));

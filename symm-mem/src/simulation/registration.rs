@@ -96,10 +96,14 @@ impl World {
         extents: Vec<Extent>,
         fails: bool,
     ) -> Result<(), Violation> {
-        if let (true, Some(devices)) = (fails, &self.devices) {
+        let Some(devices) = &self.devices else { return Ok(()) };
+        if fails {
             devices.fail_next("ncclCommWindowRegister")?;
         }
-        self.library.register(group, rank, extents, token)
+        let registered = self.library.register(group, rank, extents, token);
+        // It has made no call if not all members have joined.
+        devices.fail_no_more();
+        registered
     }
 
     /// Answers the ranks whose registration calls have ended.

@@ -147,7 +147,7 @@ pub(super) struct Scenario {
     pub(super) scarce: bool,
     /// The longest time of a message in one direction, in µs.
     pub(super) slowest: u64,
-    /// True if some store requests are repeated, as by a client that lost the answer.
+    /// True if connections sometimes break before the answer to a write arrives. The rank then makes the request again.
     pub(super) repeats: bool,
     /// The delay in µs after a rank's death after which watchdogs report it, or `None` if they never do.
     pub(super) noticed: Option<u64>,

@@ -2,7 +2,7 @@
 //!
 //! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
 //! dies. In some runs it also breaks at random when the store answers a request that writes. The rank then makes the
-//! request again, as the drivers of production do.
+//! whole request again. In production, only a member in doubt does so.
 
 use std::{mem, time::Duration};
 
@@ -141,7 +141,7 @@ impl World {
                 self.answer(asked.rank, token, work::Answer::Store(answer))?;
             }
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
-            // In production, a rank that lends memory polls for this. The model does not poll: it schedules a check.
+            // In production, a rank that lends memory polls for this. The simulation schedules a check instead.
             Goal::Closed(lender) => self.soon(Event::Collect(lender)),
         }
         Ok(())
@@ -213,6 +213,7 @@ impl World {
             sent.into_iter().for_each(|sent| self.send(sent, false));
             asked.filter(|_| !self.ranks[rank as usize].dead).into_iter().for_each(|asked| self.lose(asked));
         }
+        self.free_the_blocked();
         Ok(())
     }
 

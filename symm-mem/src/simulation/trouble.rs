@@ -83,7 +83,7 @@ pub(super) enum Trouble {
     OtherProtocol,
     /// The culprit cannot reach the store from its step with this number on, for this many ms.
     CutOff(u64, u64),
-    /// The store fails when the request with this number, counted from 1, arrives.
+    /// The store fails when this many pieces of messages, counted from 1, have arrived.
     StoreDies(u64),
 }
 

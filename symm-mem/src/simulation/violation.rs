@@ -5,7 +5,7 @@ use std::fmt;
 /// Limits of a seed's choices: a fixed number of ranks, and upper limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The number of ranks (2 if it is less), or `None` for the number that the seed draws, from 2 to 6.
+    /// The number of ranks, at most 63 (2 if it is less), or `None` for the number that the seed draws, from 2 to 6.
     pub ranks: Option<u32>,
     /// The greatest number of phases of the program.
     pub phases: u64,

@@ -24,7 +24,7 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A rank needs some messages to see twice that the other one waits: two looks, and those before and between them.
+        // A search for a circular wait reads twice where the ranks wait, and needs some messages before and between.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -46,8 +46,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns the longest time in µs that a rank takes to read where all ranks wait: one request for all lists, and two
-    /// for each list if a rank has none yet. A request and its answer are two messages.
+    /// Returns the time in µs in which a rank reads where all ranks wait, if messages are slow: one request for all
+    /// keys, and, because some of them have no value, two for each rank. A request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
         2 * (1 + 2 * self.ranks.len() as u64) * self.scenario.slowest
     }

@@ -37,8 +37,9 @@ use crate::{
 pub(super) enum Event {
     /// The rank continues its program.
     Resume(u32),
-    /// A piece of a message arrives at the store, or at the rank.
+    /// A piece of a message arrives at the store.
     AtStore(ClientId),
+    /// A piece of a message arrives at the rank.
     AtRank(ClientId),
     /// The deadline of the call with this number passes.
     Tick(ClientId, u64),
@@ -60,7 +61,7 @@ pub(super) enum Event {
 pub(super) struct Offer {
     pub(super) rank: u32,
     pub(super) identity: u64,
-    /// The memory. It contains the identity. `None` for a persistent allocation.
+    /// The memory, which begins with the identity. `None` for a persistent allocation.
     pub(super) memory: Option<PhysicalMemory>,
 }
 

@@ -169,7 +169,8 @@ fn ranks_that_arrive_after_the_circle_has_failed_leave_no_keys() {
     }
 }
 
-/// Two threads of each rank wait for the other rank, and one thread of each rank searches. Both searches end before the first failure is stored.
+/// Two threads of each rank wait for the other rank, and one thread of each rank searches. Both searches end before the
+/// first failure is stored.
 #[test]
 fn two_ranks_that_search_at_a_time_find_the_same_circle() {
     let mut threads = Threads::default();
@@ -249,9 +250,9 @@ fn a_search_during_which_a_blocked_rank_can_go_on_finds_no_circle() {
     assert!(!threads.results.contains_key("c"));
 }
 
-/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Rank 2 waits in `d` for rank 0, and is missing in `c`.
-/// Before one of the requests of rank 0's search, a second thread of rank 0 arrives at `d`, and rank 2 goes on to `c`.
-/// Ranks 0 and 1 wait for each other all the time, so the search finds them, whatever it has read of rank 2.
+/// Rank 0 waits in `a` for rank 1, which waits in `c` for rank 0. Rank 2 waits in `d` for rank 0, and is missing in
+/// `c`. Before one of the requests of rank 0's search, a second thread of rank 0 arrives at `d`, and rank 2 goes on to
+/// `c`. Ranks 0 and 1 wait for each other all the time, so the search finds them, whatever it has read of rank 2.
 #[test]
 fn a_search_finds_the_circle_of_ranks_that_stay_while_others_move() {
     const ALL: &[u32] = &[0, 1, 2];

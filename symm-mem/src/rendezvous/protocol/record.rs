@@ -118,8 +118,8 @@ wire_struct!(Record {
 });
 
 /// Returns the prefix of the store keys of a rendezvous. Agreements about the memory that the rendezvous maps use the
-/// same prefix. `life` and `number` are those of the [`Record`]. Each member counts its own calls for these two numbers.
-/// They are equal on all members because all of them make the same collective calls.
+/// same prefix. `life` and `number` are those of the [`Record`]. Each member counts its own calls for these two
+/// numbers. They are equal on all members because all of them make the same collective calls.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }
