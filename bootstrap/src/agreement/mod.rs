@@ -91,18 +91,14 @@ mod vote;
 
 pub use failure::{Absentee, Failure, Spoken};
 pub use interface::{Awaited, Conclusion, Ending, Input, Member, Object, OtherMembers, Output};
-#[cfg(any(test, feature = "simulation"))]
-pub use left::remove_keys;
-pub use left::remove_left;
+pub use left::{remove_keys, remove_left};
 pub use machine::Agreement;
 #[cfg(any(test, feature = "simulation"))]
 pub use memory::Memory;
 pub use messages::{read_decision, read_verdict, refusal};
 pub use place::{Place, Waiting, verdict_key};
 pub use protocol::{Absence, Decision, PlainProtocol, Protocol, Report};
-#[cfg(any(test, feature = "simulation"))]
-pub use session::execute;
-pub use session::{Failed, end_wait, leave, run};
+pub use session::{Failed, end_wait, execute, leave, run};
 pub use values::{Entry, ValuesByRank};
 pub use vote::{Answer, Gone, Request};
 
