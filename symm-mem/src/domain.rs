@@ -22,9 +22,9 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// must contain the union of these groups, usually the world. If the domain contains only one group's ranks, its pools
 /// can be committed for that group and its subgroups.
 ///
-/// Every rank creates the domain itself, and all ranks create the same number of domains under one `uid`. A domain's
-/// *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks that
-/// wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+/// Every rank creates the domain itself, and all ranks must create the same number of domains under one `uid`. A
+/// domain's *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks
+/// that wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
 /// In all domains of one store, a rank must have one and the same number: its rank in the job. Otherwise the ranks
 /// cannot detect that they wait for each other in agreements of different pools.
@@ -83,8 +83,8 @@ impl Domain {
     ///
     /// Not collective. The call counts in `store` how often this rank has created the domain, so that a second
     /// generation of a domain does not read the keys of the first. The first rank that creates a generation also writes
-    /// a random number to the store, which the other ranks read. The number distinguishes the domain from domains of
-    /// other stores.
+    /// a random number to the store, which the other ranks read. The number distinguishes the domain from domains with
+    /// the same `uid` and generation in other stores.
     ///
     /// # Errors
     /// [`DomainError`].

@@ -1,4 +1,4 @@
-//! The error of the operations on which ranks agree: which operation failed, on what, and why.
+//! The error of the operations on which ranks agree. Names the operation, its group, pool or plan, and the reason.
 
 use std::{error, fmt, sync::Arc};
 
@@ -11,11 +11,14 @@ use crate::{
     rendezvous::protocol::RendezvousRefusal,
 };
 
-/// The error of a commit, a retirement, an agreed allocation, a rendezvous, an exchange or a direct path.
+/// The error of a commit, a retirement, an agreed allocation, a rendezvous, an exchange, a direct path, or of
+/// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory).
 ///
-/// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with two
-/// exceptions:
+/// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with
+/// three exceptions:
 /// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
+/// - If another process runs as this rank, or if this rank has another list of members than the others, the others may
+///   have agreed without this rank.
 /// - Segments without windows are registered by `ncclCommRegister` (a *plain registration*) on all members or on none.
 ///   If the members undo a plain registration and one member cannot undo it, only that member gets `Poisoned`.
 ///
@@ -95,8 +98,8 @@ impl fmt::Display for CallContext {
 }
 
 impl Error {
-    /// Returns the operation that failed, as the text names it: `commit`, `retirement`, `agreed allocation`,
-    /// `rendezvous`, `exchange`, `share_regions` or `direct path`.
+    /// Returns the name of the failed operation, as in the text of the error: `commit`, `retirement`, `rendezvous`,
+    /// `agreed allocation`, `exchange`, `share_regions`, `direct path` or `symmetric memory`.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.0.call.operation
@@ -132,14 +135,14 @@ impl Error {
         &self.0.kind
     }
 
-    /// Returns why the operation failed, without the operation.
+    /// Converts the error to its kind: why the operation failed.
     #[must_use]
     pub fn into_kind(self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Returns the name of the kind or, if it carries one, of the agreed reason: `SegmentCountMismatch`, `SyncTimeout`
-    /// and so on.
+    /// Returns the name of the agreed reason, such as `SegmentCountMismatch` or `SyncTimeout`, if the kind contains
+    /// one. Otherwise returns the name of the kind, such as `Store`.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.kind.name()
@@ -184,7 +187,7 @@ impl fmt::Display for Error {
             ErrorKind::Group(cause) => ("", cause),
             _ => return kind.fmt(f),
         };
-        // The text of the group's error starts with the group's name, which is named already.
+        // The text of the group's error starts with the group's name, which is already in the text of `call`.
         let (text, name) = (cause.to_string(), self.group_name().unwrap_or_default());
         let rest = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(": "));
         write!(f, "{before}{}", rest.unwrap_or(&text))
@@ -223,7 +226,7 @@ mod tests {
                 .to_string()
         };
         assert_eq!(text(Some("world")), format!("commit of group world (1.0): the group ended: {reason}"));
-        // Without a name, or with another one, the cause's text is complete.
+        // If the call has no group name, or another one, the cause's text is kept in full.
         assert_eq!(text(None), format!("commit of group 1.0: the group ended: world: {reason}"));
         assert_eq!(text(Some("w")), format!("commit of group w (1.0): the group ended: world: {reason}"));
     }

@@ -23,25 +23,25 @@ pub enum ErrorKind {
     /// again, with the exceptions that [`Refusal`] lists.
     #[error("refused on all members: {0}")]
     Refused(Refusal),
-    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can have its next
+    /// A rendezvous was refused on all members. No member keeps a mapping of it. The group can begin its next
     /// rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
     /// An exchange was refused on all members. No member has the plan. An earlier plan of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
-    /// A commit or retirement went wrong after its decision. Or a commit found that the group was poisoned already, or
-    /// that its members hold different windows ([`Poison::CommittedLogDiverged`]).
+    /// A commit or retirement failed after its decision. Or a commit found that the group was poisoned already, or that
+    /// its members have different windows ([`Poison::CommittedLogDiverged`]).
     ///
     /// After a commit, the group is poisoned on all members, with one exception in plain registrations: see
     /// [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's communicator, create the group
     /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until
     /// then, the memory of retired segments is not freed.
     ///
-    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Two sorts of the
-    /// groups that were given to the retirement are poisoned: groups with a member that failed or did not report, and
-    /// groups that ended meanwhile. A rank with a poisoned group does not return the segments' memory to the driver
-    /// yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
+    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Of the groups
+    /// that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not report,
+    /// and groups that ended during the retirement. A rank with a poisoned group does not return the segments' memory
+    /// to the driver yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
     #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The reason, equal on all members.
@@ -63,8 +63,8 @@ pub enum ErrorKind {
     Store {
         /// True if the others may have registered or deregistered windows because of this rank's record. Then the group
         /// of the commit, or every group that was given to the retirement, is poisoned. False if this rank had posted
-        /// no record, if the commit could no longer register segments, or if the retirement was given no groups. Always
-        /// false for other operations.
+        /// no record, if the members had already decided to refuse the commit, or if the retirement was given no
+        /// groups. Always false for other operations.
         poisoned: bool,
         /// The error of the store.
         source: StoreError,
@@ -80,7 +80,7 @@ pub enum ErrorKind {
         cause: GroupError,
     },
     /// A member list, a decision or a verdict in the store cannot be decoded, because another program or another
-    /// release of this crate has written it. So this member does not know what the others do.
+    /// release of this crate has written it. So this member does not know the others' decision.
     #[error(
         "what stands in the store cannot be read{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
@@ -197,14 +197,14 @@ pub enum ErrorKind {
         own: String,
     },
     /// Members run on other hosts than this rank. A direct path needs memory that all members can access, on the
-    /// devices and on the host. Hosts are told apart by [`process_group::link::host`], so containers of one machine
+    /// devices and on the host. Hosts are distinguished by [`process_group::link::host`], so containers of one machine
     /// with different network namespaces or host names count as different hosts.
     #[error(
         "ranks {ranks:?} run on other hosts than rank {own}; P2pPolicy::Direct is for the ranks of one host, so split \
          groups of those, or choose another policy"
     )]
     OtherHosts {
-        /// This rank of the job.
+        /// This rank, as a rank of the job.
         own: usize,
         /// Ranks of the job that run on other hosts.
         ranks: Vec<usize>,
@@ -217,9 +217,9 @@ pub enum ErrorKind {
         /// The failure on that rank.
         problem: String,
     },
-    /// The members did not agree on a direct path: members did not come or have left, their protocols or member lists
-    /// differ, or a message cannot be read. Every member gets the same reason, unless two processes take part as one
-    /// rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
+    /// The members did not agree on a direct path: a member did not take part in time or has left, the protocols or
+    /// member lists differ, or a message cannot be read. Every member gets the same reason, unless two processes take
+    /// part as one rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
     #[error("its members did not agree: {source}")]
     NotAgreed {
         /// The reason.
@@ -248,8 +248,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
-    /// the store failed. `groups` are this rank's groups that are poisoned. For a commit, `groups` always contains its
-    /// group: an ending that does not poison the group ignores `groups`.
+    /// the store failed. `groups` are this rank's poisoned groups. For a commit, `groups` must contain its group even
+    /// if the group is not poisoned: the conversion ignores `groups` for endings that do not poison the group.
     pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
         let poisons = !groups.is_empty();
         match (ending, failure) {

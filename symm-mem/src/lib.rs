@@ -3,9 +3,9 @@
 //!
 //! The ranks of a [`Domain`] make the same requests of a [`SymmetricPool`] in the same order. A
 //! [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group. It registers them on
-//! all members or on none, and in one order. If the members made different requests, every member gets the same error
-//! before its deadline. The error names the ranks, the segment, the different values, and the first allocation that
-//! differs. Earlier commits stay valid, and other groups are not affected.
+//! all members or on none, in the same order on every member. If the members made different requests, every member gets
+//! the same error before its deadline. The error names the ranks, the segment, the different values, and the first
+//! allocation that differs. Earlier commits stay valid, and other groups are not affected.
 //!
 //! Out of scope: placement ([`caching_alloc::core::symmetric`]), and communicators and collectives
 //! ([`process_group`]).
@@ -28,11 +28,11 @@
 //! ```
 //!
 //! # Map
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | [`agreement`] | the protocols by which ranks agree, without I/O: for commits, retirements and agreed lengths |
 //! | [`direct`] | messages of a process group without a communicator |
-//! | [`exchange`] | one-sided put and get: plans, handles that are opened once, leases |
+//! | [`exchange`] | one-sided put and get: plans of transfers, and shared regions |
 //! | [`kernels`] | device code: signals between ranks, and the collectives over their memory |
 //! | [`rendezvous`] | peers' memory and signals, as in PyTorch's SymmetricMemory |
 //! | [`sharing`] | the transport of memory handles between ranks |
@@ -46,14 +46,14 @@
 //! | | invariant | enforced by |
 //! |---|---|---|
 //! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places and logs; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
-//! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before anything is posted |
+//! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before the rank offers any segment to the members |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
-//! | I4 | a group's committed log only grows, is equal on all members, and holds a segment once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
+//! | I4 | a group's committed log only grows, is equal on all members, and contains each segment at most once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
 //! | I5 | a communicator has one window call at a time, never under the allocator's lock | one commit or retirement of a communicator at a time, and the communicator's call guard; a commit or retirement is refused while only some ranks have enqueued a collective or a message: [`Refusal::CollectivesOutstanding`] and [`Refusal::MessagesOutstanding`] |
-//! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order ends at its deadline with the list of waiting ranks |
+//! | I6 | commits of several groups run in ascending order of the group numbers | [`commit_all`]; a commit in another order fails by its deadline, with the list of waiting ranks |
 //! | I7 | placement is a function of the sequence of requests | [`caching_alloc::core::symmetric::SymmetricArena`] |
-//! | I8 | the ranks agree on the registration state of a segment; no rank detects it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
-//! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it are its holders; the last holder frees it. The memory of a retired segment is freed once all ranks have reported that its windows are deregistered |
+//! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
+//! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. The memory of a retired segment is freed once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
 //! | I11 | a block used by captured work is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!

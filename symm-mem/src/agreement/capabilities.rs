@@ -1,8 +1,8 @@
 //! The capabilities of a rank's libraries. They are part of the rank's record, and must be equal on all members.
 //!
-//! To add a capability, add a field to [`Capabilities`], a variant to [`Capability`] with its entry in `ALL` and its
-//! values in `compared` and `shown`, and set the field in `commit/offer.rs`. A new field changes the encoding of the
-//! records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! To add a capability, add a field to [`Capabilities`], and set the field in `membership/commit/offer.rs`. Add a
+//! variant to [`Capability`], with its entry in `ALL` and its values in `compared` and `shown`. A new field changes the
+//! encoding of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// Whether a rank's communication library supports windows for this group.
+/// A rank's support of windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
     /// The library supports windows for this group, as far as the rank can know before it registers one.
     Available,
-    /// The library does not support windows for this group.
+    /// The library does not support windows for this group, or the caller of the commit requested none.
     Unavailable {
-        /// The reason; the same text on every rank with the same library and environment.
+        /// The reason. The text is the same on every rank with the same library and environment.
         reason: String,
     },
 }
@@ -30,16 +30,16 @@ wire_enum!(WindowSupport { 0 => Available {}, 1 => Unavailable { reason } });
 pub struct Capabilities {
     /// The version code of the communication library (`ncclGetVersion`).
     pub library: u32,
-    /// The support of windows for this group. The members' values are equal if all are available or all are
-    /// unavailable: the reasons are not compared.
+    /// The support of windows for the group that commits. The members' reasons are not compared, so the values count as
+    /// equal if windows are available on all members or unavailable on all members.
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
-    /// Returns the first capability in which members differ, and the value of each member to show in the error. `None`
-    /// if all capabilities are equal. `by_rank` applies a function to the capabilities of every member, and returns the
-    /// results by rank.
+    /// Returns the first capability that differs between members, and each member's value to show in the error. Returns
+    /// `None` if all capabilities are equal. `by_rank` applies a function to the capabilities of every member, and
+    /// returns the results by rank.
     pub(super) fn difference(
         by_rank: impl Fn(&dyn Fn(&Self) -> String) -> ValuesByRank<String>,
     ) -> Option<(Capability, ValuesByRank<String>)> {
@@ -51,7 +51,7 @@ impl Capabilities {
 }
 
 impl WindowSupport {
-    /// Returns the reason why the group gets no windows, or `None` if the library supports them.
+    /// Returns the reason why the group gets no windows, or `None` if they are available.
     pub(super) fn missing(&self) -> Option<NoWindows> {
         match self {
             Self::Available => None,
@@ -65,7 +65,7 @@ impl WindowSupport {
 pub enum Capability {
     /// The version of the communication library.
     Library,
-    /// Support of windows for this group.
+    /// The support of windows for the group.
     Windows,
 }
 wire_enum!(Capability { 0 => Library {}, 1 => Windows {} });
@@ -82,7 +82,7 @@ impl fmt::Display for Capability {
 impl Capability {
     const ALL: [Self; 2] = [Self::Library, Self::Windows];
 
-    /// Returns the value to compare. The reason for missing windows is left out, because ranks with different
+    /// Returns the value to compare. It does not contain the reason for missing windows, because ranks with different
     /// environments may have different reasons.
     fn compared(self, own: &Capabilities) -> String {
         match self {

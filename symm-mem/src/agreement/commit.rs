@@ -1,19 +1,21 @@
-//! The agreement of one commit.
+//! The agreement on one commit. Its phases:
 //!
 //! | phase | action |
 //! |---|---|
-//! | records | the members post their records; [`decide`] |
-//! | search | if the allocation logs differ: rounds over prefix hashes ([`super::search`]); each round is an action, and all rounds together have the time limits of one action |
-//! | registration | every member registers the segments, and posts the outcome; [`judge_registrations`] |
-//! | opening | every member opens the memory of the others, and posts the outcome ([`super::opening`]). Shares the time limits of the registration |
+//! | records | every member posts its record; [`decide`] computes the decision |
+//! | search | only if the allocation logs differ: rounds over prefix hashes ([`super::search`]). Each round is an action. All rounds together have the time limits of one action |
+//! | registration | every member registers the segments and posts its outcome; [`judge_registrations`] computes the verdict |
+//! | opening | every member opens the memory of the others and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
 //!
-//! The deadline of a rank bounds only its wait for the records of the other members. If that deadline is too short, the
-//! commit is refused. After the decision, all members have the same time limits, which follow from the longest deadline
-//! among the members. The limits have lower bounds, because a registration that is cut short poisons the group.
+//! The deadline of a rank limits only the rank's wait for the records of the other members. If the deadline is too
+//! short, the commit is refused. After the decision, all members have the same time limits, which follow from the
+//! longest deadline among the members. The limits have lower bounds, because a registration that exceeds its limit
+//! poisons the group.
 //!
-//! A member is in doubt from posting its record until it has read the result. If it loses the store meanwhile, it does
-//! not know which windows the others hold, and treats the group as failed. Exception: if the commit is refused already,
-//! the search only adds details to the error. A member that loses the store in such a search keeps the group.
+//! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
+//! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: if
+//! the members have already decided to refuse the commit, the search only adds details to the error. A member that
+//! loses the store in such a search keeps the group.
 
 use bootstrap::agreement::{self, Absence, Absentee, Failure, Member, Protocol, Report};
 
@@ -77,8 +79,8 @@ impl Protocol for CommitProtocol {
     }
 
     /// All steps of a search share the time limits of its first step, because the steps are short and may be many. The
-    /// opening of memory shares those of the registration: if no time is left for it, the segments are committed
-    /// nevertheless.
+    /// opening of memory shares the limits of the registration. If no time is left for the opening, the segments are
+    /// committed nevertheless.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }
@@ -92,8 +94,8 @@ impl Protocol for CommitProtocol {
     }
 }
 
-/// Returns what `read` takes from the answers of all members. `None` if a member has not answered, or if `read` returns
-/// `None` for its answer.
+/// Applies `read` to the answers of all members, and returns the results. Returns `None` if a member has not answered,
+/// or if `read` returns `None` for an answer.
 fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(&Answer) -> Option<T>) -> Option<Vec<(u32, T)>> {
     let one = |(rank, report): &(u32, Report<Answer>)| match report {
         Report::Outcome(answer) => Some((*rank, read(answer)?)),
@@ -109,8 +111,8 @@ fn registered(report: &Report<Answer>) -> Option<Outcome> {
     }
 }
 
-/// Converts the ending of the agreement on `member` into that of the commit. `last` is the plan of the last action that
-/// this member has begun. `None` if it has begun none.
+/// Converts the ending of the agreement on `member` to the ending of the commit. `last` is the plan of the last action
+/// that this member has begun, or `None` if it has begun none.
 #[must_use]
 pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
     let only_explains = last.is_some_and(Plan::only_explains);
@@ -118,7 +120,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Some members may have registered or opened segments. If the last action was a step of the search, none has.
+        // Some members may have registered or opened segments. If the last action is a step of the search, no member
+        // has.
         Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

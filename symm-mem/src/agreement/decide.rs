@@ -1,7 +1,7 @@
-//! The decisions, as pure functions of the members' messages.
+//! The decision and the verdict of a commit, as pure functions of the members' messages.
 //!
-//! Any member may compute a decision, and all members follow the decision that is stored first. Decisions depend on the
-//! set of messages and not on their order, so the error is the same whichever member computes it.
+//! Any member may compute a decision. The store keeps the first one, and all members follow it. A decision depends on
+//! the set of messages and not on their order. So the error is the same, whichever member computes the decision.
 
 use std::cmp::Reverse;
 
@@ -37,7 +37,8 @@ fn poison(poison: Poison) -> Decision {
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
 /// 4. Every rank is ready.
-/// 5. In each group, the ranks have enqueued the same collectives, and matching sends and receives.
+/// 5. In each group, the ranks have enqueued equal numbers of collectives, and equal numbers of matching sends and
+///    receives.
 /// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not refuse
 ///    the commit.
 /// 7. If the segments become windows, they fit into the symmetric address space.
@@ -103,8 +104,9 @@ fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
     })
 }
 
-/// Returns a refusal if ranks have different domains or policies. The group, its members, the pool and the number of
-/// the commit need no check here: members that differ in one of them never reach this decision.
+/// Returns a refusal if ranks have different domains or policies. The pool, the group and the number of the commit need
+/// no check here, because they are part of the agreement's name. [`bootstrap::agreement`] compares the members of the
+/// group.
 fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
@@ -122,7 +124,7 @@ fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
-        // The commit leaves out the segments after the first difference, so their failures do not matter.
+        // The commit leaves out the segments after the first difference, so it ignores the failures of these segments.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
             record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
         }
@@ -133,7 +135,7 @@ fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refu
 }
 
 /// Returns a refusal if some of `ranks` cannot take part now, or `None` if all can. `ranks` must be in ascending order.
-/// Ignores [`Readiness::Poisoned`]: [`decide`] checks it before, and the record of a retirement never has it.
+/// Ignores [`Readiness::Poisoned`]: [`decide`] checks it earlier, and the record of a retirement never contains it.
 pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + Clone) -> Option<Refusal> {
     let failed = ranks.clone().find_map(|(rank, readiness)| match readiness {
         Readiness::Failed { ordinal, cause } => {
@@ -159,9 +161,9 @@ fn outstanding(records: &[Ranked<'_>]) -> Option<Refusal> {
     half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice())))
 }
 
-/// Compares, for each group, the counts of those of `ranks` that have an entry for the group. Returns a refusal if they
-/// have enqueued different numbers of collectives, or if two of them have enqueued different numbers of sends and
-/// matching receives. `ranks` must be in ascending order.
+/// For each group, compares the counts of the ranks that have an entry for the group. Returns a refusal if these ranks
+/// have enqueued different numbers of collectives, or if one of them has enqueued more or fewer sends than its peer has
+/// enqueued matching receives. `ranks` must be in ascending order.
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
@@ -184,8 +186,8 @@ pub(super) fn half_enqueued<'a>(
 }
 
 /// Finds the first pair of `ranks` in which one rank has enqueued more or fewer sends than the other has enqueued
-/// receives. `ranks` must be in ascending order. Skips pairs with a peer that is not in `ranks`, because its counts are
-/// unknown. Skips pairs with captured messages, because it is unknown how often their graphs run.
+/// receives. `ranks` must be in ascending order. Skips pairs with a peer that is not in `ranks`, because the peer's
+/// counts are unknown. Skips pairs with captured messages, because the number of graph launches is unknown.
 fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal> {
     let ends = ranks.iter().flat_map(|(rank, enqueued)| enqueued.messages.iter().map(|own| (*rank, own)));
     ends.filter(|(_, own)| !own.captured).find_map(|(rank, own)| {
@@ -205,7 +207,7 @@ fn half_exchanged(group: GroupId, ranks: &[(u32, &Enqueued)]) -> Option<Refusal>
     })
 }
 
-/// The number of new segments, from the first, that all records have in common.
+/// Returns the length of the longest common prefix of the lists of new segments in all records.
 fn common_segments(records: &[Ranked<'_>]) -> usize {
     let Some(((_, first), others)) = records.split_first() else { return 0 };
     let same = |(at, segment): (usize, &Segment)| {
@@ -215,22 +217,24 @@ fn common_segments(records: &[Ranked<'_>]) -> usize {
     first.segments.iter().enumerate().take_while(|entry| same(*entry)).count()
 }
 
-/// The ordinals of the segments that share a window with the new segment before them: those that are marked
-/// [`Segment::FOLLOWS`] on all ranks. Looks only at the first `common` new segments. Never contains the first one,
-/// because the segment before it is not registered in this commit.
+/// Returns the ordinals of the segments that all ranks mark as [`Segment::FOLLOWS`], among the first `common` new
+/// segments. Each of them shares a window with the new segment before it. The first new segment is never among them,
+/// because this commit does not register the segment before it.
 fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
     let Some((_, first)) = records.first() else { return Vec::new() };
     let follows = |at: usize| records.iter().all(|(_, it)| it.segments.get(at).is_some_and(Segment::follows));
     (1..common).filter(|at| follows(*at)).map(|at| first.segments[at].ordinal).collect()
 }
 
-/// Returns the difference between the records, as a refusal. The first `common` new segments are equal. `None` if there
-/// is no difference.
+/// Returns the first difference between the new segments or the allocation logs of the records, as a refusal. Returns
+/// `None` if there is no difference. `common` is the number of new segments, from the first, that are equal on all
+/// ranks.
 fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
     if at.is_unanimous() {
-        // No rank has a segment here, so the lists are equal. The logs may still differ after the last segment.
+        // No rank has a segment at this position, so the lists are equal. The logs may still differ after the last
+        // segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
             ordinal: None,
@@ -280,23 +284,24 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // Each rank computes its value for a reservation of the size of its own device's memory. But NCCL reserves the size
-    // of the largest device's memory on every member. So the greatest value, that of the rank with the largest device,
-    // is correct for all members.
+    // Each rank computes its value as if NCCL had reserved the memory size of the rank's own device. But NCCL reserves
+    // the memory size of the largest device on every member. So the greatest value, which the rank with the largest
+    // device has posted, is correct for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
 }
 
-/// Computes the verdict on the registration of `agreed` from the outcomes of all members (rank, and its outcome if it
-/// posted one). The result does not depend on their order.
+/// Computes the verdict on the registration of `agreed`. `outcomes` contains each member with its outcome, or `None` if
+/// it posted none. The result does not depend on the order of `outcomes`.
 ///
 /// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
 /// which may only have waited for the missing rank. [`Outcome::Unsupported`] also takes precedence over a blocked
-/// registration: the library may return at once on a member without windows, while the other members wait for it.
+/// registration: on a member without windows, the library may return at once while the other members wait for that
+/// member.
 ///
 /// If a member posted [`Outcome::Ended`], the verdict blames only the rank that ended the group. The end of the group
-/// aborts the communicators of all members, so the registrations of the other members fail too.
+/// aborts the communicators of all members, so the registrations of blameless members fail too.
 pub fn judge_registrations(agreed: &Agreed, outcomes: &[(u32, Option<Outcome>)]) -> Decision {
     let mut outcomes: Vec<&(u32, Option<Outcome>)> = outcomes.iter().collect();
     outcomes.sort_by_key(|(rank, _)| *rank);

@@ -13,18 +13,19 @@ use crate::domain::rank_of;
 /// The reason why an agreement has no result on this member. `R` is the type of a refusal's reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AgreementError<R> {
-    /// The agreement was refused. All members get the same reason, except if another process has run as this rank, or
-    /// if this rank's list of members differs from that of the others: only this member may get such a reason.
+    /// The agreement was refused. All members get the same reason, with two exceptions. If another process has run as
+    /// this rank, or this rank's list of members differs from the list of the others, this member may be the only one
+    /// that gets the reason.
     Refused(R),
     /// This member could not reach the store. The others may report this member as missing.
     StoreFailed {
         /// True if this member may have posted its record, so that the others may have acted on it.
         in_doubt: bool,
     },
-    /// A value in the store cannot be decoded: another program, or another release of this one, writes there. The
-    /// others may have read the value before it changed.
+    /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
+    /// it. The other members may have read the original value.
     Unreadable(Malformed),
-    /// The state machine got an input that it had not requested.
+    /// The state machine got an input that it had not requested. This is a bug.
     OutOfStep,
 }
 
@@ -49,26 +50,27 @@ impl<R> AgreementError<R> {
 /// member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// Nothing was registered or retired on this member. The same holds for the other members, except if the reason is
-    /// that their list of members differs from that of this rank: then they may have agreed without this rank.
+    /// Nothing was registered or retired on this member. The same is true for the other members, with one exception: if
+    /// the reason is that this rank's list of members differs from theirs, they may have agreed without this rank.
     Refused(Refusal),
-    /// The group is dead on all members, or on this one alone if it could not undo a plain registration
-    /// (`ncclCommRegister`).
+    /// The group is poisoned on all members. Exception: if this member could not undo a plain registration
+    /// (`ncclCommRegister`), the group is poisoned on this member alone.
     Poisoned(Poison),
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
     StoreFailed {
         /// True if the others may have acted on a record of this rank. False if no record was posted, or if the members
         /// had already decided to refuse the commit and only searched for the difference between their histories.
+        /// Always true for a plain registration, because a member registers before it posts its record.
         in_doubt: bool,
     },
-    /// A value in the store cannot be decoded: another program, or another release of this one, writes there. The
-    /// others may have read the value before it changed.
+    /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
+    /// it. The other members may have read the original value.
     Unreadable {
         /// The decoding error.
         source: Malformed,
     },
-    /// The state machine of the agreement got an input that it had not requested.
+    /// The state machine of the agreement got an input that it had not requested. This is a bug.
     OutOfStep,
 }
 
@@ -93,8 +95,8 @@ impl Ending {
     }
 
     /// Returns true for a refusal or a poison, unless its reason is that members did not arrive in time or were lost.
-    /// All members get such an ending, with two exceptions: a plain registration that only this member could not undo,
-    /// and a list of members that differs from that of the others.
+    /// If this returns true, all members have the same ending, with two exceptions: this member alone could not undo a
+    /// plain registration, or this rank's list of members differs from the list of the others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {
@@ -105,8 +107,8 @@ impl Ending {
         }
     }
 
-    /// Returns the poison for the groups of the commit or retirement, if this rank cannot know whether all members hold
-    /// the same windows. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
+    /// Returns the poison for the groups of the commit or retirement, if this rank cannot find out whether all members
+    /// have the same windows. Otherwise returns `None`. `rank` is this rank. `cause` is the store's error, if the store
     /// failed.
     pub(crate) fn doubt(&self, rank: u32, cause: Option<String>) -> Option<Poison> {
         let cause = match self {
@@ -119,16 +121,16 @@ impl Ending {
     }
 }
 
-/// Takes the store's error from a failed agreement of `member`. If there is none and another process runs as this rank,
-/// returns [`StoreError::RankTaken`]. Otherwise returns `None`.
+/// Takes the store's error from the failed agreement of `member`. If there is no error of the store, returns
+/// [`StoreError::RankTaken`] if another process runs as this rank, and `None` otherwise.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };
     failed.store.take().or_else(|| is_taken.then(taken))
 }
 
-/// Returns the rank that ended a group, and the reason. All ranks are ranks of the job. `own` is this rank: it is
-/// returned if the error names no rank.
+/// Returns the rank that ended a group, and the reason. Ranks are ranks of the job. If the error names no rank, returns
+/// this rank, `own`.
 pub(crate) fn gone(own: u32, ended: &GroupError) -> Gone {
     let rank = match ended.kind() {
         GroupErrorKind::Lost { rank, .. }

@@ -1,4 +1,4 @@
-//! The state of a pool in a group on one rank, kept from one commit to the next.
+//! The state that a rank keeps for a pool and a group from one commit to the next.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use super::{
 /// The first word of a log entry that records the retirement of a segment. No ordinal has this value.
 const TOMBSTONE: u64 = u64::MAX;
 
-/// The state of a rank at the start of a commit.
+/// The state of a rank at the start of a commit, from which [`GroupLog::begin`] makes the rank's record.
 #[derive(Debug, Clone)]
 pub struct Situation {
     /// The treatment of differences between the ranks' pools.
@@ -39,24 +39,24 @@ pub struct Situation {
     pub capabilities: Capabilities,
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that are left in the rank's communicator, computed for the memory size of
-    /// the rank's own device. `None` if unknown.
+    /// See [`Record::address_space_left`].
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The shortest length of the log at which the pool still has the hash.
+    /// The pool still has the log's hash at every length from this one to the log's end.
     pub log_since: u64,
-    /// All of the pool's segments that are not retired, in order of their ordinals.
+    /// All segments of the pool that are not retired, in ascending order of ordinals.
     pub segments: Vec<Segment>,
-    /// The memory that this rank offers to the other members: of those segments that are new to the group.
+    /// The memory that this rank offers to the other members. Contains only segments that are new to the group.
     pub peers: PeerOffer,
 }
 
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
 ///
-/// Every commit is counted, whether or not it succeeds and even if members miss or skip it. So the k-th commit of one
-/// member meets the k-th of the others, and a late member finds the decision that was made without it.
+/// Each rank counts its commits for the group, including commits that fail and commits that the rank skips. So all
+/// members run their k-th commit in the same agreement, and a late member finds the decision that the others made
+/// without it.
 #[derive(Debug)]
 pub struct GroupLog {
     pool: PoolId,
@@ -67,7 +67,7 @@ pub struct GroupLog {
     committed: LogPoint,
     /// The length of the pool's allocation log when this rank began its last commit.
     offered: u64,
-    /// The length up to which the members' allocation logs of the pool are known to be equal.
+    /// The length up to which a commit has found the members' allocation logs equal.
     equal: u64,
     /// The ordinal after the last segment that the group has committed. A segment with a lower ordinal is never new to
     /// the group: the group has committed it, or it was retired first.
@@ -76,7 +76,8 @@ pub struct GroupLog {
 }
 
 impl GroupLog {
-    /// The state of `rank` among `members` (ranks of the domain, in the group's order), with nothing committed.
+    /// Creates the state of `rank` before the first commit. `members` are the ranks of the domain that are in the
+    /// group, in the group's order.
     pub fn new(pool: PoolId, group: GroupId, rank: u32, members: Vec<u32>) -> Self {
         Self {
             pool,
@@ -107,8 +108,8 @@ impl GroupLog {
         &self.members
     }
 
-    /// The log of committed and retired segments. It has an entry for each commit of a segment, and an entry for the
-    /// retirement of each segment of the pool, even if the group had not committed that segment.
+    /// The log of committed and retired segments. It has one entry for each committed segment of the group, and one for
+    /// each retired segment of the pool. A retired segment has an entry even if the group had not committed it.
     pub fn committed(&self) -> LogPoint {
         self.committed
     }
@@ -118,26 +119,26 @@ impl GroupLog {
         self.members = members;
     }
 
-    /// The reason why the group is dead, if it is.
+    /// The reason why the group is poisoned, or `None` if it is not.
     pub fn poison(&self) -> Option<&Poison> {
         self.poison.as_ref()
     }
 
-    /// Marks the group as dead because of `poison`, unless it is dead already: an earlier reason is kept. This rank's
-    /// record in the next commit reports the reason to the other members.
+    /// Poisons the group. If the group is poisoned already, keeps the earlier reason. In the next commit, this rank's
+    /// record reports the reason to the other members.
     pub fn set_poison(&mut self, poison: Poison) {
         self.poison.get_or_insert(poison);
     }
 
     /// Clears the committed log and the poison after the group's communicator has ended. The caller must then call
-    /// [`retire`](Self::retire) again for every segment that the pool has retired. The number of the next commit is
-    /// kept, so that no commit uses the store keys of an earlier one.
+    /// [`retire`](Self::retire) again for every segment that the pool has retired. Keeps the number of the next commit,
+    /// so that no commit uses the store keys of an earlier one.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
 
-    /// Records that the pool has retired segment `ordinal`. The log then differs from the log of a member whose pool
-    /// has not retired it.
+    /// Adds an entry to the committed log: the pool has retired segment `ordinal`. The next commit compares the logs,
+    /// and so detects a member whose pool has not retired the segment.
     pub fn retire(&mut self, ordinal: u32) {
         self.enter([TOMBSTONE, ordinal.into()]);
     }
@@ -152,18 +153,18 @@ impl GroupLog {
         ordinal >= self.next
     }
 
-    /// The length up to which a commit found the members' allocation logs of the pool equal.
+    /// The length up to which a commit has found the members' allocation logs equal. 0 if there was no such commit.
     pub(crate) fn equal_length(&self) -> u64 {
         self.equal
     }
 
-    /// Counts a commit that this rank skips because it has nothing to commit or report. Members that skip a commit and
-    /// members that do not still meet in the next one.
+    /// Counts a commit that this rank skips, because it has nothing to commit or report. So the next commit has the
+    /// same number on all members, even if some of them did not skip this one.
     pub(crate) fn skip(&mut self) {
         self.rounds.count();
     }
 
-    /// The meeting of the commit with this number.
+    /// Returns the id of the commit with number `round`.
     fn meeting(&self, round: u64) -> MeetingId {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
@@ -197,17 +198,17 @@ impl GroupLog {
         (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
 
-    /// Counts a commit in which this rank cannot take part. Returns the name and members of its agreement, and the
-    /// refusal for the other members.
+    /// Counts a commit in which this rank cannot take part. Returns the name and the members of the commit's agreement,
+    /// and the refusal that the caller must post for the other members.
     pub(crate) fn decline(&mut self, cause: String) -> (Place, Refusal) {
         let round = self.rounds.count();
         self.rounds.leave(round);
         (self.place(round), Refusal::PeerPrepareFailed { rank: self.rank, ordinal: None, cause })
     }
 
-    /// Returns this rank as a member of the agreement on the plain registration of the segments that the last commit
-    /// left without windows. `patience` is the time, from now, that the other members may still spend on their
-    /// registrations. The agreement waits for the members for `patience` plus `VOTE_FLOOR`.
+    /// Returns this rank as a member of an agreement on a plain registration. The agreement is about the segments that
+    /// the last commit left without windows. `patience` is the time, from now, that the other members may still need
+    /// for their registrations. This member waits for their records for `patience` plus `VOTE_FLOOR`.
     pub(crate) fn plain_member(&self, patience: Duration) -> Member {
         let name = format!("{}/plain", self.meeting(self.rounds.last()).name());
         let members = self.members.clone();
@@ -222,7 +223,8 @@ impl GroupLog {
     }
 
     /// Returns the agreements of earlier commits whose store keys this rank can remove now. These commits failed and
-    /// may have left keys, and all members have taken part in a later commit. Each agreement is returned once.
+    /// may have left keys, and all members have since taken part in a later commit. Each agreement is returned only
+    /// once.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }

@@ -1,4 +1,4 @@
-//! Operations on pools, and divergence of the ranks' histories.
+//! The operations in a pool's allocation log, and the point at which the logs of the ranks diverge.
 
 use std::fmt;
 
@@ -44,7 +44,8 @@ pub enum OperationKind {
     Allocate,
     /// A block was freed.
     Free,
-    /// A request was refused, because the pool was frozen or could not get a new segment, such as for lack of memory.
+    /// A request was refused, because the pool was frozen or could not get a new segment, for example for lack of
+    /// memory.
     Refuse,
     /// A segment was retired.
     Retire,
@@ -56,7 +57,8 @@ wire_enum!(OperationKind { 0 => Allocate {}, 1 => Free {}, 2 => Refuse {}, 3 => 
 pub struct Operation {
     /// The kind of the operation.
     pub kind: OperationKind,
-    /// The requested size in bytes. For a free, that of the allocation. For a retirement, the size of the segment.
+    /// The requested size in bytes. For a free, the requested size of the freed block. For a retirement, the size of
+    /// the segment.
     pub bytes: u64,
     /// The place of the block. For a retirement, the start of the segment. `None` for a refused request.
     pub place: Option<BlockPlace>,
@@ -91,7 +93,7 @@ impl fmt::Display for Operation {
 }
 
 impl Operation {
-    /// Describes the operation without its `shared` parts.
+    /// Describes the operation without the parts that `shared` marks as equal.
     fn describe(&self, shared: Shared) -> String {
         let what = match self.kind {
             OperationKind::Allocate => "allocated",
@@ -113,7 +115,8 @@ impl Operation {
     }
 }
 
-/// For each part of an operation: true if it is equal in all operations of a list. An error text names such parts once.
+/// For each part of an operation: true if all operations of a list have an equal part. An error text names such a part
+/// only once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shared {
     tag: bool,
@@ -122,7 +125,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// A list of one operation shares nothing.
+    /// Compares the operations of a list. Every part is false if the list has fewer than two operations.
     fn of(operations: &[&Operation]) -> Self {
         let Some((first, others @ [_, ..])) = operations.split_first() else { return Self::default() };
         Self {
@@ -134,8 +137,8 @@ impl Shared {
     }
 }
 
-/// Returns advice for the error text: how to make the ranks' pools equal again. `operations` are the first ones that
-/// differ. `can_grant` is that of [`Divergence::At`].
+/// Returns the last part of the error text: advice on making the ranks' pools equal again. `operations` and `can_grant`
+/// are the fields of [`Divergence::At`].
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
     let mut made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
     let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);
@@ -181,18 +184,19 @@ pub enum Divergence {
         sequence: u64,
         /// Each rank's operation with this number. `None` if the rank's log is shorter, or no longer has the operation.
         operations: ValuesByRank<Option<Operation>>,
-        /// True if each refused request among the operations is the last operation of its rank. Then the rank can
-        /// repeat the request, and the allocation replaces the refused request in its log.
+        /// True if each refused request among the operations is the last operation in its rank's log. Such a rank can
+        /// repeat the request. If the request then succeeds, the allocation replaces the refused request in the log.
         can_grant: bool,
     },
-    /// The first difference cannot be found. Either the ranks' logs no longer hold the operation that differs, or the
-    /// pools differ before their first operation, because they have different [geometries](crate::Geometry).
+    /// The first difference cannot be found. Either the ranks' logs no longer contain the operation that differs, or
+    /// the pools differ before their first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The number of the first operation that differs is less than this. 0 if the pools differ
-        /// before their first operation and all ranks still know the hash of their empty log.
+        /// The number of the first operation that differs is less than this value. 0 if the hashes of the empty logs
+        /// differ, so that the pools differ before their first operation. The search compares these hashes only if its
+        /// range begins at length 0.
         before: u64,
     },
-    /// A rank stopped answering during the search.
+    /// The search was not completed, because a rank did not answer.
     NotFound {},
 }
 wire_enum!(Divergence {

@@ -1,4 +1,4 @@
-//! Agreement of a domain's ranks on the length of an allocation: the greatest that any of them needs.
+//! The ranks of a domain agree on the length of an allocation: the greatest length that any of them needs.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -22,8 +22,9 @@ type Decision = agreement::Decision<LengthProtocol>;
 
 impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// If a rank arrives after the others with another member list, the stored result lets it fail with
-    /// [`Refusal::MembersMismatch`]. Members remove the stored keys after the next meeting.
+    /// If a rank with another member list arrives after the others, it finds their stored list and fails with
+    /// [`Refusal::MembersMismatch`]. Without the stored list, it would wait until its patience ends. Members remove the
+    /// stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;
@@ -54,8 +55,8 @@ impl Protocol for LengthProtocol {
 }
 
 impl Start<LengthProtocol> {
-    /// Begins agreement number `round` among `members`. Rank `rank` needs `bytes` bytes, and the agreement takes at
-    /// most `deadline`.
+    /// Prepares agreement number `round` of rank `rank` with `members`, which are all ranks of the domain. This rank
+    /// needs `bytes` bytes. `deadline` is the time limit of the agreement.
     #[must_use]
     pub fn length(
         pool: PoolId,
@@ -70,13 +71,13 @@ impl Start<LengthProtocol> {
     }
 }
 
-/// Returns the time that a member waits for the others in an agreement on a length: 15/16 of `deadline`. No action
-/// follows the decision, and the rest is for requests to the store.
+/// Returns a member's patience in an agreement on a length: 15/16 of `deadline`. No action follows the decision, so the
+/// remaining 1/16 is enough for the requests to the store.
 pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }
 
-/// Converts `ending`, with which an agreement on a length ended on `member`.
+/// Converts the ending of an agreement on a length on `member`.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

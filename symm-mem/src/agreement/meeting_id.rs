@@ -11,18 +11,18 @@ use super::record::PoolId;
 /// The purpose of a meeting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MeetingKind {
-    /// To commit the pool for a group.
+    /// To commit the pool for a group. The members of the group take part.
     Commit {
         /// The group.
         group: GroupId,
     },
-    /// To retire segments, with the whole domain.
+    /// To retire segments. All ranks of the domain take part.
     Retire {},
-    /// To agree on a length, with the whole domain.
+    /// To agree on a length. All ranks of the domain take part.
     Length {},
 }
 
-/// Identifies a meeting among all meetings of the pools of a store.
+/// Identifies a meeting among all meetings of the pools that use one store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MeetingId {
     /// The number of the pool's domain.
@@ -33,7 +33,7 @@ pub struct MeetingId {
     pub pool: u32,
     /// The purpose of the meeting.
     pub kind: MeetingKind,
-    /// The number of the meeting, counted for each pool and purpose.
+    /// The number of the meeting among those of the same pool and purpose, from 0.
     pub round: u64,
 }
 
@@ -43,14 +43,14 @@ impl MeetingId {
         Self { domain, generation, pool, kind, round }
     }
 
-    /// Returns the meeting whose agreement is `place`, or `None` if that agreement is not a meeting.
+    /// Returns the id of the meeting whose agreement is `place`, or `None` if that agreement is not a meeting.
     #[must_use]
     pub fn at(place: &Place) -> Option<Self> {
         Self::named(&place.name)
     }
 
-    /// Returns the meeting whose agreement has this name, or `None` if that agreement is not a meeting. The agreement
-    /// on a plain registration is not a meeting.
+    /// Returns the id of the meeting whose agreement has this name, or `None` if that agreement is not a meeting. The
+    /// agreement on a plain registration is not a meeting.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let mut parts = name.split('/');
         let mut next = || parts.next();
@@ -104,12 +104,12 @@ impl fmt::Display for MeetingId {
     }
 }
 
-/// Describes the agreement `place` for an error text: as a meeting, or by its name if it is not a meeting.
+/// Describes the agreement `place` for an error text. An agreement that is not a meeting is described by its name.
 pub(super) fn describe_place(place: &Place) -> String {
     MeetingId::at(place).map_or_else(|| place.name.clone(), |meeting| meeting.to_string())
 }
 
-/// The store key that counts how often `rank` has created the domain with this number.
+/// Returns the store key that counts how often `rank` has created the domain with this number.
 pub(crate) fn generation_key(domain: u64, rank: u32) -> String {
     format!("symm/{domain:x}/generation/{rank}")
 }

@@ -1,19 +1,21 @@
-//! The agreements about pools, without I/O: commits, plain registration, retirements and agreed lengths. Each is a
-//! [`Protocol`](bootstrap::agreement::Protocol) of [`bootstrap::agreement`], which runs it.
+//! The agreements of ranks about a pool: commits, plain registrations, retirements and lengths of allocations. Each
+//! kind of agreement implements [`Protocol`](bootstrap::agreement::Protocol) and does no I/O. [`bootstrap::agreement`]
+//! runs it.
 //!
 //! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
 //!   contribution of a rank; [`decide()`] and [`judge_registrations`] are pure functions of the members' messages.
-//!   [`GroupLog`] is the state between commits.
+//!   [`GroupLog`] is the state that a rank keeps from one commit to the next.
 //! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
 //! - [`RetireProtocol`], [`LengthProtocol`]: all ranks of the domain agree to retire segments, or on the length of an
 //!   allocation.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: why an operation was refused, a group is poisoned, or segments have no
-//!   windows. Every member gets the same value, with the exceptions that [`Poison`] lists.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reason why an operation is refused, a group is poisoned, or segments
+//!   have no windows. A group is poisoned if its members may have different windows. Every member gets the same reason,
+//!   with the exceptions that [`Poison`] lists.
 //! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
 //!   name in the store.
 //!
-//! Out of scope: stores, communicators, memory, threads. In production a driver runs the state machines. In tests the
-//! seeded simulation also runs them.
+//! Out of scope: stores, communicators, memory, threads. In production, [`bootstrap::agreement::run`] drives the state
+//! machines over a store. In tests, the seeded simulation also drives them.
 
 mod capabilities;
 mod commit;
@@ -79,18 +81,19 @@ pub use start::Start;
 pub(crate) use start::patience;
 pub(crate) use waits::describe_circle;
 
-/// The version of the whole protocol: records, decisions, plans and outcomes. Ranks of different versions refuse to
-/// work together.
+/// The version of all messages of this crate's agreements: records, decisions, plans and outcomes. If ranks have
+/// different versions, their agreements are refused on all of them.
 pub const PROTOCOL_VERSION: u16 = 11;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 
-/// The least time limit for an action on every member after a decision: to register or deregister windows, to quiesce
-/// the device, or to open peers' memory.
+/// The lower bound of the time limit of an action. The actions are: registering or deregistering windows, waiting until
+/// the device is idle, and opening the memory of peers.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
-/// The least time that members wait for each other's answers after a decision.
+/// The lower bound of the time that a member waits for the outcomes of the others, counted from the time limit of the
+/// action.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The time that two actions and the waits for their outcomes may take together, if their lower bounds apply.
+/// The time limit of two actions and the waits for their outcomes together, if all lower bounds apply.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

@@ -1,6 +1,7 @@
-//! The last part of a commit: the members open each other's new segments and signal pads, all of them or none.
+//! The last part of a commit: every member opens the new segments and signal pads of the others. If one member fails,
+//! no member keeps the memory open.
 //!
-//! A group whose members cannot do so still commits: its agreement then has the reason ([`Unmapped`]).
+//! The commit succeeds nevertheless. Its result then contains the reason ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 
@@ -11,7 +12,7 @@ use super::{
 };
 use crate::sharing::{self, OpeningFailure};
 
-/// Decides from the records, sorted by rank, whether the members can open each other's first `segments` segments.
+/// Decides whether the members can open each other's first `segments` new segments. `records` must be sorted by rank.
 pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },
@@ -56,7 +57,7 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
     Ok(members)
 }
 
-/// The verdict on the opening of the members' memory. The segments are committed in any case.
+/// Returns the verdict on the opening of the members' memory. The segments are committed whether or not it succeeded.
 pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
     let outcome = |report: &Report<Answer>| match report {
         Report::Outcome(Answer::Opened { outcome }) => Report::Outcome(outcome.clone()),
@@ -80,8 +81,8 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
 }
 
 impl Agreed {
-    /// Returns the next decision after the registration, or without one: to open the members' memory, or the final
-    /// agreement if it cannot be opened.
+    /// Returns the decision that follows the registration, or takes its place if there is none: to open the members'
+    /// memory. If the memory cannot be opened, returns the final agreement.
     pub(super) fn open(self) -> Decision {
         match self.peers {
             PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },

@@ -1,4 +1,4 @@
-//! The memory that the members of a commit offer each other, and whether they have mapped it.
+//! The memory that the members of a group offer to each other in a commit, and whether they have mapped it.
 
 use std::fmt;
 
@@ -24,9 +24,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 /// The memory of a rank that the other members can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfferedMemory {
-    /// Where the rank runs.
+    /// The host, the process and the device of the rank.
     pub site: Site,
-    /// The lowest number that the rank has not used for a segment that the group's members have mapped, of any pool.
+    /// The members number the segments that they have mapped, of all pools. This is the lowest number that the rank has
+    /// not used yet. The commit numbers its segments from the highest `next` among the members.
     pub next: u64,
     /// The rank's signal pad. `None` if the members have opened the pads in an earlier commit.
     pub pad: Option<Export>,
@@ -36,18 +37,18 @@ pub struct OfferedMemory {
 wire_struct!(OfferedMemory { site, next, pad, segments });
 
 impl OfferedMemory {
-    /// The pad, if it is offered, and then the segments.
+    /// Returns the pad, if it is offered, and then the segments.
     pub(crate) fn exports(&self) -> Vec<&Export> {
         self.pad.iter().chain(&self.segments).collect()
     }
 }
 
-/// The memory of a member, with its rank.
+/// A member's rank and the memory that it offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberMemory {
     /// The member.
     pub rank: u32,
-    /// Its memory. The segments are those that the group commits.
+    /// The memory. It contains only the segments that the group commits.
     pub memory: OfferedMemory,
 }
 wire_struct!(MemberMemory { rank, memory });
@@ -62,7 +63,7 @@ pub enum PeerMappings {
     },
     /// All members have opened each other's memory.
     Opened {},
-    /// No member has opened the others' memory.
+    /// No member has the others' memory mapped. Memory that a member had already opened is unmapped again.
     Unmapped {
         /// The reason.
         reason: Unmapped,
@@ -83,13 +84,13 @@ pub enum Unmapped {
         /// The reason.
         cause: String,
     },
-    /// A rank's memory has no handle that another rank can open.
+    /// A rank's memory has no handle by which another rank can open it.
     NoHandle {
-        /// The rank whose memory it is.
+        /// The rank that offers the memory.
         rank: u32,
-        /// The kinds of handles of the memory.
+        /// The kinds of handles that the memory has.
         handle: String,
-        /// The rank that cannot open it.
+        /// The rank that cannot open the memory.
         peer: u32,
     },
     /// A rank's device cannot access the memory of another device.

@@ -1,8 +1,11 @@
-//! Agreement on the plain registration (`ncclCommRegister`) of segments without windows: on all members, or on none.
+//! The agreement on the plain registration (`ncclCommRegister`) of segments that have no windows: all members register
+//! them, or none does.
 //!
-//! NCCL chooses its transport on each rank separately, and a call hangs if only one side is registered. So every
-//! member registers, posts its outcome, and keeps the registration only if all members succeeded. During a commit, no
-//! thread enqueues collectives of the group on the new segments, so no collective uses them before all members agree.
+//! Each rank chooses the transport of an NCCL call by itself. If a buffer is registered on only some ranks, they choose
+//! different transports, and the call hangs. So every member registers, posts its outcome, and keeps the registration
+//! only if all members succeeded. [`SymmetricPool::commit`](crate::SymmetricPool::commit) requires that no thread
+//! enqueues collectives on the new segments meanwhile. So no collective uses a registration before all members have
+//! agreed on it.
 
 use std::convert::Infallible;
 
@@ -27,14 +30,14 @@ pub enum Attempt {
 }
 wire_enum!(Attempt { 0 => Done {}, 1 => Failed { cause } });
 
-/// The decision of all members on their registrations.
+/// The agreed decision on the registrations of all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plain {
     /// The members keep their registrations.
     Registered {},
     /// The members undo their registrations.
     Undone {
-        /// The rank that could not register, the lowest if there are several.
+        /// The rank whose registration failed, the lowest if there are several.
         rank: u32,
         /// The cause of the failure.
         cause: String,
@@ -42,7 +45,7 @@ pub enum Plain {
 }
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause } });
 
-/// The agreement on a plain registration. The record of a member is the outcome of its registration.
+/// The kind of agreement. A member's record is the outcome of its registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationProtocol;
 
@@ -65,9 +68,9 @@ impl PlainProtocol for RegistrationProtocol {
     }
 }
 
-/// Converts the ending of the agreement. If the agreement failed, the group is poisoned: members are lost, or their
-/// registrations are unknown. A member registers before the agreement, so a member that loses the store is always in
-/// doubt.
+/// Converts the ending of the agreement. A failure of the agreement poisons the group, because members are lost, or
+/// their registrations are unknown. A member registers before the agreement begins. So a member that loses the store is
+/// always in doubt, even if it has posted no record.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

@@ -1,5 +1,4 @@
-//! The messages of a commit other than the [record](super::record): agreement, rejection, plans of actions and the
-//! outcomes of actions.
+//! The messages of a commit after the [records](super::record): the plans and outcomes of actions, and the result.
 
 use bootstrap::agreement;
 
@@ -14,7 +13,7 @@ use super::{
 };
 use crate::sharing;
 
-/// The agreement of one commit.
+/// The kind of agreement that decides a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitProtocol;
 
@@ -24,23 +23,23 @@ pub type Decision = agreement::Decision<CommitProtocol>;
 /// The agreed result of a commit, equal on all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
-    /// The number of segments that the group commits. They are the first ones of every record.
+    /// The number of segments that the group commits. These are the first new segments in every record.
     pub segments: u32,
     /// The ordinals of the segments that share a window with the segment before them, ascending.
     pub joined: Vec<u32>,
     /// The reason why the segments have no windows, or `None` if they have windows.
     pub without: Option<NoWindows>,
-    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after these segments.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
     /// `None` if there is no difference.
     pub pending: Option<Refusal>,
-    /// Whether the members have mapped each other's segments.
+    /// The state of the members' mappings of each other's committed segments.
     pub peers: PeerMappings,
 }
 wire_struct!(Agreed { segments, joined, without, pending, peers });
 
 impl Agreed {
-    /// Returns the next decision: to register the segments as windows, or what follows the registration if there are
-    /// no windows to register.
+    /// Returns the next decision: to register the segments as windows. If there are no windows to register, returns the
+    /// decision that would follow the registration.
     pub(super) fn proceed(self) -> Decision {
         match self.segments == 0 || self.without.is_some() {
             true => self.open(),
@@ -57,7 +56,7 @@ pub enum Rejection {
         /// The reason.
         refusal: Refusal,
     },
-    /// The group is dead on all members.
+    /// The group is poisoned on all members.
     Poisoned {
         /// The reason.
         poison: Poison,
@@ -90,7 +89,7 @@ pub enum After {
     },
     /// To commit the segments before the difference.
     Commit {
-        /// The agreement. The search adds the first operation that differs to its `pending` difference.
+        /// The agreement. The search adds the first operation that differs to [`pending`](Agreed::pending).
         agreed: Agreed,
     },
 }
@@ -135,7 +134,7 @@ pub enum Plan {
     },
     /// Open the memory of the other members.
     Open {
-        /// The agreement. Contains the members' offers.
+        /// The agreement. Its field `peers` contains the members' offers.
         agreed: Agreed,
     },
 }
@@ -147,7 +146,7 @@ wire_enum!(Plan {
 });
 
 impl Plan {
-    /// Returns true if the plan is a step of a search after a refusal.
+    /// Returns true if the plan is a step of a search that only adds details to a refusal.
     pub(super) fn only_explains(&self) -> bool {
         matches!(
             self,
@@ -189,14 +188,14 @@ wire_enum!(Answer {
 });
 
 impl Answer {
-    /// The answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if the log no
-    /// longer has it.
+    /// Returns the answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if
+    /// the log no longer has it.
     pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
         Self::Hashes { hashes: Hashes { at: range.points().into_iter().map(hash_at).collect() } }
     }
 
-    /// The answer to [`Plan::Recall`] of a rank whose allocation log has this `length`. `operation` returns an
-    /// operation of the log.
+    /// Returns the answer to [`Plan::Recall`]. `length` is the length of the rank's allocation log at the start of the
+    /// commit. `operation` returns the operation with a given number, or `None` if the log does not have it.
     pub fn recalled(sequence: u64, length: u64, operation: impl Fn(u64) -> Option<Operation>) -> Self {
         let is_last = length <= sequence + 1;
         Self::Recalled { recalled: Recalled { operation: operation(sequence), is_last } }
@@ -208,9 +207,9 @@ impl Answer {
 pub enum Outcome {
     /// All windows are registered.
     Registered,
-    /// The library reported that it has no windows for this group. No window was registered.
+    /// The library reported that it does not support windows for this group. No window was registered.
     Unsupported {
-        /// The reason; the same text on every rank in the same situation.
+        /// The reason.
         reason: String,
     },
     /// A call failed, or only some of the requested windows were registered.
@@ -220,11 +219,11 @@ pub enum Outcome {
         /// The error of the library.
         cause: String,
     },
-    /// The call did not return in time.
+    /// The registration did not return in time.
     Blocked,
-    /// The call failed because another member had ended the group.
+    /// The registration failed because another member had ended the group.
     Ended {
-        /// That member.
+        /// The member that ended the group.
         rank: u32,
     },
 }

@@ -1,15 +1,15 @@
-//! The reasons why a group is poisoned, and why a group has no windows.
+//! The reasons why a group is poisoned, and why segments have no windows.
 
 use bootstrap::agreement::Failure;
 
 use super::{Ranks, ValuesByRank, history::LogPoint, wire::wire_enum};
 
-/// The reason why a group is poisoned: its members no longer know that they hold the same windows. The communicator
-/// must be aborted and created anew in a new epoch.
+/// The reason why a group is poisoned. The members of a poisoned group may have different windows. Its communicator
+/// must be aborted, and created anew in a new epoch of the group.
 ///
-/// All members get the same value, with two exceptions. A member that does not know the members' decision
-/// ([`StoreLost`](Self::StoreLost)) is poisoned alone. So is a member that could not undo a plain registration
-/// (`ncclCommRegister`). In the next commit, the other members get the same value from that member's record, unless the
+/// All members get the same value, with two exceptions. If a member could not read the members' decision
+/// ([`StoreLost`](Self::StoreLost)), or could not undo a plain registration (`ncclCommRegister`), the group is poisoned
+/// on this member alone. In the next commit, the other members get the value from this member's record, unless the
 /// group has ended before.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -20,7 +20,8 @@ pub enum Poison {
         /// Each rank's log.
         logs: ValuesByRank<LogPoint>,
     },
-    /// A rank's registration failed, or the rank could not undo a plain registration that failed on another member.
+    /// A rank's registration failed. Or a plain registration failed on another member, and the rank could not undo its
+    /// own.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
         Some(ordinal) => format!(", segment {ordinal}"),
         None => String::new(),
@@ -34,39 +35,40 @@ pub enum Poison {
         cause: String,
     },
     /// Members did not report the outcome of their registration or deregistration, or a member ended the group during
-    /// the registration. Also the reason if a deregistration did not return on some members.
+    /// the registration. Also used if a deregistration did not return in time on some members.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),
     })]
     MembersLost {
-        /// The members that did not report, ascending. If a member has reported which member ended the group, the list
-        /// holds only the member that ended it.
+        /// The members that did not report, ascending. If a member ended the group, and another member has reported
+        /// this, the list contains only the member that ended the group.
         missing: Vec<u32>,
-        /// The members that reported a registration or deregistration that did not return, ascending.
+        /// The members that reported that their registration or deregistration did not return in time, ascending.
         blocked: Vec<u32>,
     },
-    /// The registration did not return on some members, though no member is missing.
+    /// The registration did not return in time on some members, and all members have reported an outcome.
     #[error("RegistrationBlocked: registration did not return on {} in time", Ranks(ranks))]
     RegistrationBlocked {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// The library reported success without windows on some members. On the others it made windows, or did not return.
+    /// On some members, the library registered no windows and reported no error. On the others, it registered windows,
+    /// or did not return in time.
     #[error("WindowsUnsupported: {}{} got no windows: {reason}", match with.len() {
         0 => String::new(),
         _ => format!("{} got windows, ", Ranks(with)),
     }, Ranks(without))]
     WindowsUnsupported {
-        /// The members that got windows, ascending.
+        /// The members with windows, ascending.
         with: Vec<u32>,
-        /// The members that got none, ascending.
+        /// The members without windows, ascending.
         without: Vec<u32>,
-        /// The reason for the missing windows, and the members on which the registration did not return.
+        /// The reason for the missing windows, and the members on which the registration did not return in time.
         reason: String,
     },
-    /// A rank posted its record and does not know the members' decision: it lost the store, could not decode a stored
-    /// value, or another process runs as this rank.
+    /// A rank posted its record and could not read the members' decision. It lost the store, or could not decode a
+    /// stored value, or another process runs as this rank.
     #[error("StoreLost: rank {rank} could not learn from the store what the members agreed on: {cause}")]
     StoreLost {
         /// The rank.
@@ -74,7 +76,7 @@ pub enum Poison {
         /// The store's error, the decoding error of the stored value, or a description of a bug of this crate.
         cause: String,
     },
-    /// The outcome of a member's registration or deregistration cannot be read: another program has written it.
+    /// The outcome of a member's registration or deregistration cannot be decoded: another program has written it.
     #[error(
         "OutcomeUnreadable: what rank {rank} posted after the decision cannot be read: {cause}; check that no other program writes under the keys of the pool"
     )]
@@ -84,8 +86,8 @@ pub enum Poison {
         /// The decoding error.
         cause: String,
     },
-    /// A rank could not deregister windows of segments that all ranks had agreed to retire, or reported that a group
-    /// with such windows had ended.
+    /// All ranks had agreed to retire segments. Then a rank could not deregister windows of these segments, or reported
+    /// that a group with such windows had ended.
     #[error("RetirementFailed: rank {rank} could not deregister the windows of retired segments: {cause}")]
     RetirementFailed {
         /// The rank, the lowest if there are several.
@@ -106,7 +108,7 @@ wire_enum!(named Poison {
 });
 
 impl From<Failure> for Poison {
-    /// Converts a failure of an agreement whose members may have registered or deregistered windows.
+    /// Converts a failure of an agreement whose members may have registered or deregistered memory.
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Unreadable { rank, cause } => Self::OutcomeUnreadable { rank, cause },
@@ -115,14 +117,14 @@ impl From<Failure> for Poison {
     }
 }
 
-/// The reason why agreed segments have no window. It is the same on every member.
+/// The reason why committed segments have no window. It is the same on every member.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoWindows {
-    /// A group of one member has no peer to share a window with.
+    /// The group has only one member, which has no peer to share a window with.
     #[error("a group of one needs no window")]
     SingleMember {},
-    /// The library has no windows for this group.
+    /// The library does not support windows for this group, or the caller of the commit requested none.
     #[error("{reason}")]
     Unsupported {
         /// The reason.

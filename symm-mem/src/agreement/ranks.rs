@@ -7,16 +7,17 @@ use super::{
     wire::{Malformed, Reader, Wire},
 };
 
-/// A list of ranks in any order; lists in different orders are unequal. Its binary form consists of runs of consecutive
-/// ranks, so that the list of a whole job takes a few bytes in every record.
+/// A list of ranks in any order. Lists in different orders are unequal. The binary form consists of runs of consecutive
+/// ranks. So the list of all ranks of a job takes only a few bytes in a record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RankList(pub Vec<u32>);
 
 impl RankList {
-    /// The maximum number of ranks in a list, larger than any job. It bounds the memory that decoding takes.
+    /// The maximum number of ranks in a list, larger than any job. It limits the memory that decoding of invalid bytes
+    /// can take.
     const MOST: u32 = 1 << 20;
 
-    /// The runs: the first rank and the number of ranks of each.
+    /// Returns the runs. Each is its first rank and its number of ranks.
     fn runs(&self) -> Vec<(u32, u32)> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         for &rank in &self.0 {
@@ -46,7 +47,7 @@ impl Wire for RankList {
         for _ in 0..runs {
             let (first, count) = (u32::read(from)?, u32::read(from)?);
             let all = (ranks.len() as u64).saturating_add(count.into());
-            // Each list has one form only: a run must not continue the previous one.
+            // Each list has exactly one valid binary form, so a run that continues the previous one is rejected.
             let goes_on = ranks.last().is_some_and(|last| last.checked_add(1) == Some(first));
             match first.checked_add(count) {
                 Some(end) if count > 0 && all <= Self::MOST.into() && !goes_on => ranks.extend(first..end),

@@ -21,15 +21,16 @@ pub struct PoolId {
     pub domain: u64,
     /// The number of times that the rank has created a domain with this number, including this one.
     pub generation: u64,
-    /// A random number shared by the ranks of this generation of the domain. Pools of two stores may have all other
-    /// fields equal.
+    /// A random number that is the same on all ranks of this generation of the domain. It distinguishes pools of
+    /// different stores, whose other fields may be equal.
     pub instance: u64,
     /// The pool's number in the domain, in order of creation.
     pub pool: u32,
 }
 wire_struct!(PoolId { domain, generation, instance, pool });
 
-/// Formats the pool for a reader. The alternate form (`{:#}`) ends with the instance, so it is unique.
+/// Formats the pool for error messages. Only the alternate form (`{:#}`) contains the instance, so only that form is
+/// unique.
 impl fmt::Display for PoolId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { domain, generation, instance, pool } = self;
@@ -41,14 +42,14 @@ impl fmt::Display for PoolId {
     }
 }
 
-/// The treatment of ranks whose pools differ.
+/// The treatment of differences between the ranks' pools in a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Policy {
-    /// All segments and the whole allocation history must be equal, or nothing is registered.
+    /// If the new segments or the allocation logs differ, nothing is registered.
     #[default]
     Strict,
-    /// The segments up to the first difference are registered; the rest stays pending on every member, and the
-    /// difference is reported.
+    /// The segments before the first difference are registered. The other segments stay pending on every member, and
+    /// [`CommitReport::pending`](crate::CommitReport::pending) reports the difference.
     Prefix,
 }
 wire_enum!(Policy { 0 => Strict {}, 1 => Prefix {} });
@@ -60,21 +61,22 @@ pub struct Segment {
     pub ordinal: u32,
     /// The size of the segment in bytes.
     pub bytes: u64,
-    /// The kind of memory and window, equal on all ranks, and the flag [`FOLLOWS`](Self::FOLLOWS).
+    /// The flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks. All other bits must be equal on all ranks.
+    /// This release sets no other bit.
     pub flags: u32,
-    /// The allocation log just after the operation that created the segment. Segments with the same number and size
-    /// but different histories are different segments.
+    /// The allocation log just after the operation that created the segment. If this log differs between ranks, the
+    /// segments count as different, even if their ordinals and sizes are equal.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
 
 impl Segment {
-    /// Flag: on this rank the segment lies directly behind the previous one, and the library accepts both as one
-    /// window. If all ranks set the flag, and one commit registers both segments, they become one window. The flag has
-    /// no other effect.
+    /// Flag: on this rank, the segment's addresses directly follow those of the previous segment, and the library
+    /// accepts both segments as one window. If all ranks set the flag, and one commit registers both segments, they
+    /// become one window. The flag has no other effect.
     pub const FOLLOWS: u32 = 1;
 
-    /// The segment without the flag that may differ between ranks.
+    /// Returns the segment without the flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks.
     pub(super) fn alone(self) -> Self {
         Self { flags: self.flags & !Self::FOLLOWS, ..self }
     }
@@ -84,7 +86,7 @@ impl Segment {
     }
 }
 
-/// The readiness of a rank: it can take part now, or the reason why not.
+/// The readiness of a rank for a commit or a retirement. If the rank cannot take part now, the value is the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     /// The rank can take part.
@@ -92,7 +94,7 @@ pub enum Readiness {
     /// The rank is capturing a graph on a stream of its device, or has a declared capture of the pool in progress
     /// ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
-    /// The calling thread has opened an NCCL group.
+    /// The calling thread has an NCCL group open (`ncclGroupStart`).
     GroupOpen,
     /// A check on this rank failed.
     Failed {
@@ -115,7 +117,7 @@ wire_enum!(Readiness {
     4 => Poisoned { poison },
 });
 
-/// The counts of a group's work that was enqueued on the rank's device. They must match between the group's members.
+/// The amount of work that a rank has enqueued for one group. The amounts must match between the group's members.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Enqueued {
     /// The group.
@@ -142,7 +144,7 @@ pub struct MessageCounts {
 }
 wire_struct!(MessageCounts { peer, sent, received, captured });
 
-/// The message of a rank to the other members of a group when it commits a pool.
+/// The message of a rank to the other members of a group at the start of a commit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// The ranks of the pool's domain.
@@ -155,16 +157,16 @@ pub struct Record {
     pub capabilities: Capabilities,
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The bytes of symmetric address space that are left in the rank's communicator, computed for the memory size of
-    /// the rank's own device. `None` if unknown.
+    /// The symmetric address space that is left in the rank's communicator, in bytes. The rank computes it as if NCCL
+    /// had reserved the memory size of the rank's own device. `None` if unknown.
     pub address_space_left: Option<u64>,
     /// The group's log of committed and retired segments.
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// From this length of the allocation log on, the rank knows the log's hash at each length.
+    /// The rank still has the allocation log's hash at every length from this one to the log's end.
     pub log_since: u64,
-    /// The segments that the group has not committed, in order of their ordinals.
+    /// The segments that the group has not committed, in ascending order of ordinals.
     pub segments: Vec<Segment>,
     /// The memory that the rank offers to the other members.
     pub peers: PeerOffer,

@@ -1,4 +1,4 @@
-//! The reasons for a refused operation, as every member gets them.
+//! The reasons why an operation is refused. Every member gets the same reason.
 
 use bootstrap::agreement::{Absentee, Waiting};
 use process_group::group::GroupId;
@@ -13,12 +13,12 @@ use super::{
     wire::{wire_enum, wire_struct},
 };
 
-/// The size and kind of a segment, without its history.
+/// The size and the flags of a segment, without its history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Its size in bytes.
+    /// The size in bytes.
     pub bytes: u64,
-    /// Its kind of memory and window.
+    /// The flags without [`Segment::FOLLOWS`](super::Segment::FOLLOWS). 0 in this release.
     pub flags: u32,
 }
 wire_struct!(Shape { bytes, flags });
@@ -37,8 +37,8 @@ wire_struct!(Held { graphs, blocks });
 /// group's windows are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or
 /// must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
 ///
-/// In [`CommitReport::pending`](crate::CommitReport::pending), it is the difference between the ranks that a commit
-/// left pending.
+/// In [`CommitReport::pending`](crate::CommitReport::pending), the value describes the first difference between the
+/// ranks. The commit has left the segments after this difference pending.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -61,10 +61,10 @@ pub enum Refusal {
         counts: ValuesByRank<u32>,
         /// The segment of each rank at `ordinal`.
         shapes: ValuesByRank<Option<Shape>>,
-        /// Where the histories of allocations diverge. `None` if no search was made.
+        /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
-    /// A segment has another size or kind on some ranks.
+    /// A segment has different sizes or flags on the ranks.
     #[error(
         "SegmentShapeMismatch: segment {ordinal} differs between ranks ({}){}",
         shapes.describe(describe_shape),
@@ -77,12 +77,12 @@ pub enum Refusal {
         common: u32,
         /// The segment's shape on each rank.
         shapes: ValuesByRank<Shape>,
-        /// Where the histories of allocations diverge. `None` if no search was made.
+        /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
-    /// The segments have equal sizes and kinds, but the ranks' allocations differ. The same offset may then hold
-    /// different blocks on different ranks. A retirement compares only the allocation logs, so the segments may differ
-    /// too.
+    /// The segments have equal sizes and flags, but the ranks' allocations differ. Different ranks may then have
+    /// different blocks at the same offset. A retirement compares only the allocation logs, so in a retirement the
+    /// segments may differ too.
     #[error(
         "AllocationDiverged: {} equal on all ranks in size, but the allocations differ{}{}",
         match ordinal { Some(ordinal) => format!("segment {ordinal} is"), None => "the segments are".to_owned() },
@@ -95,12 +95,13 @@ pub enum Refusal {
         ordinal: Option<u32>,
         /// The number of new segments that all ranks have in common. 0 in a retirement.
         common: u32,
-        /// The allocation log of each rank at segment `ordinal`, or at its end if `ordinal` is `None`.
+        /// The allocation log of each rank just after the operation that created segment `ordinal`, or the whole log if
+        /// `ordinal` is `None`.
         logs: ValuesByRank<LogPoint>,
-        /// Where the histories of allocations diverge. `None` if no search was made.
+        /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
-    /// Ranks hold communicators of different epochs of the group.
+    /// Ranks have communicators of different epochs of the group.
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
     EpochMismatch {
         /// The epoch of each rank whose epoch is known.
@@ -111,7 +112,7 @@ pub enum Refusal {
     MembersMismatch {
         /// The list that differs.
         what: Membership,
-        /// The lists that differ, by rank. Not every rank need have an entry.
+        /// The lists that differ, by rank. Some ranks may have no entry.
         lists: ValuesByRank<RankList>,
     },
     /// Ranks request different policies.
@@ -120,7 +121,7 @@ pub enum Refusal {
         /// Each rank's policy.
         policies: ValuesByRank<Policy>,
     },
-    /// Ranks have different versions of the communication library, or only some of them support windows.
+    /// Ranks have different versions of the communication library, or only some ranks support windows.
     #[error("CapabilityMismatch: {what} differs between ranks ({}); give all ranks the same library and environment", values.describe(String::clone))]
     CapabilityMismatch {
         /// The capability that differs.
@@ -128,7 +129,7 @@ pub enum Refusal {
         /// Each rank's value.
         values: ValuesByRank<String>,
     },
-    /// A rank's message cannot be decoded.
+    /// A rank's record cannot be decoded.
     #[error("RecordUnreadable: what rank {rank} posted cannot be read: {cause}")]
     RecordUnreadable {
         /// The rank.
@@ -165,7 +166,7 @@ pub enum Refusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// A rank had opened an NCCL group.
+    /// The calling thread of a rank had an NCCL group open (`ncclGroupStart`).
     #[error(
         "CommitInsideGroup: {} inside an open NCCL group; end it before a commit or a retirement",
         are(ranks)
@@ -174,8 +175,8 @@ pub enum Refusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// Ranks have enqueued different numbers of collectives. A collective that runs now may wait for a peer that
-    /// enqueues its part only after the commit, while the registration waits for this collective to end.
+    /// Ranks have enqueued different numbers of collectives. This could deadlock: a running collective may wait for a
+    /// peer that enqueues its part only after the commit, while the registration waits until the collective has ended.
     #[error(
         "CollectivesOutstanding: ranks have enqueued different numbers of collectives on group {group} ({}); let all of them enqueue the same before the commit",
         collectives.describe(u64::to_string)
@@ -186,8 +187,8 @@ pub enum Refusal {
         /// The number of collectives enqueued by each rank.
         collectives: ValuesByRank<u64>,
     },
-    /// Ranks have enqueued different numbers of messages. One end of a message may run now and wait for the other
-    /// end, which is enqueued only after the commit.
+    /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives. This could deadlock: a
+    /// running send or receive may wait for its counterpart, which the peer enqueues only after the commit.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]
@@ -203,17 +204,17 @@ pub enum Refusal {
         /// The number of receives enqueued by `to`.
         received: u64,
     },
-    /// The communicator's symmetric address space has too little room for the new windows.
+    /// The communicator has too little symmetric address space left for the new windows.
     #[error(
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
     AddressSpaceExhausted {
-        /// The rank with the largest device, the lowest of several. Its device determines the address space of all
-        /// members.
+        /// The rank whose device has the most memory, the lowest of several. This device determines the size of the
+        /// address space on all members.
         rank: u32,
         /// The bytes that the new windows need.
         needed: u64,
-        /// The bytes left on `rank`.
+        /// The bytes that are left on `rank`.
         left: u64,
     },
     /// Not all members arrived in time.
@@ -223,11 +224,11 @@ pub enum Refusal {
         missing: Vec<Absentee>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
-        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
-        /// Every rank of the circle gets the same list.
+        /// If ranks wait for each other in a circle of different agreements: the wait of each rank in the circle.
+        /// Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
-    /// A rank has ended the group, or was found lost, while others waited for it.
+    /// While other members waited for a rank, the rank ended the group or was found lost.
     #[error("MemberLost: rank {rank} takes no part any more: {cause}")]
     MemberLost {
         /// The rank.
@@ -235,9 +236,9 @@ pub enum Refusal {
         /// The reason.
         cause: String,
     },
-    /// Ranks are at different generations of one domain: one rank has created it more often than others, or ranks
-    /// wait for each other at pools of two generations, because they commit the pools in different orders.
-    /// [`commit_all`](crate::commit_all) commits them in the same order on all ranks.
+    /// Ranks are in different generations of one domain. Either some ranks have created the domain more often than
+    /// others. Or ranks wait for each other in commits of pools of two generations, because they commit these pools in
+    /// different orders. [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
         generations.describe(u64::to_string),
@@ -246,19 +247,20 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the ranks that wait or are behind. For a rank that waits: the generation of the domain in
-        /// whose meeting it waits. For a missing rank: how often it has created the domain.
+        /// The generations of the domain, by rank. For a rank that waits: the generation in whose agreement it waits.
+        /// For a missing rank: the number of times that it has created the domain. Missing ranks that are not behind
+        /// have no entry, unless they are in the circle.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
-        /// The waits of a circle of ranks that wait for each other in different agreements. Empty if there was none.
-        /// Every rank of the circle gets the same list.
+        /// If ranks wait for each other in a circle of different agreements: the wait of each rank in the circle.
+        /// Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
     /// Ranks asked to retire different segments.
     #[error("RetirementMismatch: ranks want different segments retired ({})", ordinals.describe(|ordinals| format!("{ordinals:?}")))]
     RetirementMismatch {
-        /// The ordinals that each rank named.
+        /// The ordinals of the segments that each rank asked to retire.
         ordinals: ValuesByRank<Vec<u32>>,
     },
     /// Captures in progress or captured graphs use a segment that is to be retired.
@@ -266,7 +268,7 @@ pub enum Refusal {
     SegmentPinned {
         /// The segment.
         ordinal: u32,
-        /// The number of captures in progress and captured graphs that use it on each rank.
+        /// The number of captures in progress and captured graphs that use the segment, on each rank.
         graphs: ValuesByRank<u64>,
     },
     /// A segment that is to be retired still has blocks.
@@ -274,7 +276,7 @@ pub enum Refusal {
     SegmentInUse {
         /// The segment.
         ordinal: u32,
-        /// The number of blocks in it on each rank.
+        /// The number of blocks in the segment, on each rank.
         blocks: ValuesByRank<u64>,
     },
     /// On a rank, a segment that is to be retired is committed for groups that the rank did not pass to the retirement.
@@ -284,10 +286,10 @@ pub enum Refusal {
         rank: u32,
         /// The segment.
         ordinal: u32,
-        /// The groups that were not passed.
+        /// The groups that the rank did not pass.
         groups: Vec<GroupId>,
     },
-    /// The members of a group differ in the segments that the group has committed.
+    /// The members of a group have different logs of committed and retired segments.
     #[error("CommittedLogDiverged: members of group {group} hold different segments ({})", logs.describe(LogPoint::to_string))]
     CommittedLogDiverged {
         /// The group.
@@ -298,8 +300,8 @@ pub enum Refusal {
     /// A rank's device did not become idle in time, the wait for it failed, or the rank did not report an outcome.
     #[error("QuiesceFailed: the work on the device of rank {rank} did not end: {cause}")]
     QuiesceFailed {
-        /// The rank. If there are several: the lowest one whose wait failed. If there is none: the lowest one that did
-        /// not report an outcome. If there is none: the lowest one whose device is busy.
+        /// The lowest rank whose wait failed. If no wait failed: the lowest rank that did not report an outcome. If all
+        /// ranks reported one: the lowest rank whose device is busy.
         rank: u32,
         /// The reason.
         cause: String,
@@ -333,7 +335,7 @@ wire_enum!(named Refusal {
 });
 
 impl Refusal {
-    /// Adds the divergence of the histories, for the refusals that report one.
+    /// Sets the point at which the histories diverge. Has no effect if this kind of refusal has no such field.
     pub(super) fn with_divergence(mut self, found: Divergence) -> Self {
         match &mut self {
             Refusal::SegmentCountMismatch { divergence, .. }
@@ -344,8 +346,8 @@ impl Refusal {
         self
     }
 
-    /// Returns the divergence of the histories, if this refusal reports one and a search was made. It may be
-    /// [`Divergence::NotFound`].
+    /// Returns the point at which the histories diverge. Returns `None` if no search was made, or if this kind of
+    /// refusal has no such field. The search may have ended with [`Divergence::NotFound`].
     pub fn divergence(&self) -> Option<&Divergence> {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }
@@ -389,8 +391,8 @@ fn describe_divergence(divergence: Option<&Divergence>) -> String {
     }
 }
 
-/// Describes the logs. Returns an empty text if the allocation that differs is known, because its description says more
-/// than a hash.
+/// Describes the logs for an error text. Returns an empty text if the first operation that differs is known, because
+/// the text then describes this operation instead.
 fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>) -> String {
     match divergence {
         Some(Divergence::At { .. }) => String::new(),

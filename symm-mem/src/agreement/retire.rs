@@ -1,18 +1,18 @@
-//! Retirement: the ranks of a domain retire segments, on all of them or on none.
+//! Retirement: all ranks of a domain retire segments, or none does.
 //!
-//! The whole domain takes part, whichever groups have committed the segments, because the list of segments is part of
-//! the placement that all ranks share.
+//! All ranks of the domain take part, also ranks whose groups have not committed the segments. The reason is that every
+//! rank computes the placement of blocks from the list of segments, so the lists must stay equal.
 //!
 //! | phase | action |
 //! |---|---|
-//! | records | ranks post the segments to be retired and their remaining uses; [`decide_retirement`] |
-//! | quiet | every device becomes idle; nothing has changed yet, so a failure refuses the retirement on all ranks |
+//! | records | every rank posts the segments to be retired and their remaining uses; [`decide_retirement`] computes the decision |
+//! | quiet | every rank waits until its device is idle. Nothing has changed yet, so a failure refuses the retirement on all ranks |
 //! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
-//! Deregistration is local in every release of NCCL, and frees addresses that determine the place of later windows.
-//! All ranks therefore deregister in one order: groups by ascending id, and within a group by ascending ordinal of the
-//! segments. They begin only after no device uses the windows any more. Memory is freed last, after all ranks have
-//! posted that their windows are gone.
+//! In every release of NCCL, deregistration is a local operation that frees symmetric addresses. The free addresses
+//! determine where later windows are placed, and this must be equal on all ranks. So all ranks deregister in one order:
+//! groups by ascending id, and within a group by ascending ordinal of the segments. They begin only after all devices
+//! are idle. Each rank frees its memory last, after all ranks have posted that their windows are gone.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -31,8 +31,8 @@ use super::{
     wire::{self, wire_enum, wire_struct},
 };
 
-/// A group that a rank passed to a retirement, and the rank's log of the group. The group may have committed none of
-/// the segments to retire.
+/// A group that a rank passed to a retirement, and the rank's log of this group. The group need not have committed any
+/// of the segments to retire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Committed {
     /// The group.
@@ -63,7 +63,7 @@ pub struct RetirementRecord {
     pub enqueued: Vec<Enqueued>,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The groups of this rank that take part, ascending.
+    /// The groups that the rank passed to the retirement, ascending.
     pub groups: Vec<Committed>,
     /// The segments that the rank asks to retire, in ascending order of ordinals.
     pub segments: Vec<Candidate>,
@@ -73,8 +73,8 @@ wire_struct!(RetirementRecord { readiness, enqueued, log, groups, segments });
 /// A rank and its record.
 type Ranked<'a> = (u32, &'a RetirementRecord);
 
-/// Decides from the records of all ranks: refuses the retirement, or returns the plan to quiesce the devices. The
-/// result does not depend on the order of the records.
+/// Decides from the records of all ranks: refuses the retirement, or returns the plan to wait until the devices are
+/// idle. The result does not depend on the order of the records.
 pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
     let mut records: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
     records.sort_by_key(|(rank, _)| *rank);
@@ -109,16 +109,17 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
     })
 }
 
-/// Returns a refusal if the ranks' allocation logs differ. This check comes last: if a rank still uses a segment that
-/// others have released, their logs differ too, and the earlier refusal names the cause.
+/// Returns a refusal if the ranks' allocation logs differ. This check comes last. If a rank still uses a segment that
+/// other ranks have released, the logs differ too. The earlier check of the uses then returns a refusal that names the
+/// cause.
 fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
     let logs = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.log)));
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
 
-/// Returns a refusal if a segment still has uses on any rank, or is committed for groups that the rank did not pass to
-/// the retirement. The records must list the same segments.
+/// Returns a refusal if a segment still has uses on a rank, or is committed for a group that a rank did not pass to the
+/// retirement. All records must list the same segments.
 fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
     let count = records.first().map_or(0, |(_, record)| record.segments.len());
     (0..count).find_map(|at| {
@@ -153,7 +154,7 @@ pub enum Release {
         /// A description of the failure.
         cause: String,
     },
-    /// The phase did not end in time on the rank.
+    /// The rank did not complete the phase in time.
     Blocked {},
     /// The rank completed the phase, except for groups that have ended, for example because a member is lost. The
     /// windows of these groups are freed with their communicators.
@@ -167,7 +168,7 @@ pub enum Release {
 wire_enum!(Release { 0 => Done {}, 1 => Failed { cause }, 2 => Blocked {}, 3 => Over { groups, cause } });
 
 impl Release {
-    /// Returns true if the rank completed its part.
+    /// Returns true if the rank completed the phase, at least for the groups that have not ended.
     fn is_done(&self) -> bool {
         matches!(self, Self::Done {} | Self::Over { .. })
     }
@@ -199,7 +200,7 @@ pub enum RetireOutcome {
 }
 wire_enum!(RetireOutcome { 0 => Quiet { release }, 1 => Deregistered { release } });
 
-/// The outcome that each rank posted, in ascending order of ranks, or `None` if it posted none.
+/// All ranks in ascending order, each with the outcome that it posted, or `None` if it posted none.
 pub(super) type Posted = Vec<(u32, Option<Release>)>;
 
 fn posted(reports: &[(u32, Report<RetireOutcome>)]) -> Posted {
@@ -225,7 +226,7 @@ fn ranks_that(releases: &Posted, is: fn(&Option<Release>) -> bool) -> Vec<u32> {
     releases.iter().filter(|(_, release)| is(release)).map(|(rank, _)| *rank).collect()
 }
 
-/// Judges whether all devices are idle.
+/// Returns the verdict on [`RetirePlan::Quiesce`]: to deregister if all devices are idle, otherwise a refusal.
 fn judge_quiet(releases: &Posted) -> Decision {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
@@ -241,8 +242,9 @@ fn judge_quiet(releases: &Posted) -> Decision {
     Decision::Refused { refusal }
 }
 
-/// Judges whether all windows are gone. Blames ranks without a successful outcome. A report of an ended group is not
-/// a failure of the reporting rank.
+/// Returns the result of the retirement from the outcomes of [`RetirePlan::Deregister`]. The culprits are the ranks
+/// that posted no outcome, [`Release::Failed`] or [`Release::Blocked`]. A rank that posted [`Release::Over`] is not a
+/// culprit, because it may only have noticed that another rank ended the group.
 pub(super) fn judge_released(releases: &Posted) -> Retired {
     let missing = ranks_that(releases, Option::is_none);
     let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
@@ -271,7 +273,7 @@ pub enum Retired {
     Everywhere {},
     /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
     /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
-    /// poisoned. A rank with a poisoned group does not free the memory now.
+    /// poisoned. A rank with a poisoned group does not free the memory yet.
     Poisoned {
         /// The reason.
         poison: Poison,
@@ -283,7 +285,7 @@ pub enum Retired {
 }
 wire_enum!(Retired { 0 => Everywhere {}, 1 => Poisoned { poison, culprits, over } });
 
-/// The agreement of one retirement.
+/// The kind of agreement that decides a retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RetireProtocol;
 
@@ -291,8 +293,9 @@ type Decision = agreement::Decision<RetireProtocol>;
 
 impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// If a rank arrives after the others with another member list, the stored result lets it fail with
-    /// [`Refusal::MembersMismatch`]. Members remove the stored keys after the next meeting.
+    /// If a rank with another member list arrives after the others, it finds their stored list and fails with
+    /// [`Refusal::MembersMismatch`]. Without the stored list, it would wait until its patience ends. Members remove the
+    /// stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;
@@ -307,8 +310,8 @@ impl Protocol for RetireProtocol {
 
     /// Only a failed wait for an idle device is final.
     ///
-    /// While windows are deregistered, every live rank posts its outcome before the time limit. The wait must not end
-    /// early, or ranks that are still deregistering would be blamed too.
+    /// An outcome of the deregistration is never final. Every live rank posts one before the time limit. If a failure
+    /// ended the wait earlier, ranks that are still deregistering would be blamed too.
     fn is_final(outcome: &RetireOutcome) -> bool {
         matches!(outcome, RetireOutcome::Quiet { release: Release::Failed { .. } })
     }
@@ -330,7 +333,8 @@ impl Protocol for RetireProtocol {
 }
 
 impl Start<RetireProtocol> {
-    /// Begins retirement number `round` of `rank` with its `record`, among `members`, which are the whole domain.
+    /// Prepares retirement number `round` of rank `rank` with `members`, which are all ranks of the domain. `record` is
+    /// the record of this rank. `deadline` is the time limit of the retirement.
     #[must_use]
     pub fn retirement(
         pool: PoolId,
@@ -345,12 +349,12 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement on `member`. `last` is the plan of the last action that this member has begun.
-/// `None` if it has begun none. If that plan is [`RetirePlan::Deregister`], a failure of the agreement returns
-/// [`Retired::Poisoned`], because windows may be gone.
+/// Converts the ending of a retirement on `member`. `last` is the plan of the last action that this member has begun,
+/// or `None` if it has begun none. If the agreement failed after this member began to deregister, returns
+/// [`Retired::Poisoned`], because some windows may be gone.
 ///
 /// # Errors
-/// The reason why nothing is retired, or why this rank does not know the result ([`Ending::StoreFailed`] in doubt,
+/// The reason why nothing is retired, or why this rank cannot find out the result ([`Ending::StoreFailed`] in doubt,
 /// [`Ending::Unreadable`], [`Ending::OutOfStep`]).
 pub fn retirement_ending(
     ending: agreement::Ending<RetireProtocol>,

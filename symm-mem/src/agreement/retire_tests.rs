@@ -1,4 +1,5 @@
-//! Retirements in which a rank dies, at each of its steps, in seeded orders.
+//! Tests of retirements in which one rank dies, before each of its steps. A seed determines the order of the ranks'
+//! steps.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,7 +19,7 @@ const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 const DEADLINE: Duration = Duration::from_secs(16);
 
 enum At {
-    /// The rank can take a step with this input. `None` at the beginning.
+    /// The rank can take its next step with this input. `None` before the first step.
     Ready(Option<Input<RetireProtocol>>),
     Waiting {
         key: String,
@@ -51,7 +52,8 @@ fn start(rank: u32) -> Start<RetireProtocol> {
     Start::retirement(POOL, 0, rank, (0..RANKS).collect(), record, DEADLINE)
 }
 
-/// A retirement in the order that `seed` draws, in which `victim` dies before its step number `step`.
+/// Runs a retirement. `seed` determines the order of the ranks' steps. `victim` dies before its step number `step`,
+/// from 0.
 fn story(seed: u64, victim: u32, step: u32) -> Story {
     let machine = |rank: u32| start(rank).machine(rank.into()).expect("it is a member");
     let mut machines: Vec<Agreement<RetireProtocol>> = (0..RANKS).map(machine).collect();
@@ -131,8 +133,8 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result in time. It is one of three: a refusal, if no rank has
-    /// deregistered windows; success, if all ranks have; or a poison that names the lost rank.
+    /// If a rank dies, all other ranks get the same result in time. After a refusal, no rank has deregistered windows.
+    /// After a success, all ranks have. The only other possible result is a poison that names the dead rank.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
@@ -172,7 +174,7 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
-    // Rank 1 posted its success and died then.
+    // Rank 1 posted its success and then died.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });

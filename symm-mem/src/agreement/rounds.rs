@@ -4,19 +4,19 @@
 const MOST: usize = 64;
 
 /// Counts the meetings of one kind that a rank has had about a pool, and remembers the meetings that may have left keys
-/// in the store. A meeting leaves keys if a member did not take part, or if its kind of agreement keeps the result in
-/// the store.
+/// in the store. A meeting leaves keys if a member did not take part or did not acknowledge the result, or if its kind
+/// of agreement keeps the result in the store.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,
-    /// The meetings that may have left keys, which late members may still read.
+    /// The meetings that may have left keys. Late members may still read these keys.
     left: Vec<u64>,
-    /// The meetings that may have left keys, which no member reads any more.
+    /// The meetings that may have left keys. No member reads these keys any more.
     removable: Vec<u64>,
 }
 
 impl Rounds {
-    /// Returns the number of the next meeting, and counts it.
+    /// Returns the number of the next meeting, from 0, and increments the counter.
     pub(crate) fn count(&mut self) -> u64 {
         self.next += 1;
         self.next - 1

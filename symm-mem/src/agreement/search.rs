@@ -1,8 +1,8 @@
 //! Finds the first difference of allocation histories by a search over the hashes of their prefixes.
 //!
 //! The hash after n operations covers all of them, so it is equal on all ranks up to the first difference and unequal
-//! after it. In every round, each rank posts its hashes at the same few points. The next round searches the range
-//! between the last equal and the first unequal point.
+//! after it. In every round, each rank posts its hashes at the same few lengths, the points. The next round searches
+//! the range between the last point with equal hashes and the first point with unequal hashes.
 
 use super::{
     ValuesByRank,
@@ -17,16 +17,18 @@ const PARTS: u64 = 32;
 /// Lengths of the allocation log between which the histories diverge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end: the shortest length at which every rank still has the hash. If the shortest log ends before that
-    /// length, `low` is the length of that log, and some ranks have no hash there.
+    /// The lower end. In later rounds, a length at which all ranks have the same hash. In the first round, the shortest
+    /// length from which on every rank still has all hashes. If the shortest log ends before that length, `low` is the
+    /// length of that log, and some ranks may have no hash there.
     pub low: u64,
-    /// The upper end: the length of the shortest log.
+    /// The upper end. In later rounds, a length at which the hashes differ. In the first round, the length of the
+    /// shortest log.
     pub high: u64,
 }
 wire_struct!(Range { low, high });
 
 impl Range {
-    /// The range to search, if the logs of the records differ; `None` if they are equal.
+    /// Returns the range to search, or `None` if the logs of all records are equal.
     pub(super) fn of_difference(records: &[(u32, &Record)]) -> Option<Self> {
         let (_, first) = records.first()?;
         if records.iter().all(|(_, record)| record.log == first.log) {
@@ -37,7 +39,7 @@ impl Range {
         Some(Self { low: low.min(high), high })
     }
 
-    /// The lengths at which hashes are compared: ascending, `low` first and `high` last.
+    /// Returns the lengths at which hashes are compared, in ascending order. The first is `low` and the last is `high`.
     pub fn points(&self) -> Vec<u64> {
         let width = self.high.saturating_sub(self.low);
         let parts = width.clamp(1, PARTS);
@@ -62,7 +64,7 @@ pub(super) enum Finding {
     Narrower { range: Range },
     /// The first operation that differs has this number.
     Operation { sequence: u64 },
-    /// The search has ended.
+    /// The search has ended with this result.
     End { divergence: Divergence },
 }
 
@@ -76,7 +78,7 @@ pub struct Recalled {
 }
 wire_struct!(Recalled { operation, is_last });
 
-/// Narrows `range` with the hashes of all ranks at its points.
+/// Evaluates a round of the search. `answers` are the hashes of all ranks at the points of `range`.
 pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) -> Finding {
     let (points, answers) = (range.points(), Vec::from_iter(answers));
     let equal = |index: usize| {
@@ -88,7 +90,7 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
         None => Finding::Operation { sequence: range.high },
         Some(0) => {
             // If a rank has no hash at `low`, then `low` is the length of the shortest log. All logs may be equal up to
-            // this length. So the first difference may be operation `low`.
+            // this length. So operation `low` may be the first one that differs.
             let is_forgotten = answers.iter().any(|answer| answer.at.first().is_none_or(Option::is_none));
             let before = range.low + u64::from(is_forgotten);
             Finding::End { divergence: Divergence::Forgotten { before } }
@@ -103,7 +105,7 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     }
 }
 
-/// Ends the search with the operations of all ranks at `sequence`.
+/// Ends the search. `answers` are the operations of all ranks with the number `sequence`.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let mut can_grant = true;
     let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {
@@ -112,7 +114,7 @@ pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recall
     }));
     let divergence = match operations.entries.iter().any(|entry| entry.value.is_some()) {
         true => Divergence::At { sequence, operations, can_grant },
-        // Some logs end here, and the other ranks have forgotten the operation.
+        // The logs of some ranks end before this operation, and the logs of the others no longer have it.
         false => Divergence::Forgotten { before: sequence + 1 },
     };
     Finding::End { divergence }
@@ -131,7 +133,8 @@ mod tests {
             common in 0u64..100_000,
             rest in proptest::collection::vec(0u64..100_000, 2..5),
         ) {
-            // Histories that agree for `low + common` operations. Each continues for `rest` more operations.
+            // All histories are equal in their first `low + common` operations. Each has as many more operations as its
+            // entry in `rest`.
             let parted = low + common;
             let lengths: Vec<u64> = rest.iter().map(|rest| parted + rest).collect();
             let high = *lengths.iter().min().expect("there are ranks");
@@ -160,7 +163,7 @@ mod tests {
         let answer = |first| Hashes { at: vec![first, Some(1), Some(2)] };
         let forgotten = |before| Finding::End { divergence: Divergence::Forgotten { before } };
         assert_eq!(narrow(range, [answer(Some(1)), answer(Some(2))]), forgotten(10));
-        // The difference may be operation 10.
+        // No rank has the hash at length 10, so operation 10 may be the first one that differs.
         assert_eq!(narrow(range, [answer(None), answer(None)]), forgotten(11));
         let recalled = Recalled { operation: None, is_last: true };
         assert_eq!(name(10, [(0, recalled.clone()), (1, recalled)]), forgotten(11));

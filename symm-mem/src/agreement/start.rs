@@ -13,7 +13,7 @@ use super::{
     refusal::{Membership, Refusal},
 };
 
-/// This rank's part in a meeting that is about to begin.
+/// The arguments with which this rank starts a meeting.
 #[derive(Debug, Clone)]
 pub struct Start<P: Protocol> {
     /// This rank as a member of the agreement.
@@ -23,8 +23,8 @@ pub struct Start<P: Protocol> {
 }
 
 impl<P: Protocol> Start<P> {
-    /// Prepares `meeting`. This member waits at most `patience` for the records of the others. `deadline` is counted from
-    /// the start of the meeting, and becomes [`Member::deadline`].
+    /// Prepares the start of `meeting` on rank `rank`. This member waits at most `patience` for the records of the
+    /// others. `deadline` is counted from the start of the meeting, and becomes [`Member::deadline`].
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
@@ -33,13 +33,14 @@ impl<P: Protocol> Start<P> {
         deadline: Duration,
         record: P::Record,
     ) -> Self {
-        // `name` already contains the domain's generation, so members of different generations do not meet. The field
-        // `generation` can therefore be 0 on all members.
+        // `name` already contains the domain's generation, so ranks of different generations never take part in the
+        // same agreement. The field `generation` can therefore be 0 on all members.
         let (name, deadline) = (meeting.name(), Some(deadline));
         Self { member: Member { name, rank, members, generation: 0, patience, deadline }, record }
     }
 
-    /// Creates the state machine. `nonce` is a random number.
+    /// Creates the state machine. `nonce` is a random number that distinguishes this process from another one with the
+    /// same rank.
     ///
     /// # Errors
     /// A description of the problem, if the list of members is invalid.
@@ -48,9 +49,9 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// Returns the time that a member waits for the others in a meeting with up to two actions: 3/8 of `deadline`. Each
-/// action, together with the wait for its outcomes, takes up to 3/4 of the longest wait among the members. So if
-/// all members have the same deadline and no lower bound applies, the meeting takes at most 15/16 of it.
+/// Returns a member's patience in a meeting with up to two actions: 3/8 of `deadline`. Each action, together with the
+/// wait for its outcomes, takes up to 3/4 of the longest patience among the members. So if all members have the same
+/// deadline and no lower bound applies, the meeting takes at most 15/16 of the deadline.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -61,8 +62,9 @@ pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
 }
 
-/// Returns the refusal if a missing rank waits in another epoch of the group, or if missing ranks have not created this
-/// generation of the domain, so that they cannot come to its meetings. Otherwise `None`. See [`Protocol::explain`].
+/// Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of another epoch of the group. Returns
+/// [`Refusal::GenerationMismatch`] if missing ranks have not created this generation of the domain yet, so that they
+/// cannot take part in its meetings. Otherwise returns `None`. See [`Protocol::explain`].
 pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     let Absence { name, members, missing, waited_ms, values } = *absence;
     let meeting = MeetingId::named(name)?;
@@ -82,16 +84,17 @@ pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     Some(Refusal::GenerationMismatch { domain, generations, waited_ms, circle: Vec::new() })
 }
 
-/// Converts a failure of the agreement of `member`. Call this only if no plan to register or deregister was decided.
+/// Converts a failure of the agreement in which `member` takes part. Call this only if the members have not decided on
+/// a plan to register, open or deregister memory. After such a decision, a failure poisons the groups instead.
 pub(super) fn failed(member: &Member, failure: Failure) -> Ending {
     match failure {
-        // Two processes run as this rank. The others may have agreed with the record of the other process.
+        // Two processes run as this rank. The other members may have acted on the record of the other process.
         Failure::Taken { rank } if rank == member.rank => Ending::StoreFailed { in_doubt: true },
         failure => Ending::Refused(refusal(member, failure)),
     }
 }
 
-/// Converts a failure of the agreement of `member` to the refusal that all members get.
+/// Converts a failure of the agreement in which `member` takes part to the refusal that all members get.
 fn refusal(member: &Member, failure: Failure) -> Refusal {
     let meeting = MeetingId::named(&member.name);
     match failure {
@@ -126,8 +129,8 @@ fn refusal(member: &Member, failure: Failure) -> Refusal {
     }
 }
 
-/// Returns the epochs of the members whose epoch is known, if a missing rank waits in another epoch of the group that
-/// commits. Otherwise returns `None`.
+/// If a missing rank waits in a commit of the same group and pool, but of another epoch, returns the epochs of all
+/// members whose epoch is known. Otherwise returns `None`.
 fn other_epoch(
     meeting: MeetingId,
     members: &[u32],
@@ -149,8 +152,8 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in which the ranks of a circle wait, or `None` if all are equal. Each time a
-/// rank creates a domain again, it increments the domain's generation.
+/// Returns the generations of `domain` in whose meetings the ranks of a circular wait are waiting, or `None` if all
+/// generations are equal. A generation is the number of times that a rank has created the domain.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

@@ -1,11 +1,11 @@
-//! Descriptions of ranks that wait for each other, or that wait in other agreements.
+//! Descriptions for error texts: ranks that wait for each other, and missing ranks that wait in other agreements.
 
 use bootstrap::agreement::{Absentee, Waiting};
 
 use super::{Entry, Ranks, ValuesByRank, meeting_id::describe_place};
 
-/// Describes a circular wait, for the end of an error's text: for each rank, the agreement in which it waits. Returns
-/// an empty text if `circle` is empty.
+/// Describes a circular wait for the end of an error text. The description names, for each rank, the agreement in which
+/// the rank waits. Returns an empty text if `circle` is empty.
 pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     if circle.is_empty() {
         return String::new();
@@ -17,7 +17,7 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
     )
 }
 
-/// Describes, for each missing rank, the other agreements in which it waits, or that it waits in none.
+/// Describes the missing ranks: for each rank, the other agreements in which it waits, or `in no meeting`.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
     let describe = |Entry { value, ranks }: &Entry<&Vec<_>>| match value

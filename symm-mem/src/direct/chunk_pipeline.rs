@@ -7,11 +7,11 @@ use super::lane::Chunk;
 
 /// Streams, slots and [flag words](super::flag_page) of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
-    /// The stream on which this call's work is ordered after earlier and before later calls of the lane.
+    /// The stream that runs this call's work after earlier calls of the lane and before later ones.
     pub(super) first: &'a Stream,
-    /// If present, chunks alternate between it and the first stream.
+    /// If present, chunks alternate between this stream and the first one.
     pub(super) second: Option<&'a Stream>,
-    /// First slot of the ring: the peer's ring for sends, this rank's for receives.
+    /// Address of the first slot of the ring: the peer's ring for sends, this rank's for receives.
     pub(super) ring: DevicePtr,
     pub(super) slot_bytes: usize,
     pub(super) way: Way,
@@ -32,7 +32,7 @@ impl ChunkPipeline<'_> {
     /// Enqueues the signal to the peer that the stream has moved `chunk`.
     ///
     /// # Safety
-    /// The words are valid until the stream has executed this.
+    /// The words are valid until the stream has executed the signal.
     pub(super) unsafe fn tell(&self, stream: usize, chunk: Chunk) -> cuda_driver::Result<()> {
         // SAFETY: the caller's contract.
         unsafe { self.stream(stream).write_value32((self.words)(chunk.slot).1, 1) }
@@ -60,8 +60,8 @@ impl ChunkPipeline<'_> {
         let condition = WaitCondition::GreaterOrEqual;
         let wait_and_reset =
             [MemoryOp::Wait32 { at: wait, condition, value: 1 }, MemoryOp::Write32 { at: wait, value: 0 }];
-        // SAFETY: the caller's contract. This rank may reset the word once the wait has passed: the peer sets the word
-        // again only after this rank has signalled this chunk, and until then no other stream waits for the word.
+        // SAFETY: the caller's contract. The stream may reset the word after its wait: the peer sets the word again
+        // only after this rank has signalled this chunk, and until then no other stream waits for the word.
         unsafe {
             match told {
                 Some(at) => {

@@ -1,13 +1,13 @@
-//! Claims: which end of a message comes first.
+//! Claims. They decide which end of a message comes first.
 //!
 //! Each end first writes its own entry into its own log. Then it claims the message by a compare-exchange on a word
 //! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
 //! The end that comes second reads the other end's entry, compares it with its own, and takes the offer.
 //!
-//! A receiver that gives up withdraws its offers of eager messages, but not those of captured messages. An offer is
-//! either taken or withdrawn, never both. So after an offer was withdrawn, the sender does not copy into the buffer.
-//! Exception: a later message has reused the word (see the comment in [`take`]). A sender does not withdraw its offers:
-//! the peer only reads the buffer.
+//! After an abort or a failed launch, a receiver withdraws its offers of eager (not captured) messages that are not
+//! taken, but not those of captured messages. An offer is either taken or withdrawn, never both. So after an offer was
+//! withdrawn, the sender does not copy into the buffer. Exception: a later message has reused the word (see the comment
+//! in [`take`]). A sender does not withdraw its offers: the peer only reads the buffer.
 
 use std::{
     hint,
@@ -58,7 +58,7 @@ pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, is_o
     }
 }
 
-/// Takes the other end's offer of message `number`. Returns false if it was withdrawn.
+/// Takes the other end's offer of message `number`. Returns false if the offer was withdrawn.
 pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let offers = [word(number, SENDER_FIRST), word(number, RECEIVER_FIRST)];
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {

@@ -1,22 +1,22 @@
 //! Flag pages. A rank's flag page is shared host memory. It holds the words that the rank's streams wait for, and logs
 //! of the rank's messages.
 //!
-//! The page is host memory so that a host thread can end a stream's wait with a plain store. A stream that writes the
-//! word instead could be in the same hardware queue as the wait, behind it.
+//! The page is host memory so that a host thread can end a stream's wait with a plain store. If a stream wrote the word
+//! instead, its write could be behind the wait in the same hardware queue.
 //!
-//! For every peer and every slot of a ring there are two words: *full* (the peer has put a chunk into this rank's
-//! memory) and *empty* (the peer has taken a chunk out of its own memory). For zero-copy messages there are eight more
-//! words for every peer: *ready* and *done* ([`Phase`]), each for both directions, and each for captured and for eager
-//! (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets
-//! it. So after a message all these words have their initial values, and a graph can run any number of times. For every
-//! peer and every direction there is one more word, which no stream waits for. It says which messages this rank's
-//! streams have [passed](FlagPage::passed).
+//! Every peer has a section of the page. In it, every slot of a ring has two words: *full* (the peer has put a chunk
+//! into this rank's memory) and *empty* (the peer has taken a chunk out of its own memory). Zero-copy messages have
+//! eight more words: *ready* and *done* ([`Phase`]), for both directions, and for captured and for eager (not captured)
+//! messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a message all
+//! these words have their initial values, and a graph can run any number of times. Every direction has one more word,
+//! which no stream waits for. In it, this rank's streams record which messages they have [passed](FlagPage::passed).
 //!
-//! After the words, for every peer, there are two logs of half messages (a half describes one end of a message): this
-//! rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. Then come
-//! the [claims](super::claim) of the messages from the peer, which both ends write.
+//! After the words, the section has two logs of half messages (a half describes one end of a message): this rank's
+//! [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The last part of
+//! the section are the [claims](super::claim) of the messages from the peer, which both ends write.
 //!
-//! The page begins with a flag: this rank ends its waits, so data that it sends or receives afterwards is invalid.
+//! The page begins with a flag, which this rank sets before it ends its waits. Data that it sends or receives
+//! afterwards is invalid.
 
 use std::{
     io,
@@ -39,15 +39,14 @@ const GAVE_UP: usize = 0;
 /// Number of words for every peer for zero-copy messages: two directions, two phases, and eager or captured messages.
 const SIGNALS: usize = 8;
 
-/// Number of words for every peer that say which messages the rank's streams have [passed](FlagPage::passed): one for
-/// each direction.
+/// Number of words for every peer that [`FlagPage::passed`] reads: one for each direction.
 const PASSED: usize = 2;
 
 /// Capacity of a log in half messages, and number of claims for each peer.
 const LOG: u64 = 1024;
 
 /// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
-/// hold these halves when the peer compares its own with them.
+/// contain the halves of these messages when the peer compares its own with them.
 pub(super) const AHEAD: u64 = LOG / 2;
 
 /// Offsets within a flag page, the same on all flag pages of a group.
@@ -77,7 +76,7 @@ pub(super) enum Phase {
     Done,
 }
 
-/// A word of zero-copy messages.
+/// Selects one of a peer's words for zero-copy messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Signal {
     /// The direction, seen from the page's rank.
@@ -121,7 +120,7 @@ impl Layout {
         LINE + peer * self.section() + (2 * self.slots + number) * LINE
     }
 
-    /// Offset of the word that says which messages with `peer` the streams have [passed](FlagPage::passed).
+    /// Offset of the word that [`FlagPage::passed`] reads.
     fn passed(self, peer: usize, way: Way) -> usize {
         LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
     }
@@ -177,8 +176,8 @@ impl FlagPage {
 
     fn register(context: &Context, layout: Layout, memory: SharedMemory) -> Result<Self, FlagPageError> {
         let flags = RegisterFlags::PORTABLE | RegisterFlags::DEVICE_MAPPED;
-        // SAFETY: the memory is mapped and initialized (by zeros, or by another process) until it is dropped, which
-        // is after the registration. No other code unmaps it.
+        // SAFETY: `memory` stays mapped until it is dropped, which is after the drop of the registration. No other code
+        // unmaps it. Its bytes are initialized, by zeros or by another process.
         let registration =
             unsafe { RegisteredMemory::from_raw(context, memory.start(), memory.bytes(), flags) }?;
         Ok(Self { layout, device: registration.device_ptr()?, _registration: registration, memory })
@@ -194,7 +193,7 @@ impl FlagPage {
         self.device + self.layout.signal(peer, signal)
     }
 
-    /// Device address of the word that says which messages the streams have [passed](Self::passed).
+    /// Device address of the word that [`passed`](Self::passed) reads.
     pub(super) fn passed_at(&self, peer: usize, way: Way) -> DevicePtr {
         self.device + self.layout.passed(peer, way)
     }
@@ -253,7 +252,7 @@ impl FlagPage {
         moved
     }
 
-    /// The log of the halves of the page's rank: its messages to or from `peer`.
+    /// The log in which the page's rank writes its halves of the messages to or from `peer`.
     pub(super) fn log(&self, peer: usize, way: Way) -> Log<'_> {
         let at = self.layout.log(peer, way);
         Log { count: &self.words_at(at, 1)[0], entries: self.words_at(at + LINE, LOG as usize) }
@@ -292,7 +291,7 @@ struct LogEntry {
     place: AtomicU64,
 }
 
-/// The last halves of one direction. Only one thread writes at a time.
+/// The last halves of one direction. Only one thread at a time may write to a log.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Log<'a> {
     count: &'a AtomicU64,

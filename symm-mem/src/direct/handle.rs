@@ -11,7 +11,7 @@ use crate::{
 /// A handle on a group's direct path. Cheap to clone. The group owns the path, and the handle does not keep it alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// Prefix of errors, which names the group.
+    /// The prefix of errors. It names the group.
     call: CallContext,
     core: Weak<Core>,
 }

@@ -16,15 +16,16 @@ use super::{half::Half, pushes::Pushes, rounds::STREAMS};
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// The lane's own streams, created on first use. Stream 0 is for calls that use another lane first; the first
-    /// lane of a call uses the caller's stream. Stream 1 is for every second chunk, if the lane has
+    /// The lane's own streams, created on first use. Stream 0 is for calls in which this lane is not the first one: the
+    /// first lane of a call uses the caller's stream. Stream 1 is for every second chunk, if the lane has
     /// [enough chunks](super::rounds::takes_turns) in the call.
     streams: [OnceLock<Stream>; STREAMS],
-    /// Event behind the lane's last eager call.
+    /// Event recorded after the lane's last eager call.
     end: Event,
-    /// Event behind the last eager chunk on the second stream. The first stream waits for it before `end` is recorded.
+    /// Event recorded after the last eager chunk on the second stream. The first stream waits for it before `end` is
+    /// recorded.
     second_end: Event,
-    /// Streams with eager work of the lane that no event follows, because recording the event failed.
+    /// Streams with eager work of the lane after which no event is recorded, because the recording failed.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
@@ -36,11 +37,11 @@ pub(super) struct State {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
     next: [usize; 2],
-    /// First stream of the last eager call; kept alive, so that its handle is not reused for another stream.
+    /// First stream of the last eager call. Keeping it alive prevents the reuse of its handle for another stream.
     last: Option<Stream>,
     /// Id of the capture of the last captured call.
     captured: Option<u64>,
-    /// Event behind the last captured call.
+    /// Event recorded after the last captured call.
     captured_end: Event,
 }
 
@@ -65,8 +66,8 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Appends the chunks of a message of `bytes` bytes at `at`. `next` is as [`State::next`]: this function uses and
-    /// advances the entry for eager or for captured chunks.
+    /// Appends the chunks of a message of `bytes` bytes at `at`. `next` is [`State::next`]. This function uses and
+    /// advances its entry for eager or for captured chunks.
     fn cut(
         self,
         at: DevicePtr,
@@ -116,7 +117,7 @@ impl Lane {
         2 * peer + usize::from(way == Way::Receive)
     }
 
-    /// Returns own stream `number` of the lane, or `None` while that stream is in a capture other than `capture`.
+    /// Returns the lane's own stream `number`, or `None` while that stream is in a capture other than `capture`.
     pub(super) fn stream(
         &self,
         number: usize,
@@ -126,7 +127,7 @@ impl Lane {
         let stream = match self.streams[number].get() {
             Some(stream) => stream,
             None => {
-                // If two threads create it, the second one drops its own.
+                // If two threads create the stream at the same time, one of them drops its own.
                 let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
                 self.streams[number].get_or_init(|| stream)
             }
@@ -158,13 +159,14 @@ impl Lane {
         }
     }
 
-    /// Makes `first` continue after the lane's work on `second`.
+    /// Makes stream `first` wait for the lane's work on stream `second`.
     pub(super) fn join(&self, first: &Stream, second: &Stream) -> cuda_driver::Result<()> {
         self.record(second, &self.second_end)?;
         first.wait(&self.second_end)
     }
 
-    /// Records `mark` on `stream`. If that fails, the lane counts as idle only once the whole stream is.
+    /// Records `mark` on `stream`. If that fails, the lane counts as idle only once the stream has completed all of its
+    /// work.
     fn record(&self, stream: &Stream, mark: &Event) -> cuda_driver::Result<()> {
         stream.record(mark).inspect_err(|_| {
             self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).push(stream.clone());
@@ -192,7 +194,8 @@ impl Lane {
 
     /// Returns whether no eager work of the lane runs any more.
     pub(super) fn is_idle(&self) -> bool {
-        // Another thread may be capturing in global mode: a query would invalidate that capture.
+        // Another thread may be capturing in global mode. Without relaxed mode, the queries would invalidate that
+        // capture.
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
         // A broken context runs nothing any more.
         let is_past = |end: &Event| end.query().unwrap_or(true);

@@ -27,11 +27,11 @@ use crate::{
 /// Flag pages that other ranks of this process can open.
 static FLAG_PAGES: LocalRegistry<OwnPage> = LocalRegistry::new();
 
-/// The agreement of the members that every member has opened all flag pages, or that none has a path.
+/// The agreement whose result is that every member has opened all flag pages, or that no member gets a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FlagPageProtocol;
 
-/// A rank's record: it is posted before any rank opens a flag page.
+/// The record that each rank posts before any rank opens a flag page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PathRecord {
     options: String,
@@ -52,7 +52,7 @@ enum PageOffer {
 }
 wire_enum!(PageOffer { 0 => Offered { address }, 1 => Missing { problem } });
 
-/// A rank's flag page, for the other ranks.
+/// The data by which the other ranks open a rank's flag page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PageAddress {
     site: Site,
@@ -60,7 +60,7 @@ struct PageAddress {
 }
 wire_struct!(PageAddress { site, export });
 
-/// The outcome of opening all flag pages on a rank.
+/// A rank's outcome: whether it has opened all flag pages and made its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Opened {
     Done {},
@@ -199,12 +199,12 @@ impl Own {
     }
 }
 
-/// Creates this rank's flag page, opens those of the others, passes all of them to `make`, and returns its result.
-/// Collective. The members agree that all succeed or none does. A rank that does not learn this result, because it
-/// loses the store or the group ends, gets an error even if the others succeed.
+/// Creates this rank's flag page, opens those of the others, passes all of them to `make`, and returns the result of
+/// `make`. Collective. The members agree that all of them succeed or none does. A rank that does not learn the result
+/// of this agreement, because it loses the store or the group ends, gets an error even if the others succeed.
 ///
-/// `attempt` is a name that the members use for this call only. A rank that has no flag page says so in its record,
-/// so the others do not wait for it at its endpoint.
+/// `attempt` is a name that the members use for this call only. If a rank has no flag page, its record contains the
+/// reason. So the others do not try to connect to its endpoint.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,
@@ -251,8 +251,8 @@ pub(super) fn agreed<T>(
         ignores: |_| false,
     };
     let result = agreement::run::<FlagPageProtocol>(&*store, member, record.clone(), act, object);
-    // Ends the listener and the token. After a success, all ranks have opened this rank's flag page. After a failure,
-    // this rank has no path.
+    // Closes the listener, and removes the page from the registry of this process. They are no longer needed: after a
+    // success, all ranks have opened this rank's flag page, and after a failure, this rank has no path.
     drop(own);
     match result {
         Ok(()) => made.ok_or_else(|| call.error(unmade(rank, "it has opened no flag page".to_owned()))),
@@ -267,12 +267,12 @@ fn unmade(rank: u32, problem: String) -> ErrorKind {
     ErrorKind::Unmade { rank: rank as usize, problem }
 }
 
-/// Converts the failure of the agreement to an error. `own` are the options of this rank.
+/// Converts the failure of the agreement to an error. `own` contains the options of this rank.
 fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
     match (failed.ending, failed.store) {
         (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(rank, problem),
         (Ending::Refused(Refusal::Options { options }), _) => {
-            // The first rank with other options than this rank's.
+            // Report the lowest rank whose options differ from this rank's.
             let others = options.entries.into_iter().filter(|entry| entry.value != own);
             let first = others.min_by_key(|entry| entry.ranks.first().copied());
             let (rank, options) = first.map_or((0, String::new()), |entry| {

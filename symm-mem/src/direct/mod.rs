@@ -3,7 +3,7 @@
 //!
 //! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on the group's `send`, `recv` and batches
 //! use this path. They enqueue on the caller's streams, and the messages from one rank to another are matched in the
-//! order of calls. Work handles, the flight recorder, aborts and timeouts are those of the group.
+//! order of calls. Work handles, the flight recorder, aborts and timeouts work as for messages through NCCL.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::{Buffer, P2pPolicy}, store::Deadline};
@@ -50,47 +50,53 @@
 //! ```
 //!
 //! # Zero-copy messages
-//! Both ends of a message log it in shared host memory before they launch it. A compare-exchange decides which of them
-//! is the first end. The log entry of the first end says where its buffer lies: the segment and the offset. If the
-//! buffer lies in a segment that the peer has mapped, the message is a zero-copy message.
+//! The two ends of a message are its sender and its receiver. Each end first writes an entry for the message into its
+//! log in shared host memory. Then it claims the message by a compare-exchange on a word that both ends share. The end
+//! that claims the message first is the *first end*, and the other one is the *second end*. The log entry of the first
+//! end contains the location of its buffer: the pool segment and the offset. If all members have mapped that segment,
+//! the message is a zero-copy message: the first end offers its buffer to the second end, which takes the offer and
+//! makes the copy.
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
 //! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
-//!    own buffer and its mapping of the first end's buffer: it reads if it receives, and writes if it sends. Then it
-//!    signals *done*.
+//!    own buffer and its mapping of the first end's buffer: the copy reads from the peer if this end receives, and
+//!    writes to the peer if it sends. Then it signals *done*.
 //!
 //! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no mapped segment, the message
-//! goes through the [ring](#the-ring), wherever the other buffer lies. So a message certainly is a zero-copy message
-//! only if both buffers lie in mapped segments. [`Direct::report`] and the description in
-//! [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) count both kinds.
+//! goes through the [ring](#the-ring), wherever the other buffer lies. The program does not control which end comes
+//! first. So a message is certain to be zero-copy only if both buffers lie in mapped segments. [`Direct::report`] and
+//! the description in [`ProcessGroup::p2p`](process_group::ProcessGroup::p2p) show the number of messages of either
+//! kind.
 //!
-//! If two ranks send each other messages at once, each rank should make one copy. The driver gives a write and a read
-//! of one GPU to one copy engine, which runs them one after the other. (It does so for virtual memory and for memory
-//! opened by IPC, also with bare copies on two streams.) But a rank that comes later than its peer is the second end of
-//! both messages, and so makes both copies. To avoid this, a sender does not become the first end at once. It waits on
-//! the host until the receiver calls its receive, or until the receiver sends a message to this rank. If both ranks
-//! call at about the same time, each of them is then the second end of one of the two messages. The wait takes at most
-//! an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. The sender does not wait if the receiver has not
-//! received from it before, or if the receiver's buffer of their last message lay in no mapped segment. A rank that
-//! comes after the wait makes both copies. For captured messages, the capture decides which end is first, for all runs
-//! of the graph. So let the ranks capture at about the same time, for example after a barrier.
+//! If two ranks send each other messages at once, each rank should make one of the two copies. If one rank makes both,
+//! its copies are a write and a read. The driver gives both to one copy engine, which runs them one after the other.
+//! (The driver does so for virtual memory and for memory opened by IPC, also for bare copies on two streams.) A rank
+//! that calls later than its peer would be the second end of both messages, and so make both copies. To avoid this, a
+//! sender does not claim its message at once. It first waits on the host until the receiver has called its receive, or
+//! has called a send to this rank. If both ranks call at about the same time, each of them is then the second end of
+//! one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. If
+//! one rank calls after the end of the other's wait, it makes both copies. The sender does not wait if the receiver has
+//! never called a receive from it before, or if the buffer of the last such receive lies in no mapped segment. For
+//! captured messages, the capture decides which end is first, for all runs of the graph. So let the ranks capture at
+//! about the same time, for example after a barrier.
 //!
 //! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions
 //! they take 1.05 to 1.13 times as long, and 2.0 times if one rank makes both copies.
 //!
-//! No host thread waits for the copy itself. The send of a zero-copy message ends only when the receiver has the data.
-//! The send of a message through the ring can end earlier, so there a sender can run ahead of its peer.
+//! No host thread waits for the copy itself. The send of a zero-copy message completes only when the receiver has the
+//! data. The send of a message through the ring can complete earlier, so a sender can run ahead of its peer with such
+//! messages.
 //!
-//! A commit maps the segments ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), also without windows, and
-//! the path keeps the pool's memory until the group ends. The path does not use the windows. A window is unmapped when
-//! its communicator is aborted, while a stream or a graph may still copy. And NCCL returns the addresses of peers'
-//! windows only from release 2.29 on.
+//! A commit maps the segments ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), even if it makes no
+//! windows. If the pool is dropped, the path keeps its memory until the group ends. The path does not use windows, for
+//! two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a graph may still copy. And
+//! NCCL returns the addresses of peers' windows only from release 2.29 on.
 //!
 //! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
-//! graph pins the block that its message uses on the same rank. The graph of the second end also pins a segment of its
-//! own rank: the one that corresponds to the first end's segment (the same pool and ordinal). Segments are retired on
-//! all ranks together, and only if no rank uses its own. So the first end's segment stays mapped.
+//! graph pins the blocks that its messages use on its own rank. The graph of the second end also pins the segment of
+//! its own rank that has the same pool and ordinal as the first end's segment. The ranks retire these segments
+//! together, and only if no rank uses or pins its own segment. So the first end's segment stays mapped.
 //!
 //! # The ring
 //! For every ordered pair of ranks, the receiver's memory holds a ring of slots. Messages that are not zero-copy go
@@ -98,9 +104,9 @@
 //! into it by a copy engine, and signals that the slot is full. The receiver's stream waits for that signal, copies the
 //! chunk to its destination, and signals that the slot is empty. The signals are words of host memory. Each word is
 //! awaited by one stream at a time, which resets the word after its wait. So after a message all words have their
-//! initial values, and a captured message is correct in every run. No kernel and no multiprocessor takes part. If a
-//! call has more than two chunks for one peer and direction, they alternate between two streams, unless the ring has
-//! only one slot: one copies while the other signals and waits.
+//! initial values, and a captured message is correct in every run. The path uses no kernel, and so no multiprocessor.
+//! If a call has more than two chunks for one peer and direction, they alternate between two streams, unless the ring
+//! has only one slot. One stream then copies while the other one signals and waits.
 //!
 //! | | |
 //! |---|---|
@@ -109,21 +115,22 @@
 //! | concurrent | in one batch or on different streams: messages with different peers, and both directions of one pair |
 //! | serialized | messages of one rank to another, in the order of calls, on any streams |
 //! | driver calls of a zero-copy message, besides events | one on the first end, or two in a batch with several peers or directions; three on the second end |
-//! | driver calls of another message, besides events | two for each chunk (a batch of memory operations, and a copy), and one for each stream; in a batch with several peers or directions, or with two streams and fewer than four slots, three for each chunk |
+//! | driver calls of a message through the ring, besides events | two for each chunk (a batch of memory operations, and a copy), and one for each stream; in a batch with several peers or directions, or with two streams and fewer than four slots, three for each chunk |
 //!
 //! # The size of the ring
 //! A copy of 8 MiB over NVLink (H200, 395 GB/s) takes about 21 µs. The signals and waits of a stream around a chunk
-//! take 8 to 10 µs. A second stream hides them if a copy takes longer: from 4 MiB on. Two costs per chunk remain. The
-//! copy engine takes a few µs to switch between the streams. And the host makes two to three driver calls of a few µs
-//! each, which delay the next call of the same thread. So fewer and larger chunks are better, until a ring takes too
-//! much memory. Four slots keep two streams busy: two are filled while two are emptied.
+//! take 8 to 10 µs. A second stream hides this time if the copy takes longer, as it does from 4 MiB on. Two costs per
+//! chunk remain. The copy engine takes a few µs to switch between the streams. And the host makes two to three driver
+//! calls of a few µs each, which delay the next call of the same thread. So fewer and larger chunks are better, until a
+//! ring takes too much memory. Four slots keep two streams busy: the sender fills two slots while the receiver empties
+//! the other two.
 //!
 //! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
 //! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
-//! both directions (two H200). A program that sends large messages through the ring chooses larger slots
-//! ([`DirectOptions::slot_bytes`]) by this table. It shows times in µs, measured with `lockstep bench p2p` and four
-//! slots. In each cell the first time is for separate calls, and the second for one batch. NCCL with one communicator
-//! and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
+//! both directions (two H200). A program that sends large messages through the ring should choose larger slots
+//! ([`DirectOptions::slot_bytes`]) by this table. The table shows times in µs, measured with `lockstep bench p2p` and
+//! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. NCCL with
+//! one communicator and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
 //! |---|---|---|---|
@@ -133,76 +140,81 @@
 //! | a bare copy | 699 | 2047 | |
 //!
 //! A send through the ring is done when its last chunk is in the receiver's memory, so a sender can send up to one ring
-//! of data before the receiver takes it. Both ends log a message before they launch it. If the number of elements or
-//! the type differs, or only one end captures the message, the second end ends the group. All members then get
-//! [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such a message is never delivered. In each
-//! direction, a rank may be up to 512 messages ahead of its peer, if the device's queues have room for them. A rank
-//! that would be further ahead waits on the host.
+//! of data before the receiver takes it. Both ends log a message before they launch it, and the second end compares the
+//! two log entries. If the number of elements or the type differs, or only one end captures the message, the second end
+//! ends the group. All members then get [`MessagesDiffer`](process_group::group::GroupErrorKind::MessagesDiffer). Such
+//! a message is never delivered. In each direction, a rank may be up to 512 messages ahead of its peer, if the device's
+//! queues have room for them. A rank that would be further ahead waits on the host.
 //!
 //! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
-//! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. Separate calls
-//! in different orders need streams that do not block each other: for example, if two ranks first receive, then send.
-//! Such streams are also needed in one more case. One end makes a send and a receive in separate calls. The other end
-//! makes both in one batch, and comes second. Zero-copy messages may then wait for each other. In these cases every
-//! stream needs its own hardware queue, also the streams that the path creates. If a device has more than eight
-//! streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
+//! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. In two other
+//! cases, the messages complete only if no stream blocks another one:
+//!
+//! - The ranks make separate calls in different orders, for example if two ranks first receive, then send.
+//! - One end makes a send and a receive in separate calls. The other end makes both in one batch, and is the second
+//!   end. Zero-copy messages may then wait for each other.
+//!
+//! In these cases every stream needs its own hardware queue, also the streams that the path creates. If a device has
+//! more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
 //!
 //! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
 //! [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use several batches.
 //!
-//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three of them, as in the table above. Each
+//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table above. Each
 //! message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy messages of any length, or
 //! 160 MiB of a longer message in the default slots. If a rank enqueues more than that before its peer makes the
 //! matching calls, its call blocks until the peer makes them. If the peer never makes them, the group ends at the work
 //! timeout.
 //!
 //! # Graphs
-//! If one end captures a message, the other end must capture it too; a graph's messages have slots of their own. Within
-//! a graph, the messages from one rank to another run in the order of calls. The program must order runs of graphs that
-//! have messages of the same pair, in the same order on both ends, for example by one stream. Graphs must not be
-//! launched once the group is gone. Runs that are under way at an abort, or are launched between the abort and the end
-//! of the group, complete without valid data. A graph that sends zero-copy messages must not be launched after an
-//! abort: it may write into the buffer that the receiver had when it captured the message.
+//! If one end captures a message, the other end must capture it too. Captured messages use slots of their own. Within a
+//! graph, the messages from one rank to another run in the order of calls. If several graphs have messages between the
+//! same two ranks, the program must run these graphs one after the other, and in the same order on both ranks: for
+//! example, by launches on one stream. Graphs must not be launched once the group is gone. Runs that are under way at
+//! an abort, or are launched between the abort and the end of the group, complete without valid data. A graph that
+//! sends zero-copy messages must not be launched after an abort: it may write into the buffer that the receiver had
+//! when it captured the message.
 //!
 //! # Aborts and timeouts
-//! An abort, a lost member or a timeout ends the group and all of its waits: a thread sets the words that this rank's
-//! streams wait for, until the work that the path has enqueued is done. After a capture, the thread goes on until the
-//! group ends. The work handles report the reason. Received data is invalid, and the context stays usable.
+//! An abort, a lost member or a timeout ends the group and the waits of its streams. On each rank, a thread sets the
+//! words that the rank's streams wait for, again and again until the work that the path has enqueued is done. If the
+//! path has captured messages, the thread continues until the path is dropped, because a graph may run at any time. The
+//! work handles report the reason. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken or
-//! captured, both streams wait longer for each other:
+//! withdraws its offers that no sender has taken, except those of captured messages. If an offer is taken or captured,
+//! the streams of both ends get extra time to wait for each other:
 //!
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
 //! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
-//!   abort. But if the receiver has announced an abort too, they begin when the sender, after its own abort, first sees
-//!   that announcement. When they are over, the sender copies.
+//!   abort. If the sender sees after its abort that the receiver has announced an abort too, the 4 s begin again. When
+//!   the 4 s are over, the sender's stream copies.
 //!
-//! If the peer has died, the stream may wait for the whole time.
+//! If the peer has died, a stream may wait for all of the extra time.
 //!
-//! So there are two cases in which a sender writes too early or too late. If its earlier work and the copy take longer
-//! than the receiver's 2 s, it may write after the receiver's abort has returned. If the receiver's stream has not
-//! reached the message when the 4 s are over, the sender writes while the receiver's earlier work may still use the
-//! buffer.
+//! The extra time is limited, so a sender may still write at the wrong time in two cases. If the sender's earlier work
+//! and its copy take longer than the receiver's 2 s, the sender may write after the receiver's abort has returned. If
+//! the receiver's stream has not reached the message when the sender's 4 s are over, the sender writes while the
+//! receiver's earlier work may still use the buffer.
 //!
 //! A launch may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the
 //! sender still copies into the buffer. So the receiver's stream still waits for this message, and the caller must
 //! enqueue later work on the buffer on that stream, after the failed call.
 //!
-//! The path cannot query whether a captured message runs, or whether its graph still exists. So the end of an aborted
-//! group waits for the whole time: 2 s on a rank that has captured the receive of a zero-copy message as the first end,
-//! and 4 s on a rank that has captured the send of one as the second end.
+//! The path cannot query whether a captured message runs, or whether its graph still exists. So when an aborted group
+//! ends, the path waits until all of the extra time is over: 2 s on a rank that has captured the receive of a zero-copy
+//! message as the first end, and 4 s on a rank that has captured the send of one as the second end.
 //!
 //! | file | subject |
 //! |---|---|
 //! | root | [`install`], [`DirectOptions`], the implementation of the group's path trait |
 //! | `handle` | [`Direct`] |
 //! | `core` | rings, the messages that go through them, zero-copy messages, and aborts |
-//! | `claim` | which end of a message comes first |
+//! | `claim` | decides which end of a message comes first |
 //! | `place` | the place of a buffer in the mapped segments: segment number and offset |
 //! | `lane` | one direction of a pair: the order of its messages, their chunks, and the comparison of the two ends |
 //! | `part` | the messages of one lane in one call |
-//! | `pushes` | messages that the sender copies into the receiver's buffer, for which an abort first waits |
+//! | `pushes` | messages that the sender copies into the receiver's buffer: an abort gives their copies extra time |
 //! | `rounds` | the order in which a call's chunks and zero-copy messages are enqueued, their streams, and why this cannot deadlock |
 //! | `chunk_pipeline`, `zero_copy` | enqueue a lane's chunks, and its zero-copy messages |
 //! | `flag_page` | shared host memory: the words that streams wait for, and the logs of messages |
@@ -254,21 +266,20 @@ const NAME: &str = "direct";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectOptions {
     /// Size of a slot in bytes (default 320 KiB), a multiple of 16. Messages that are not zero-copy are sent in chunks
-    /// of this size. Large slots need fewer steps, but delay the first chunk.
+    /// of this size. With larger slots a message has fewer chunks, but the first chunk arrives later.
     /// [The size of the ring](self#the-size-of-the-ring) helps to choose.
     pub slot_bytes: usize,
-    /// Number of slots of a ring (default 4; at least 1 and at most 65,536): the largest number of chunks that are
-    /// under way or not received yet. With one slot, chunks use one stream, one after the other. An odd number is a
-    /// little slower than the next even one.
+    /// Number of slots of a ring (default 4; at least 1 and at most 65,536): the largest number of chunks by which a
+    /// sender can be ahead of the receiver. With one slot, all chunks use one stream, one after the other. An odd
+    /// number is a little slower than the next even one.
     pub slots: usize,
-    /// Number of further slots of a ring, for captured messages (default 2, at most 65,536). With none, all captured
+    /// Number of further slots of a ring, for captured messages (default 2, at most 65,536). With 0, all captured
     /// messages are refused.
     pub graph_slots: usize,
     /// Time limit of [`install`] (default 30 s). A member may arrive later than the first by up to half of this time.
-    /// If a member stops during the call, the others may get their error after the limit, because two time limits
-    /// inside the call have lower bounds: at least 10 s to map memory, and then at least 5 s to wait for the outcomes
-    /// of the others. Both apply to the [rendezvous](RendezvousOptions::deadline), and again to the agreement that
-    /// follows it.
+    /// If a member dies during the call, the others may get their error after the limit, because two steps of the call
+    /// have a minimum time limit: 10 s to map memory, and then 5 s to wait for the outcomes of the others. Both
+    /// minimums apply to the [rendezvous](RendezvousOptions::deadline), and again to the agreement that follows it.
     pub deadline: Duration,
 }
 
@@ -303,8 +314,8 @@ impl DirectOptions {
         Self { deadline, ..self }
     }
 
-    /// Size of the rings of a rank in a group of `world` ranks, in bytes. The driver rounds the allocation up to its
-    /// granularity, usually 2 MiB. `None` if the size exceeds the address space.
+    /// Returns the size of the rings of a rank in a group of `world` ranks, in bytes. The driver rounds the allocation
+    /// up to its granularity, usually 2 MiB. `None` if the size exceeds the address space.
     ///
     /// ```
     /// # use symm_mem::direct::DirectOptions;
@@ -320,7 +331,7 @@ impl DirectOptions {
         Ring { slot_bytes: self.slot_bytes, slots: [self.slots, self.graph_slots] }
     }
 
-    /// Checks the options for a group of `world`, and returns the device memory in bytes.
+    /// Checks the options for a group of `world` ranks, and returns the size of a rank's rings in bytes.
     fn check(self, world: usize) -> Result<usize, ErrorKind> {
         const MOST: usize = 1 << 16;
         let wrong = |problem: String| Err(ErrorKind::Options { problem });
@@ -353,22 +364,24 @@ impl fmt::Display for DirectOptions {
 /// All members must run on one host, with devices that can access each other's memory.
 ///
 /// # Errors
-/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already, which
-/// it keeps. [`ErrorKind::OtherHosts`] if members run on other hosts.
+/// [`GroupErrorKind::PathRefused`] if the group was not built with [`P2pPolicy::Direct`], or has a path already. The
+/// group keeps that path. [`ErrorKind::OtherHosts`] if members run on other hosts.
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
-/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error is one of these kinds. It
-/// is the same kind on all members, except in the second case:
+/// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error has one of these kinds,
+/// the same on all members except in the second case:
 /// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, or if the memory cannot be shared or differs in size
 ///   (also because the options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
 ///   [`ErrorKind::Options`]. The others get [`ErrorKind::RendezvousRefused`].
 /// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.
-/// - [`ErrorKind::Unmade`] if all members have shared their memory, but one could not set up its path, or not in time.
-/// - [`ErrorKind::NotAgreed`] if the agreement that follows failed, for example because a member did not arrive.
+/// - [`ErrorKind::Unmade`] if all members have shared their memory, but one of them could not set up its path, or not
+///   in time.
+/// - [`ErrorKind::NotAgreed`] if the agreement after the rendezvous failed, for example because a member did not
+///   arrive.
 ///
-/// If this rank loses the store before it has read the result, or the group ends on this rank, other members may have a
-/// path.
+/// This rank also gets an error if it loses the store before it has read the result, or if the group ends on this rank.
+/// The other members may then have a path.
 pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, Error> {
     let call = CallContext::of_group("direct path", group.id(), Some(group.name().into()));
     let (rank, world, context) = (group.rank(), group.size(), group.context());
@@ -398,7 +411,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     let memory = match options.check(world).and_then(|bytes| rings(context, bytes)) {
         Ok(memory) => memory,
         Err(kind) => {
-            // The others get this rank's error at once, and do not wait for it.
+            // The others get this rank's error at once, so they do not wait for this rank.
             rendezvous.decline(error_text(&kind));
             return Err(call.error(kind));
         }

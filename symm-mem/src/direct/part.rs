@@ -18,7 +18,7 @@ pub(super) struct Part<'a> {
     pub(super) unlaunched: u64,
 }
 
-/// One chunk or zero-copy message of a lane, in the order of [rounds](super::rounds).
+/// A chunk or a zero-copy message of a lane. See [rounds](super::rounds).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Piece {
     Chunk(Chunk),

@@ -6,7 +6,7 @@
 pub(super) struct Place(pub(super) u64);
 
 impl Place {
-    /// Memory that peers cannot reach.
+    /// The place of a buffer in no mapped segment.
     pub(super) const NONE: Self = Self(0);
     const OFFSET_BITS: u32 = 44;
 

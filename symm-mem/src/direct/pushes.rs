@@ -1,9 +1,11 @@
-//! Messages of a lane that the sender copies into the receiver's buffer. An abort first gives these copies time to end,
-//! because the receiver may reuse its buffer after its abort has returned. Messages that are not captured are *eager*.
+//! Messages of a lane that the sender copies into the receiver's buffer. An abort first gives these copies time to
+//! complete, because the receiver may reuse its buffer after its abort has returned. Messages that are not captured are
+//! *eager*.
 
 use std::collections::VecDeque;
 
-/// The messages of one lane that the sender copies into the receiver's buffer and that may not have ended yet.
+/// The messages of one lane that the sender copies into the receiver's buffer, and whose copies may not be complete
+/// yet.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     /// Numbers of the eager messages, ascending. A message that this rank's streams have passed stays here until the
@@ -15,8 +17,7 @@ pub(super) struct Pushes {
 
 impl Pushes {
     /// Notes message `number`. If the message is eager, also forgets the eager messages that this rank's streams have
-    /// passed. `passed` is the number of the last message that they have passed, plus one, of which only the lower 32
-    /// bits are given: see [`FlagPage::passed`].
+    /// passed. `passed` is the result of [`FlagPage::passed`].
     ///
     /// [`FlagPage::passed`]: super::flag_page::FlagPage::passed
     pub(super) fn note(&mut self, number: u64, captured: bool, passed: u32) {
@@ -72,8 +73,8 @@ impl Pushes {
     }
 }
 
-/// Returns whether message `number` is before `passed`, of which only the lower 32 bits are known. The two must differ
-/// by less than 2^31.
+/// Returns whether `number` is less than `passed`, of which only the lower 32 bits are known. The full values must
+/// differ by less than 2^31.
 fn is_passed(number: u64, passed: u32) -> bool {
     (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
 }

@@ -7,10 +7,10 @@
 //!
 //! # Two alternating streams
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
-//! the slot of the next one. Both accesses go to host memory. So the chunks of a large message alternate between two
-//! streams: one stream copies while the other signals and waits. Within a call, a slot belongs to one stream: if two
-//! streams waited for the same word of host memory, one signal could release both. Calls of a lane do not overlap. All
-//! zero-copy messages of a lane in a call use the lane's first stream.
+//! the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large message
+//! alternate between two streams: one stream copies while the other signals and waits. Within a call, a slot belongs to
+//! one stream: if two streams waited for the same word of host memory, one signal could release both. Calls of a lane
+//! do not overlap. All zero-copy messages of a lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
 //! Assume that all ranks make matching calls in the same order. Streams may share a hardware queue, in which earlier
@@ -26,11 +26,11 @@
 //!    signalled.
 //! 4. Every offer waits until its message was copied.
 //!
-//! A sender waits until the slot of its chunk is empty, which the peer signalled in an earlier round. Everything else
-//! waits for a signal of an earlier phase of the same round. The stream of a chunk does not matter.
+//! A sender waits until the slot of its chunk is empty, which the peer signalled in an earlier round. Every other wait
+//! is for a signal of an earlier phase of the same round. The stream of a chunk does not matter.
 //!
 //! In a call of one lane, the signal of a chunk is delayed, and enqueued together with the next wait of the same
-//! stream. That saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
+//! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
 //! between a chunk and its signal, so the argument above still holds.
 //!
 //! With two streams, up to d other chunks are enqueued between a chunk and its signal. Let the ring have s slots. Then
@@ -43,9 +43,9 @@
 //! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
 //! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
 //!
-//! So four slots are enough. With two streams and fewer slots, a call of one lane signals its chunks at once too.
-//! Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
-//! reaches the message.
+//! So four slots are enough. With two streams and fewer slots, a call of one lane signals each chunk at once, as a call
+//! of several lanes always does. Before a zero-copy message, all earlier chunks are signalled, because the peer may
+//! need these signals before it reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -73,7 +73,7 @@ pub(super) struct Load {
 /// With at least this many slots, the signals of chunks may be delayed even if a call uses two streams.
 const AMPLE: usize = 2 * STREAMS;
 
-/// One step of a lane's stream.
+/// One step of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     /// Index of the lane's [`Load`] in the call.
@@ -83,13 +83,13 @@ pub(super) struct Step {
     pub(super) action: Action,
 }
 
-/// The action of a step, with indexes of pieces.
+/// The action of a step. The numbers are indices of pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Signals the peer that the stream has moved chunk `tell`, if any. Then waits until the slot of `chunk` is empty
     /// (to send) or full (to receive), and moves the chunk.
     Carry { tell: Option<usize>, chunk: usize },
-    /// Signals a chunk that the stream has moved.
+    /// Signals the peer that the stream has moved this chunk.
     Tell(usize),
     /// Signals that an offer's buffer is ready.
     Ready(usize),
@@ -160,7 +160,7 @@ fn alone(load: &Load) -> Vec<Step> {
     let later = load.streams == 1 || load.slots >= AMPLE;
     let streams = load.streams_of_pieces();
     let step = |piece: usize, action| Step { part: 0, stream: streams[piece], action };
-    // The last chunk of each stream, which is not signalled yet.
+    // For each stream, its last chunk, if it is not signalled yet.
     let mut untold = [None; STREAMS];
     let mut steps = Vec::new();
     let tell_all = |untold: &mut [Option<usize>; STREAMS], steps: &mut Vec<Step>| {

@@ -1,4 +1,5 @@
-//! Programs of several ranks on devices with few hardware queues: everything completes, and the data is as sent.
+//! Tests of programs of several ranks on devices with few hardware queues: all operations complete, and each receiver
+//! gets the data that its peer has sent.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,16 +10,16 @@ use super::*;
 /// Number of caller streams of a rank's program.
 const CALLERS: usize = 3;
 
-/// How a message goes.
+/// The way in which a message is transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Through the ring, in this many chunks.
     Chunks(usize),
-    /// Without a ring; whether the sender comes first.
+    /// Directly from buffer to buffer. The field is true if the sender is the first end.
     ZeroCopy { sender_first: bool },
 }
 
-/// Sender, receiver, and how it goes.
+/// Sender, receiver, and mode.
 type Message = (usize, usize, Mode);
 
 /// A word that a stream waits for.
@@ -52,17 +53,17 @@ enum Op {
         slot: usize,
         number: usize,
     },
-    /// The buffer of the zero-copy message of this number may be used by the peer.
+    /// From here on, the peer may use the buffer of the zero-copy message of this number.
     Open {
         pair: (usize, usize),
         number: usize,
     },
-    /// Copies the zero-copy message of this number, on the end that came second.
+    /// Copies the zero-copy message of this number, on the second end.
     Copy {
         pair: (usize, usize),
         number: usize,
     },
-    /// The zero-copy message of this number has been copied, and the peer uses the buffer no more.
+    /// From here on, the zero-copy message of this number is copied, and the peer no longer uses the buffer.
     Close {
         pair: (usize, usize),
         number: usize,
@@ -96,7 +97,8 @@ impl Rank {
         self.marks
     }
 
-    /// One call with these lanes, sending lanes first. Mirrors [`Core::enqueue`](super::super::core::Core).
+    /// Enqueues one call with these lanes. The caller lists sending lanes first. Mirrors
+    /// [`Core::enqueue`](super::super::core::Core).
     fn call(&mut self, lanes: &[(usize, bool, Vec<Kind>)], caller: usize) {
         let (rank, slots) = (self.rank, self.slots);
         let own =
@@ -210,7 +212,7 @@ const WORLD: usize = 4;
 /// wrong.
 fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
     let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
-    // Zero-copy messages: whether the buffer may be used, and whether it has been copied.
+    // Zero-copy messages whose buffer the peer may use, and those that are copied.
     let (mut open, mut copied) = (HashSet::new(), HashSet::new());
     let mut marked = vec![vec![false]; WORLD];
     // Remaining operations, by rank and queue.
@@ -271,7 +273,6 @@ fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestC
     }
 }
 
-/// Chunks, or a zero-copy message.
 fn mode() -> impl Strategy<Value = Mode> {
     let zero_copy = any::<bool>().prop_map(|sender_first| Mode::ZeroCopy { sender_first });
     prop_oneof![(0usize..14).prop_map(Mode::Chunks), zero_copy]
@@ -288,7 +289,7 @@ proptest! {
             any::<bool>(),
             prop::array::uniform4(0..CALLERS),
         ), 1..5),
-        // With one queue all streams share it; with many, some are still shared.
+        // With one queue, all streams share it. With several queues, some streams still share one.
         queues in (1usize..8).prop_flat_map(|most| prop::collection::vec(
             prop::collection::vec(0..most, CALLERS + 4 * WORLD), WORLD,
         )),

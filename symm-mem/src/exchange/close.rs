@@ -19,17 +19,17 @@ use super::{
     watch::TICK,
 };
 
-/// Interval at which the closing thread checks whether peers have closed their side, if it has no other work.
+/// Interval at which the closing thread checks whether peers have closed their plans, if it has no other work.
 const ASK: Duration = Duration::from_millis(20);
 
-/// Time that [`Exchange::close`](super::Exchange::close) waits after its deadline, until the plans that it gives up are
-/// closed. That takes a few polls of the device, unless the device does not answer, or the ranks of this process always
-/// have a transfer under way (see [quiet]).
+/// Longest time for which [`Exchange::close`](super::Exchange::close) waits after its deadline. In this time, the
+/// closing thread closes the plans that were given up. That usually takes a few polls of the device. It takes longer if
+/// the device does not answer, or if the ranks of this process always have a transfer under way (see [quiet]).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// Work of the closing thread.
+/// The work of the closing thread, and its signals.
 pub(super) struct Closer {
-    /// Time that peers may hold memory that this rank lent to them.
+    /// Time that peers have to close memory that this rank lent to them, after this rank has closed the plan.
     lease: Duration,
     begun: Instant,
     state: Mutex<State>,
@@ -73,8 +73,8 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Hands peers' memory to the thread, which closes it. The caller must not close it: that may block until the
-    /// device is idle, and the device's work may depend on the caller's next call.
+    /// Hands peers' memory to the thread, which closes the memory. The caller must not close it: the call may block
+    /// until the device is idle, and the device's work may depend on the caller's next call.
     pub(super) fn let_go(&self, open: Open) {
         if !open.is_empty() {
             self.tell(|state| state.borrowed.push(open));
@@ -91,8 +91,8 @@ impl Closer {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing is left to close. Returns true then, and false at `end` if something is left. The thread
-    /// closes the remainder when it can. After `deadline`, plans are given up and leases count as overdue.
+    /// Waits until nothing is left to close, and returns true. Returns false if something is left at `end`: the thread
+    /// closes the remainder later. After `deadline`, plans are given up and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
         while (state.busy || !state.is_empty()) && !end.expired() {
@@ -110,8 +110,9 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits up to four [`TICK`]s for dropped plans to be closed. If an exchange starts while a plan's handles are
-    /// still open, the exchange keeps them open. The peers are then told only later that this rank has closed the plan.
+    /// Waits up to four [`TICK`]s for dropped plans to be closed. Called at the start of an exchange. If a dropped
+    /// plan's allocations are still open then, the exchange keeps them open until it ends. Only after that does this
+    /// rank tell the peers that it has closed the plan.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -121,7 +122,7 @@ impl Closer {
         }
     }
 
-    /// Clears `held` if [`quiet::moment`] allows that now. The drop of its values closes or frees memory.
+    /// Clears `held` if [`quiet::moment`] allows that now. Dropping the values closes or frees memory.
     fn free<T>(&self, held: &mut Vec<T>) {
         if !held.is_empty()
             && let Some(_moment) = quiet::moment()
@@ -135,8 +136,8 @@ impl Closer {
     }
 }
 
-/// Main loop of the closing thread. Ends when [`Closer::stop`] was called and nothing is left to close, and then stops
-/// the watch thread.
+/// Main loop of the closing thread. Ends when [`Closer::stop`] was called and nothing is left to close. Then lets the
+/// watch thread end too.
 pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());
@@ -192,7 +193,8 @@ pub(super) fn run(shared: &Shared) {
 
 /// Closes the peers' memory that a dropped plan holds, if [`quiet::moment`] allows that now. Returns true if the peers
 /// can be told that the plan is closed. Returns false if a later call must try again, for example because a running
-/// exchange still holds some of the memory. For regions, first tells the peers that no further notification comes.
+/// exchange still holds some of the memory. For regions, first tells the peers that this rank sends no further
+/// notification.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
@@ -205,7 +207,7 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
             return false;
         }
     }
-    // Wait until the words are written: a peer that learns of the close may use its slots for another plan.
+    // Wait until the words are written: a peer that learns of the close may reuse its slots for another plan.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())
@@ -214,7 +216,8 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
 /// Tells the peers of a plan that this rank has closed it. Returns a lease for the plan, which begins now.
 fn announce_closed(shared: &Shared, core: &Core) -> Lease {
     for peer in core.peers() {
-        // If a peer does not see the key, the peer's own lease becomes overdue, and its memory is quarantined.
+        // The error is ignored: if a peer does not see the key, its own lease becomes overdue, and its memory is
+        // quarantined.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
     }
     shared.closer.lend(core)
@@ -237,7 +240,7 @@ fn collect(
         let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
         let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
         for peer in &closed {
-            // A key that cannot be deleted costs only a few bytes in the store.
+            // The error is ignored: a key that cannot be deleted costs only a few bytes in the store.
             let _ = store.delete(&said(peer));
         }
         match lease.step(&closed, now) {

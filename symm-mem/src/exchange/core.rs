@@ -1,4 +1,5 @@
-//! State of a plan's transfers, or of regions, shared by the callers that enqueue them and the exchange's threads.
+//! The state of a plan, or of the transfers between the regions of two ranks. The callers that enqueue transfers and
+//! the exchange's threads share it.
 
 use std::{
     ops::{Deref, Range},
@@ -22,7 +23,8 @@ use crate::sharing::Imported;
 /// deadlines.
 const LEFT_ATTEMPTS: u32 = 4;
 
-/// The state of a plan, or of the regions of this rank and one peer: its signals, and the memory that it holds.
+/// The state of a plan, or of the transfers between the regions of this rank and one peer: the signals, and the memory
+/// that the transfers use.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) parts: CoreParts,
@@ -33,9 +35,9 @@ pub(super) struct Core {
     pub(super) told: AtomicBool,
     /// A graph has captured transfers of this plan. Launches of the graph may wait for [toggles](Words::toggle).
     pub(super) captured: AtomicBool,
-    /// Attempts left to tell the peers that no further notification comes; 0 once they have been told.
+    /// Attempts left to tell the peers that this rank sends no further notification; 0 once they have been told.
     pub(super) left_attempts: AtomicU32,
-    /// The peer has told this rank that no further notification comes.
+    /// The peer has dropped its regions, and sends no further notification.
     pub(super) peer_left: AtomicBool,
     /// Number of watched operations, plus the number of reported failures that the watch thread has not finished with.
     /// While it is not zero, this rank may still write signal words of the plan.
@@ -72,7 +74,7 @@ impl Deref for Core {
     }
 }
 
-/// Peers' memory: open and held by the plan, or after the plan was closed, weak references to the same memory.
+/// The peers' memory: held open by the plan, or, after the plan was closed, weak references to the same memory.
 #[derive(Debug)]
 enum Imports {
     Open(Vec<Arc<Imported>>),
@@ -82,13 +84,14 @@ enum Imports {
 /// The signals that this rank and a peer send each other: for one transfer, or for regions.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Rank of the job.
+    /// The peer, as a rank of the job.
     pub(super) peer: u32,
     pub(super) own: Words,
     pub(super) theirs: Words,
-    /// The count for which this rank's last enqueued wait waits.
+    /// The count that this rank's last enqueued wait waits for.
     pub(super) awaited: AtomicU32,
-    /// The last round begun by this end, or by the peer if it is in this process. Regions do not use this.
+    /// The last round that this end has begun, or that the peer has begun if it is in this process. Not used for
+    /// regions.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -111,7 +114,8 @@ pub(super) struct Turn {
     pub(super) round: u32,
     /// The peer may copy: `ready` was called, and `wait` was not called yet.
     pub(super) offered: bool,
-    /// The last operation. The next one is ordered after it, also on another stream.
+    /// The last operation, or for regions the last notification: its stream, and the event recorded after it. The next
+    /// one runs after this event, even on another stream.
     pub(super) last: Option<(Stream, Arc<Event>)>,
 }
 
@@ -148,7 +152,7 @@ impl Core {
         let _ = self.fault.set(fault);
     }
 
-    /// Counts one more operation under way, until [`ended`](Self::ended).
+    /// Counts one more operation as under way, until [`ended`](Self::ended) is called for it.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -181,7 +185,7 @@ impl Core {
         let Imports::Open(open) = &*imports else { return };
         let closed = Imports::Closed(open.iter().map(Arc::downgrade).collect());
         let open = std::mem::replace(&mut *imports, closed);
-        // The lock is released first: closing may block.
+        // Release the lock first: closing the memory may block.
         drop(imports);
         drop(open);
     }
@@ -191,11 +195,11 @@ impl Core {
     }
 
     /// Returns whether this plan no longer keeps a peer's memory open: the plan is closed, and each allocation that it
-    /// held is closed too, or is held by another one of `plans`.
+    /// held is closed too, or another one of `plans` holds the allocation open.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
-        // The weak references are not upgraded: to drop the last strong reference closes the memory, which must not
-        // happen here.
+        // Do not upgrade the weak references: the upgraded reference could become the last one, and dropping it would
+        // close the memory outside of a quiet moment.
         let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
         left.all(|memory| {
             plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))

@@ -9,7 +9,7 @@ use crate::rendezvous::DeviceKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Awaited {
-    /// The peer's `ready`, which lets the copy begin.
+    /// The peer's call of `ready`, which lets the copy begin.
     Ready,
     /// The end of the peer's copy.
     Done,
@@ -27,7 +27,7 @@ pub enum Awaited {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A peer did not do its part in time.
+    /// The awaited event did not occur in time, usually because a peer is late.
     #[error("Late: {} within {waited:.1?} (transfer {transfer})", match awaited {
         Awaited::Ready => format!("rank {peer} did not let the copy begin"),
         Awaited::Done => format!("rank {peer} did not end the copy"),
@@ -54,7 +54,7 @@ pub enum Fault {
         /// The peer, as a rank of the job.
         peer: u32,
     },
-    /// The plan was aborted on this rank, or the transfers between regions were.
+    /// The plan, or the transfers between regions, were aborted on this rank.
     #[error("Aborted: the plan was aborted on this rank")]
     Aborted,
     /// The group has ended.
@@ -94,7 +94,7 @@ pub enum TransferError {
     /// The memory is empty.
     #[error("a transfer of no bytes")]
     Empty,
-    /// Memory of another kind of device than those of the CUDA driver.
+    /// The memory does not belong to a CUDA device, so the copy engines of the CUDA driver cannot access it.
     #[error(
         "OtherDevice: memory of kind {kind:?}, which copy engines of the CUDA driver do not reach; expected memory of \
          kind {:?}",
@@ -133,7 +133,7 @@ pub enum TransferError {
         /// Number of transfers of the plan.
         transfers: usize,
     },
-    /// The call belongs to the other end of the transfer.
+    /// This rank's role in the transfer does not allow the call.
     #[error("WrongPart: in transfer {at} this rank {found}; `{asked}` is for who {}", match expected {
         [one] => one.to_string(),
         [one, other] => format!("{one}, or {other}"),
@@ -205,7 +205,7 @@ pub enum TransferError {
         /// The generation of this plan.
         found: u64,
     },
-    /// The plan has stopped.
+    /// The plan has stopped, or the transfers between the regions of this rank and the peer.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// The driver failed.

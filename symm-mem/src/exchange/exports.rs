@@ -19,7 +19,8 @@ pub(super) struct Exports {
 }
 
 impl Exports {
-    /// Opens an endpoint, and exports the allocations that contain these pieces, each once.
+    /// Opens an endpoint for the peers, and exports the allocations that contain these pieces. Exports an allocation
+    /// once, even if it contains several pieces.
     pub(super) fn make<'a>(
         context: &Context,
         pieces: impl IntoIterator<Item = &'a Piece>,
@@ -49,7 +50,7 @@ impl Exports {
         Some((u32::try_from(at).ok()?, piece.offset as u64))
     }
 
-    /// Opens the peers' memory that this rank accesses and has not open yet. `place` is the index of this rank in
+    /// Opens the peers' memory that this rank accesses and does not have open yet. `place` is the index of this rank in
     /// `records`. On failure, returns the outcome that this rank posts.
     pub(super) fn open(
         &self,

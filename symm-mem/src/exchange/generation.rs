@@ -1,12 +1,12 @@
-//! Generations: tell the current plan of a name from earlier plans with the same name.
+//! Generations: numbers that distinguish the current plan of a name from earlier plans of the same name.
 
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},
 };
 
-/// The current generation of one name of plans or regions. Starts at 0, before the first agreement. The plan or the set
-/// of regions with the current generation is current, and earlier ones are stale. Clones share the value.
+/// The current generation of one plan name. The plan or set of regions with this generation is current, and earlier
+/// ones of the same name are stale. Before the first agreement, the value is 0. Clones share the value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generations(Arc<AtomicU64>);
 
@@ -16,13 +16,13 @@ impl Generations {
         self.0.load(Ordering::Acquire) + 1
     }
 
-    /// Makes the agreed generation the current one, unless a higher one is current already. That happens if two threads
-    /// agree with different members on the same name.
+    /// Makes the agreed generation current, unless a higher one is current already. A higher one is possible if two
+    /// threads agree with different members on the same name.
     pub(crate) fn agreed(&self, generation: u64) {
         self.0.fetch_max(generation, Ordering::AcqRel);
     }
 
-    /// Succeeds if `generation` is current; else the error is the current generation.
+    /// Returns `Ok` if `generation` is current, and the current generation as the error otherwise.
     pub(crate) fn admit(&self, generation: u64) -> Result<(), u64> {
         let current = self.0.load(Ordering::Acquire);
         if current == generation { Ok(()) } else { Err(current) }

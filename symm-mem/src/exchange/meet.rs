@@ -307,8 +307,8 @@ impl Exchange {
         plans.entry(met.plan.to_owned()).or_default().last = cores.into_iter().map(Arc::downgrade).collect();
     }
 
-    /// Creates and registers the state of a plan, or of the regions of this rank and one peer. `slots` are this rank's
-    /// slots for that plan or peer.
+    /// Creates and registers the state of a plan, or of the transfers between this rank's regions and those of one
+    /// peer. `slots` are this rank's slots for that plan or peer.
     pub(super) fn core(
         &self,
         met: &Met<'_>,

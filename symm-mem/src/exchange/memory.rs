@@ -161,7 +161,7 @@ impl Memory {
         self.bytes
     }
 
-    /// Fails for memory of another kind of device.
+    /// Returns an error if the memory does not belong to a CUDA device.
     pub(super) fn check_kind(&self) -> Result<(), TransferError> {
         match &self.backing {
             Backing::Virtual(buffer) if buffer.kind() != DeviceKind::Cuda => {

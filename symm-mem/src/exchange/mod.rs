@@ -1,10 +1,11 @@
 //! One-sided transfers: put and get between ranks by copy engines, without a collective and without a kernel.
 //!
-//! The members of a group [exchange](Exchange::exchange) a plan. Each member lists its ends of transfers. The two ends
-//! of every transfer are checked against each other before any memory is opened. All members get the plan, or none
-//! does. Then the members call [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and [`wait`](Plan::wait)
-//! of their [`Plan`], any number of times. Each call enqueues work on a stream. If the lists of the ranks do not match,
-//! all ranks get the same typed error within the [time limits](ExchangeOptions::deadline).
+//! A transfer copies a buffer of one rank to a buffer of another. Each of the two ranks has one end of the transfer:
+//! its buffer and its [role](Part). The members of a group [exchange](Exchange::exchange) a plan: each member lists its
+//! ends, and the two ends of every transfer are checked against each other before any memory is opened. All members get
+//! the plan, or none does. Then the members call [`put`](Plan::put), [`get`](Plan::get), [`ready`](Plan::ready) and
+//! [`wait`](Plan::wait) of their [`Plan`], any number of times. Each call enqueues work on a stream. If the lists of
+//! the ranks do not match, all ranks get the same typed error within the [time limits](ExchangeOptions::deadline).
 //!
 //! ```no_run
 //! # use cuda_driver::{Stream, memory::DeviceMemory};
@@ -63,7 +64,7 @@
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
-//! // On the decoder: later work of the stream may use the pages.
+//! // On the decoder: work that is enqueued on the stream after this wait for rank 0 may use the pages.
 //! regions.wait(0, stream, soon)?;
 //! # Ok(())
 //! # }
@@ -71,7 +72,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | root, `options` | [`Exchange`]: a group's slots, plans and open handles |
+//! | root, `options` | [`Exchange`]: the signal slots and plans of one rank, and the peers' memory that it has open |
 //! | `meet` | one exchange |
 //! | [`protocol`] | the agreement on a plan, without I/O |
 //! | `contribution` | the contribution of a rank to an agreement: ends of transfers, or regions |
@@ -91,7 +92,7 @@
 //! allocation is identified by an id that is never reused. An exchange opens each allocation once for all of its plans
 //! and regions, and closes the allocation with the last of them. Memory that peers may access is freed only after they
 //! have reported that they closed it. If they do not report this within the [lease](ExchangeOptions::lease), the memory
-//! is [quarantined](Exchange::quarantine) instead.
+//! is [quarantined](Exchange::quarantine) instead: it stays allocated.
 //!
 //! Ranks of one process use each other's memory without a handle. For ranks of different processes, the kind of memory
 //! decides:
@@ -158,7 +159,7 @@ use crate::{
 /// Name of the operation in errors of [`Exchange::new`], [`Exchange::exchange`] and [`Exchange::exchange_among`].
 const OPERATION: &str = "exchange";
 
-/// The one-sided transfers of a group, as seen by one member. Clones share the state.
+/// One member's handle for the one-sided transfers of a group. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Exchange {
     owner: Arc<Owner>,
@@ -177,7 +178,7 @@ struct Owner {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation of one name, and the state of the last plan or regions agreed under this name.
+/// The current generation of one plan name, and the state of the last plan or regions agreed under that name.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
@@ -191,7 +192,7 @@ impl fmt::Debug for Owner {
 }
 
 impl Drop for Owner {
-    /// Tells the threads to end. They first finish the transfers under way and close the dropped plans.
+    /// Lets the exchange's threads end. They first wait for the transfers under way and close the dropped plans.
     fn drop(&mut self) {
         self.shared.closer.stop();
     }
@@ -203,21 +204,23 @@ impl Exchange {
     /// The members map each other's slots in this call.
     ///
     /// # Errors
-    /// All members get the same [`ErrorKind::RendezvousRefused`]. [`ErrorKind::Closing`],
-    /// [`Allocation`](ErrorKind::Allocation), [`Driver`](ErrorKind::Driver) and [`Thread`](ErrorKind::Thread) are
-    /// failures of this rank. The other errors of [`Rendezvous::rendezvous`] are possible too.
+    /// If the members refuse, they get the same [`ErrorKind::RendezvousRefused`]. A rank that cannot create its slots
+    /// gets the cause instead: [`ErrorKind::Closing`], [`Allocation`](ErrorKind::Allocation) or
+    /// [`Driver`](ErrorKind::Driver). With [`Thread`](ErrorKind::Thread), the call fails on this rank alone. The other
+    /// errors of [`Rendezvous::rendezvous`] are possible too.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.group().clone(), &rendezvous.inner.group.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
-        // In the rendezvous, the other members wait for this rank for half of the rendezvous's deadline. This rank
-        // waits below for at most three eighths of that deadline, so it can still post its record or its error in time.
+        // The other members wait in the rendezvous for this rank, for half of the rendezvous's deadline. `prepared`
+        // waits for at most three eighths of that deadline. So this rank can still post its record or its error in
+        // time.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
         let (slab, tools) = match prepared(&info, context, &options, patience) {
             Ok(prepared) => prepared,
             Err(kind) => {
-                // A rank without slots posts the error to the others.
+                // Post the error, so that the other members get a refusal that names this rank.
                 rendezvous.decline(error_text(&kind));
                 return Err(call.error(kind));
             }
@@ -249,13 +252,13 @@ impl Exchange {
         &self.owner.shared.info
     }
 
-    /// Returns this rank's end of a transfer with `peer`, a rank within the group. The peer must list the other end.
-    /// If a plan has several transfers between the two ranks, the n-th in the list of one rank matches the n-th in the
-    /// list of the other.
+    /// Returns this rank's end of a transfer with `peer`, a rank within the group. The peer must list the other end. If
+    /// a plan has several transfers between the two ranks, the n-th of them in the list of one rank matches the n-th of
+    /// them in the list of the other.
     ///
     /// # Errors
     /// [`TransferError`]: `ToSelf` if `peer` is this rank, `NoSuchRank` if the group has no such rank, `Empty` if the
-    /// memory has 0 bytes.
+    /// memory has 0 bytes, `OtherDevice` if the memory does not belong to a CUDA device.
     pub fn transfer(
         &self,
         peer: usize,
@@ -299,18 +302,18 @@ impl Exchange {
         self.owner.shared.slots().free()
     }
 
-    /// Takes the plans and regions that peers have not closed within the [lease](ExchangeOptions::lease). Each of them
-    /// is returned by one call only.
+    /// Removes from the exchange the plans and regions that peers have not closed within the
+    /// [lease](ExchangeOptions::lease), and returns them.
     #[must_use]
     pub fn quarantine(&self) -> Vec<Quarantined> {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the dropped plans are closed on this rank and on their peers, or until the deadline. At the
-    /// deadline, transfers under way are given up and leases count as overdue. Returns the quarantined plans, as
-    /// [`quarantine`](Self::quarantine) does. All of this also applies to regions. Not collective, but a peer closes a
-    /// plan only after the peer has dropped the plan. If this is the last clone of the exchange, and all plans and
-    /// regions are dropped, the call also ends the exchange's threads.
+    /// Waits until the dropped plans and regions are closed on this rank and on their peers, or until the deadline. At
+    /// the deadline, their transfers under way are given up, and leases count as overdue. Returns the quarantined plans
+    /// and regions, as [`quarantine`](Self::quarantine) does. Not collective. But a peer closes a plan only after that
+    /// peer has dropped it. If this is the last clone of the exchange, and all plans and regions are dropped, the call
+    /// also ends the exchange's threads.
     ///
     /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
     /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they
@@ -364,12 +367,12 @@ mod tests {
     use crate::rendezvous::RendezvousOptions;
 
     rusty_fork_test! {
-        /// [`Exchange::new`] waits within the deadline of the rendezvous. The deadline in the [`ExchangeOptions`] is
-        /// for later agreements.
+        /// [`Exchange::new`] waits for another rank of its process that closes memory. The deadline of the rendezvous
+        /// limits this wait. The deadline in the [`ExchangeOptions`] is for later agreements.
         #[test]
         fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
             let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();
-            // SAFETY: the functions belong to `world`, and everything made from them is dropped before it.
+            // SAFETY: the functions belong to `world`, and everything made from them is dropped before `world`.
             let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
             let context = driver.device(0).unwrap().retain_primary().unwrap();
             let far = Duration::from_secs(60);

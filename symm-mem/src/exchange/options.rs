@@ -18,8 +18,8 @@ pub struct ExchangeOptions {
     /// signals of one transfer. A plan uses one channel for each of its transfers, and a set of regions one for each
     /// other member.
     pub channels: usize,
-    /// The time within which peers must close this rank's memory, counted from when this rank has closed the dropped
-    /// plan or regions. If a peer has not closed the memory by then, the memory is
+    /// The time within which peers must close this rank's memory. It begins when this rank has closed the dropped plan
+    /// or regions. If a peer has not closed the memory by then, the memory is
     /// [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
     /// Handle types by which the ranks share the slots of their channels. `None` stands for all types that the driver

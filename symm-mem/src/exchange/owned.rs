@@ -14,7 +14,7 @@ use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult
 use super::TransferError;
 use crate::rendezvous::fresh_number;
 
-/// The name that the allocator's reports show for the holder of segments that this module holds.
+/// Name of this module's holds on segments, in the reports of the caching allocator.
 const HOLDER: &str = "symm-mem exchange";
 
 /// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Each
@@ -45,7 +45,8 @@ pub(super) struct Owned {
     context: Context,
     ptr: DevicePtr,
     bytes: usize,
-    /// The allocations that contain this memory, in the order of their addresses. Dropped before the owner.
+    /// The allocations that contain this memory, in the order of their addresses. Declared before `_owner`, so that
+    /// they are dropped first, and no [`Number`] outlives its allocation.
     allocations: Vec<OwnedAllocation>,
     _owner: Box<dyn Any + Send + Sync>,
 }
@@ -60,7 +61,8 @@ pub(super) struct OwnedAllocation {
 }
 
 impl OwnedAllocation {
-    /// Describes the allocation of `bytes` bytes at `base`. The caller must keep the allocation alive.
+    /// Describes the allocation of `bytes` bytes at `base`. The caller must keep the allocation alive while the result
+    /// lives.
     fn new(context: &Context, base: DevicePtr, bytes: usize) -> Result<Self, Error> {
         let physical = match PhysicalMemory::retain(context, base, bytes) {
             Ok(physical) => Some(physical),

@@ -43,27 +43,28 @@ use super::{
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
 ///   every later `get`. Call `get` in the order in which the peers become ready. If that order is unknown, use puts.
-/// - A signal that is enqueued during a copy of the same device may arrive only after the copy. So call
+/// - A signal that is enqueued while the same device copies may arrive only after the copy. So call
 ///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round
 ///   can be enqueued before the copy of the current round begins.
 ///
 /// In a process of several ranks, a call may block the host while the memory of dropped plans is closed. While such
-/// memory waits to be closed, a call that begins a round may also be held back, for at most 50 ms at a time.
+/// memory waits to be closed, a call that begins a round may also block, for at most 50 ms at a time.
 ///
-/// *Graphs.* Captured operations use separate words: a toggle for each end, which the peer sets and this rank resets.
-/// A graph repeats the values of its capture, so counts would be valid for one launch only. Each end resets its
-/// toggle before it signals the other end. So the toggle is 0 whenever the other end may set it again, for any number
-/// of launches. If one end captures its calls for a round, the other end must capture its calls for that round too.
-/// Within one graph, a transfer's `ready` and `wait` alternate and end with `wait`. Captured calls ignore their
-/// `deadline` argument. To set a deadline for a graph, launch it with [`launch`](Self::launch), or call
-/// [`watch`](Self::watch) after each launch.
+/// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
+/// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
+/// sets to 1, and that the end itself resets to 0. Each end resets its toggle before it signals the other end. So the
+/// toggle is 0 whenever the other end may set it again, for any number of launches. If one end captures its calls for a
+/// round, the other end must capture its calls for that round too. Within one graph, a transfer's `ready` and `wait`
+/// alternate and end with `wait`. Captured calls ignore their `deadline` argument. To set a deadline for a graph,
+/// launch it with [`launch`](Self::launch), or call [`watch`](Self::watch) after each launch.
 ///
-/// *Deadlines* count from the call, and include earlier work of the stream. If a peer is late, the plan fails on all
-/// ranks that take part in its transfers. Its waits are released, so that streams and context stay usable. A `put` or
-/// `get` whose wait is released in this way still copies, even if the peer has not called `ready`.
-/// [`check`](Self::check) then returns the [`Fault`]. On the rank that noticed the delay, it names the late peer. On
-/// the others, it names the peer that has given up the plan. Call `check` before you use transferred data. After the
-/// failure, all calls that enqueue work return the fault. To continue, exchange a plan of the same name again.
+/// *Deadlines.* A deadline counts from the call, so it includes the time of earlier work of the stream. If a peer is
+/// late, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so that streams
+/// and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the peer has not
+/// called `ready`. [`check`](Self::check) then returns the [`Fault`]. On the rank that noticed the delay, the fault
+/// names the late peer. On the others, it names the peer that has given up the plan. Call `check` before you use
+/// transferred data. After the failure, all calls that enqueue work return the fault. To continue, exchange a plan of
+/// the same name again.
 #[derive(Clone)]
 pub struct Plan {
     inner: Arc<Inner>,
@@ -72,7 +73,7 @@ pub struct Plan {
 struct Inner {
     core: Arc<Core>,
     owner: Arc<Owner>,
-    /// This rank's end of each transfer, in the order of the core's wires.
+    /// This rank's end of each transfer, in the order of `core.wires`.
     ends: Vec<TransferEnd>,
 }
 
@@ -80,7 +81,7 @@ struct Inner {
 pub(super) struct TransferEnd {
     pub(super) part: Part,
     pub(super) memory: Memory,
-    /// The peer's buffer, if this rank copies.
+    /// The address on this rank of the peer's buffer. `None` if the peer copies.
     pub(super) remote: Option<DevicePtr>,
 }
 
@@ -111,8 +112,8 @@ impl Plan {
         &self.inner.core.plan
     }
 
-    /// Generation of the plan, the same on all members. Higher than the generations of all earlier plans and regions of
-    /// this name on this rank.
+    /// The generation: a number that identifies this plan among the plans and regions of its name. It is the same on
+    /// all members, and higher than the generations of all earlier plans and regions of this name on this rank.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.inner.core.generation
@@ -129,8 +130,9 @@ impl Plan {
     ///
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
-    /// no other code reads the buffer. If the plan fails before that, this holds until both ends of the transfer have
-    /// dropped the plan. A graph that captures this call is not launched after this rank has dropped the plan.
+    /// no other code reads the buffer. If the plan fails before that, these accesses stay forbidden until both ends of
+    /// the transfer have dropped the plan. A graph that captures this call is not launched after this rank has dropped
+    /// the plan.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
@@ -312,7 +314,7 @@ impl Plan {
         };
         if let Err(error) = run() {
             if begun {
-                // Enqueued work cannot be undone; later work of the plan is invalid.
+                // The steps that were enqueued cannot be undone, and the round is incomplete. So the plan fails.
                 core.fail(Fault::Broken { transfer: at, cause: error.to_string() });
                 if stream.record(&done).is_ok() {
                     self.watched(stream, done, None, None, None);
@@ -373,7 +375,7 @@ fn eager(
 /// Captures one step of a round. Signals use the toggle words.
 fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
     let (own, theirs) = (wire.own.toggle, wire.theirs.toggle);
-    // SAFETY: as in `eager`; the caller of the capture has promised that the plan outlives every launch.
+    // SAFETY: as in `eager`. The caller has promised that the graph is not launched after the plan is dropped.
     unsafe {
         match step {
             Step::Wait => stream.wait_value32(own, WaitCondition::Equal, 1),
@@ -385,7 +387,8 @@ fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Res
 }
 
 /// # Safety
-/// The caller ensures that no other code accesses the buffers in conflict with the copy until the stream has passed it.
+/// The caller ensures that no other code accesses the buffers in conflict with the copy, until the stream has passed
+/// the copy.
 ///
 /// Both buffers stay mapped until then: the watch thread keeps the plan alive until the operation has ended, and the
 /// plan holds this rank's buffer and the mapping of the peer's buffer.

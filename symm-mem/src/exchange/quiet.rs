@@ -52,7 +52,8 @@ static GATE: RwLock<()> = RwLock::new(());
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 /// Times at which new rounds are held back.
 static HOLDS: Mutex<Holds> = Mutex::new(Holds { due: None, until: None });
-/// True while [`HOLDS`] may hold new rounds back. Read first, so that the lock is taken only in that case.
+/// True while [`HOLDS`] may hold new rounds back. Callers read it first, so that they lock [`HOLDS`] only if it is
+/// true.
 static HELD: AtomicBool = AtomicBool::new(false);
 /// The counters of [`Rounds`], by name.
 static ROUNDS: Mutex<Option<HashMap<String, Weak<AtomicU32>>>> = Mutex::new(None);
@@ -155,8 +156,8 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Held until the rank is registered. A thread that closes memory as the only rank locks the gate before it
-            // checks for other ranks.
+            // Locked until the rank is registered. A thread that closes memory as the only rank locks the gate before
+            // it checks for other ranks, so it cannot miss this rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -186,8 +187,9 @@ impl Drop for Present {
     }
 }
 
-/// The last round that any rank of this process has begun, of the rounds that several ranks run together. The counter
-/// wraps around. Values are compared as serial numbers.
+/// The last round that any rank of this process has begun, of a sequence of rounds that several ranks run together,
+/// such as the rounds of a transfer. The ranks share the counter. It wraps around, so values are compared as serial
+/// numbers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 
@@ -242,7 +244,7 @@ mod tests {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
             let new = |rank, patience| Present::new(rank, Deadline::after(patience));
             let first = new(0, far).unwrap();
-            // The only rank may enqueue while it closes memory: no other rank of this process depends on that.
+            // While the process has only one rank, other threads may enqueue transfers during a close.
             let (closing, enqueueing) = (moment().unwrap(), enqueueing());
             drop(enqueueing);
             let also_first = new(0, Duration::ZERO).unwrap();
@@ -261,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends see the later of their rounds, even when the numbers wrap around.
+        /// Both ends see the later of the rounds that they have begun, even when the numbers wrap around.
         #[test]
         fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
             let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));

@@ -26,8 +26,8 @@ use super::{
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
 /// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host copies of the
-/// slots. Calls of users read `mirror`. The watch thread reads `glance`; the event `glanced` is recorded after the last
-/// copy to `glance`. `present` is the entry of this exchange in the list of ranks of this process.
+/// slots. Calls of users copy slots to `mirror`. The watch thread copies them to `glance`, and records the event
+/// `glanced` after each copy. `present` is the entry of this exchange in the list of ranks of this process.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -42,7 +42,8 @@ impl Tools {
         channels: usize,
         present: Present,
     ) -> Result<Self, cuda_driver::Error> {
-        // Streams of one priority may share a hardware queue, in which a stream that waits blocks the others.
+        // Streams of one priority may share a hardware queue, in which a stream that waits blocks the others. So the
+        // control stream gets the highest priority.
         let (_, highest) = context.stream_priority_range()?;
         Ok(Self {
             control: Stream::with_priority(context, StreamFlags::NON_BLOCKING, highest)?,
@@ -101,7 +102,6 @@ impl Shared {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a plan.
     pub(super) fn add_plan(&self, core: &Arc<Core>) {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.retain(|plan| plan.strong_count() > 0);
@@ -114,7 +114,7 @@ impl Shared {
         plans.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// This rank in the job.
+    /// This rank, as a rank of the job.
     pub(super) fn rank(&self) -> u32 {
         own_rank(&self.info)
     }
@@ -124,13 +124,13 @@ impl Shared {
         self.slab.own().ptr()
     }
 
-    /// Zeroes slots that no peer knows yet. Blocks until that is done.
+    /// Zeroes slots whose numbers this rank has not sent to peers yet. Blocks until the slots are zero.
     pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
         }
         let words = slots.len() * SLOT_BYTES / 4;
-        // SAFETY: the slots lie in the slab. No peer knows them yet, so none writes there.
+        // SAFETY: the slots lie in the slab. No peer has their numbers yet, so none writes to them.
         unsafe { self.control.fill_u32(self.slab() + slots.start * SLOT_BYTES, 0, words) }?;
         self.control.synchronize()
     }
@@ -186,8 +186,8 @@ impl Mirror {
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
-        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. The host reads them as
-        // atomics.
+        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. The host reads the
+        // words of the mirror as atomics.
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 
@@ -209,7 +209,6 @@ impl Mirror {
         abandoned.map(|(_, wire)| wire.peer)
     }
 
-    /// The count in a slot.
     pub(super) fn count(&self, slot: usize) -> u32 {
         self.word(slot, 0)
     }

@@ -4,14 +4,15 @@ use std::ops::Range;
 
 use cuda_driver::DevicePtr;
 
-/// Size of a slot in bytes. A slot holds the signals of one peer for one transfer, or for regions. All its words are 0
-/// when the peer learns of it.
+/// Size of a slot in bytes. A slot consists of four 32-bit words in device memory, by which one peer signals to this
+/// rank. It belongs to one transfer of a plan, or to the regions of this rank and the peer. This rank sets all words to
+/// 0 before the peer learns the slot's number.
 ///
 /// A transfer of a plan runs in rounds: one end signals that its buffer is ready, and the other end copies and signals
-/// that the copy is done. Each of these signals writes the count below, or in a graph the toggle. Notifications of
-/// regions only write the count.
+/// that the copy is done. Each of these signals writes the count word, or in a graph the toggle word. Notifications of
+/// regions write only the count word.
 ///
-/// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its waits.
+/// Once the plan or the regions have failed, this rank also writes the count and the toggle, to release its own waits.
 ///
 /// | word | written by | meaning |
 /// |---|---|---|

@@ -29,7 +29,7 @@ use super::{
 /// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
 pub(super) const TICK: Duration = Duration::from_millis(5);
 
-/// The interval at which the thread reads the words by which peers report that they have given up a plan.
+/// Interval at which the thread reads this rank's slots, to see which peers have given up a plan.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Number of consecutive failed queries after which the device is considered lost.
@@ -38,8 +38,8 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// The index of the transfer, and the step that the operation waits for. `None` if it waits for no step; then it
-    /// cannot be late.
+    /// The index of the transfer, and the step that the operation waits for. `None` for an operation that waits for no
+    /// step: such an operation cannot be late.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -50,7 +50,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// An operation that was enqueued now.
+    /// Describes an operation that the caller has just enqueued.
     pub(super) fn new(
         core: &Arc<Core>,
         stream: &Stream,
@@ -140,9 +140,9 @@ impl Watch {
         }
     }
 
-    /// Watches an enqueued operation. The caller has recorded `watched.done` behind it on its stream. `former` is the
-    /// event of the previous operation of the same transfer, or of the previous notification to the same peer. It is
-    /// reused if nothing else refers to it.
+    /// Watches an enqueued operation. The caller has recorded `watched.done` after the operation on its stream.
+    /// `former` is the event of the previous operation of the same transfer, or of the previous notification to the
+    /// same peer. This event is reused if nothing else refers to it.
     pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
         watched.core.begun();
         self.tell(|state| {
@@ -151,7 +151,7 @@ impl Watch {
         });
     }
 
-    /// Reports a failed plan.
+    /// Hands a failed plan to the thread, which tells the peers and releases the plan's waits.
     pub(super) fn failed(&self, core: &Arc<Core>) {
         core.begun();
         self.tell(|state| state.failed.push(core.clone()));
@@ -162,7 +162,7 @@ impl Watch {
         self.tell(|state| state.stopping = true);
     }
 
-    /// Waits until nothing of `core` is under way, and returns whether that was reached before the deadline.
+    /// Waits until no operation of `core` is under way. Returns false if the deadline expires first.
     pub(super) fn drain(&self, core: &Core, deadline: Deadline) -> bool {
         let mut state = self.lock();
         while !core.is_idle() {
@@ -176,7 +176,7 @@ impl Watch {
     }
 }
 
-/// Main loop of the thread, until [`Watch::stop`].
+/// Main loop of the thread. Returns when [`Watch::stop`] was called and nothing is under way.
 pub(super) fn run(shared: &Shared) {
     // If a capture is open, calls from here must neither join it nor invalidate it.
     let _relaxed = RelaxedCapture::enter(shared.context.driver());

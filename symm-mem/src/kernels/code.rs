@@ -1,7 +1,7 @@
 //! The PTX of the crate.
 //!
-//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device loads this PTX:
-//! its version and target architecture are the oldest that have all instructions of the kernels.
+//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device can load this
+//! PTX: its version and target architecture are the oldest that have all instructions of the kernels.
 
 use std::{io::Read, sync::LazyLock};
 

@@ -22,8 +22,8 @@ pub enum Target {
     /// An address that this rank's device can write. The address may differ between ranks. The result must not overlap
     /// any rank's input.
     Address(DevicePtr),
-    /// An offset in bytes in the rank's own buffer, the same on all ranks. The result lies entirely before or behind
-    /// the input. An all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
+    /// An offset in bytes in the rank's own buffer, the same on all ranks. The result must lie entirely before or
+    /// behind the input. An all-reduce also accepts the offset of its input, which means [`InPlace`](Self::InPlace).
     Offset(u64),
 }
 
@@ -113,8 +113,8 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
-    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) says so after the stream has
-    /// completed the kernel.
+    /// from the launch. If a peer does not arrive, the [`FaultRecord`](super::FaultRecord) contains the failed wait
+    /// once the stream has completed the kernel.
     pub unsafe fn all_reduce(
         &self,
         stream: &Stream,
@@ -279,7 +279,7 @@ impl Kernels {
         let function = self.function(unit, entry)?;
         // The grid is the same on all ranks, because `share` is.
         let config = LaunchConfig::new(blocks(share), THREADS);
-        // SAFETY: the kernel's parameters; the rest is the caller's promise.
+        // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
         Ok(())
     }

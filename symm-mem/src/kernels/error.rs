@@ -14,7 +14,7 @@ pub struct Late {
     pub kernel: Option<Kernel>,
     /// The event that it waited for.
     pub waiting: Waiting,
-    /// The rank that did not send the signal, or did not take the previous one.
+    /// The rank that did not send the signal, or did not consume the previous one.
     pub peer: u32,
     /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
     /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.

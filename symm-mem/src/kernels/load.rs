@@ -35,7 +35,7 @@ struct Inner {
     loading: Mutex<()>,
 }
 
-/// Registry of loaded kernels.
+/// The loaded kernels of every context. [`Kernels::load`] returns them instead of loading them again.
 static LOADED: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -3,11 +3,11 @@
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
 //! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
-//! intact. The first kernel of a rank that gives up describes the wait in the rank's [`FaultRecord`]. From then on
-//! kernels of this rank do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads
-//! and [clear](FaultRecord::clear) the records.
+//! intact. The first kernel of a rank that gives up describes the wait in the rank's [`FaultRecord`]. From then on,
+//! this rank's kernels do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads and
+//! [clear](FaultRecord::clear) the records.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
 //! | root | [`Ranks`], [`Kernels`] and its launches, [`KernelError`] |
 //! | `pad` | [`PadLayout`]: the words of a signal pad |

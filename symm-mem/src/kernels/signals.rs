@@ -15,8 +15,8 @@ const PUT: usize = 1;
 const WAIT: usize = 2;
 
 impl Kernels {
-    /// Synchronizes all ranks on a channel: writes of a rank before the barrier, on this stream, are visible to all
-    /// ranks after it.
+    /// Synchronizes all ranks on a channel: writes that precede the barrier on a rank's stream are visible to all ranks
+    /// after the barrier.
     ///
     /// A barrier sends a signal from every rank to every other, on this channel. If the channel is also used for puts
     /// and waits, each pair of ranks must launch its barriers, puts and waits in matching order.
@@ -26,7 +26,8 @@ impl Kernels {
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from the launch. If a peer
-    /// does not arrive, the [`FaultRecord`](super::FaultRecord) says so after the stream has completed the kernel.
+    /// does not arrive, the [`FaultRecord`](super::FaultRecord) contains the failed wait once the stream has completed
+    /// the kernel.
     pub unsafe fn barrier(&self, stream: &Stream, ranks: &Ranks, channel: u32) -> Result<(), KernelError> {
         ranks.check(Kernel::Barrier)?;
         check_channel(Kernel::Barrier, channel)?;
@@ -37,9 +38,9 @@ impl Kernels {
         Ok(())
     }
 
-    /// Signals rank `to` on a channel: writes of this rank before the signal, on this stream, are visible to rank `to`
-    /// after its [`wait_signal`](Self::wait_signal). The kernel first waits until a wait of rank `to` has reset this
-    /// rank's previous signal on the channel.
+    /// Signals rank `to` on a channel: writes that precede the signal on this stream are visible to rank `to` after its
+    /// [`wait_signal`](Self::wait_signal). The kernel first waits until a wait of rank `to` has reset this rank's
+    /// previous signal on the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).
@@ -57,7 +58,7 @@ impl Kernels {
         unsafe { self.signal(stream, ranks, (Kernel::PutSignal, PUT, "to"), to, channel) }
     }
 
-    /// Waits for a signal of rank `from` on a channel, and resets it.
+    /// Waits for a signal of rank `from` on a channel, and resets the signal's word to 0.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

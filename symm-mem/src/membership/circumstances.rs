@@ -2,14 +2,14 @@
 
 use crate::agreement::Readiness;
 
-/// The conditions that a rank checks before it looks at its segments, in a commit or a retirement.
+/// The conditions that a rank checks in a commit or a retirement before it checks its segments.
 pub(crate) struct Circumstances {
-    /// True if the calling thread has an NCCL group open.
+    /// True if the thread that requested the commit or retirement has an NCCL group open.
     pub(crate) inside_group: bool,
-    /// The reason why one of the groups cannot take part on this rank, for example because its communicator has failed.
+    /// The reason why one of the groups cannot take part on this rank, for example that its communicator has failed.
     pub(crate) trouble: Option<String>,
-    /// True if a stream of the rank's device is capturing, or the error of the driver. Registration and deregistration
-    /// cannot be captured, and may invalidate the capture.
+    /// True if a stream of the rank's device is capturing. An error if the driver could not report that. Registration
+    /// and deregistration cannot be captured, and may invalidate the capture.
     pub(crate) is_capturing: Result<bool, String>,
 }
 

@@ -1,4 +1,4 @@
-//! The requirements of commits and retirements on a group.
+//! The interface through which commits and retirements use a group.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ pub trait SymmetricGroup: Sync {
     /// The group's number and epoch.
     fn id(&self) -> GroupId;
 
-    /// The group's name, for errors, if it has one.
+    /// The group's name, for error texts, if it has one.
     fn name(&self) -> Option<&str> {
         None
     }
@@ -49,15 +49,15 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Gives the group `places`, which locates addresses in the pool. A group can use it to check that the buffers of a
-    /// collective lie at the same position of the pool on every rank. Called after every commit that succeeds, with the
-    /// same value for the same pool.
+    /// Passes the group `places`, which locates addresses in the pool. A group can use it to check that the buffers of
+    /// a collective have the same place in the pool on every rank. Called after every commit that succeeds, with the
+    /// same value for the same pool. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
 
-    /// Returns an error once the group has ended. A commit that waits for a member polls this, at least every 0.5 s,
-    /// and ends with the group.
+    /// Returns an error once the group has ended. A commit or retirement that waits for a member calls this at least
+    /// every 0.5 s, and ends if the group has ended. The default implementation always returns success.
     ///
     /// # Errors
     /// The error that ended the group.
@@ -66,15 +66,16 @@ pub trait SymmetricGroup: Sync {
     }
 
     /// Returns a handle on the group's health monitor, if it has one. With the handle, a commit or retirement that
-    /// waits for a member ends as soon as the group ends. If a commit loses a member, it uses the handle to wait until
-    /// the group ends, for at most two heartbeat intervals. Then it can report the error that ended the group.
+    /// waits for a member ends as soon as the group ends. If a member is lost during a commit, the commit also waits
+    /// until the group has ended, for at most two heartbeat intervals, so that it can report the error that ended the
+    /// group.
     fn health_handle(&self) -> Option<HealthHandle> {
         None
     }
 
-    /// Ends the group on all members, if the group can inform them. Called when this rank does not know whether the
-    /// members agreed in a commit or retirement: it has lost the store, or could not decode a stored value, or its
-    /// state machine failed. The caller aborts the communicator afterwards.
+    /// Ends the group on all members, if the group can inform them. Called when this rank cannot learn the result of a
+    /// commit or retirement: it has lost the store, could not decode a stored value, or its state machine failed. The
+    /// caller aborts the communicator afterwards.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
@@ -139,7 +140,7 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
-/// Checks that the communicator can be used. If it is `needed`, it must also be made.
+/// Checks that the communicator can be used. If `needed` is false, also accepts a communicator that is not created yet.
 pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), CommError> {
     match communicator.check() {
         Err(CommError::Unmade { .. }) if !needed => Ok(()),
@@ -147,7 +148,7 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
     }
 }
 
-/// Returns the object that ends an agreement of the members of `group` if the group ends.
+/// Returns the object for an agreement of the members of `group`: if the group ends, the agreement's waits end.
 pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
     GroupObject {
         rank: domain.rank(),
@@ -158,22 +159,21 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is that this rank lost the
-/// store, the other members may not be poisoned. In this case, the function also ends the group on them
-/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts the communicator of this rank.
+/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison says that this rank lost the
+/// store, the other members may not be poisoned, so the function also ends the group on them
+/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts this rank's communicator.
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
     }
-    // The abort unblocks members that are blocked inside NCCL. If NCCL does not return in time, the communicator leaks
-    // resources. Later calls on the communicator return errors in any case, so this error is not needed.
+    // The abort unblocks members that are blocked inside NCCL. The error is ignored: if NCCL does not return in time,
+    // the communicator leaks resources, but later calls on the communicator return errors in any case.
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
-/// Checks the list `ranks` of a group's members against `communicator`, and returns a description of the problem if
-/// they do not fit. `rank` is this rank's number in the domain. It must be in the list at index `communicator.rank()`.
-/// The positions of the other members are not checked here, because the members also compare their lists with each
-/// other.
+/// Compares `ranks`, the list of a group's members, with `communicator`. Returns a description of the problem if they
+/// do not match. `rank` is this rank's number in the domain, and must be at index `communicator.rank()`. The positions
+/// of the other members are not checked here, because the members also compare their lists with each other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

@@ -1,4 +1,4 @@
-//! The state of a group on this rank between commits.
+//! The state of a pool in one group on this rank, kept between commits.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,21 +18,24 @@ use crate::{
     rendezvous::PeerGroup,
 };
 
-/// The state of a group on this rank for one pool, with the reasons for missing windows and registrations.
+/// The state of one pool in one group on this rank. Includes the reasons for missing windows, registrations and
+/// mappings.
 pub(crate) struct GroupState {
     pub(crate) log: GroupLog,
-    /// The group's name, for errors, from its last commit.
+    /// The group's name, for error texts. Set at every commit.
     group_name: Option<Arc<str>>,
     /// Segments without windows, by ordinal, each with the reason.
     without: Vec<(u32, NoWindows)>,
-    /// Segments that are not registered with `ncclCommRegister` either, by ordinal, each with the reason.
+    /// Segments with neither a window nor a registration with `ncclCommRegister`, by ordinal, each with the reason for
+    /// the missing registration.
     unregistered: Vec<(u32, String)>,
     pending: Option<Refusal>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     unmapped: Vec<(u32, Unmapped)>,
-    /// The group as the owner of mappings and pads, once this rank has offered memory.
+    /// The owner of the mappings of the members' segments and of the signal pads. `None` until this rank first offers
+    /// memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
-    /// The segments of all pools that the members have mapped.
+    /// The segments, of all pools, that all members have mapped.
     pub(super) mapped: Arc<MappedSegments>,
     /// Locates addresses in the pool, for groups that compare the positions of buffers between ranks.
     pub(super) places: Arc<dyn SymmetricPlaces>,
@@ -55,7 +58,7 @@ impl GroupState {
         }
     }
 
-    /// Returns the context of errors of the group's commits.
+    /// Returns the context for errors of commits for this group.
     pub(crate) fn call(&self) -> CallContext {
         CallContext::of_group("commit", self.log.group(), self.group_name.clone())
     }
@@ -85,7 +88,8 @@ impl GroupState {
         let (place, declined) = self.log.decline(cause);
         let decision = refusal::<CommitProtocol>(declined.clone().into());
         let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
-        // This rank knows by itself that the group is outside of the domain, and needs no decision of the others.
+        // If members are outside of the domain, this rank returns that error, whatever the stored decision is. If the
+        // list does not match the communicator, it returns the stored decision if that is a refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
@@ -98,8 +102,9 @@ impl GroupState {
         }))
     }
 
-    /// Returns true if this rank need not commit the pool with this arena: there are no new segments, no request has
-    /// failed since the last commit that found equal requests, and the group is not poisoned.
+    /// Returns true if this rank need not commit the pool with this arena: there are no new segments, the group is not
+    /// poisoned, and no allocation request has failed since the last commit that found the members' allocation logs
+    /// equal.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
@@ -135,8 +140,8 @@ impl GroupState {
     }
 
     /// Applies the result of the agreement on the plain registration of `segments`. Returns true if all members keep
-    /// the registration, and false if it was undone. `undone` is the result of undoing it on this rank, or `Ok` if that
-    /// was not necessary. `cause` is the store's error, if the store failed.
+    /// the registration, and false if they undo it. `undone` is the result of this rank's attempt to undo it, or `Ok`
+    /// if none was necessary. `cause` is the store's error, if the store failed.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],
@@ -164,7 +169,8 @@ impl GroupState {
         result
     }
 
-    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired.
+    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired: the
+    /// log has to record them again.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
@@ -172,8 +178,8 @@ impl GroupState {
         (self.pending, self.peers) = (None, None);
     }
 
-    /// Returns the result of the last commit that succeeded or was refused: its
-    /// [`CommitReport::pending`](crate::CommitReport), or the refusal.
+    /// Returns the refusal of the last commit, or its [`CommitReport::pending`](crate::CommitReport) if it succeeded.
+    /// Ignores commits that ended in another way.
     pub(crate) fn pending(&self) -> Option<&Refusal> {
         self.pending.as_ref()
     }
@@ -184,7 +190,7 @@ impl GroupState {
     }
 
     /// Returns why the members have not mapped segment `ordinal`, which the group has committed. Returns `None` if they
-    /// have.
+    /// have mapped it.
     pub(crate) fn why_unmapped(&self, ordinal: u32) -> Option<&Unmapped> {
         last_reason(&self.unmapped, ordinal)
     }

@@ -18,8 +18,8 @@ use caching_alloc::core::symmetric::Placement;
 use super::lookup::{BufferLocation, LookupError, Standing, Table};
 use crate::agreement::GroupId;
 
-/// Up to this number of segments, a look-up counts the segments that begin at or before the address, which needs no
-/// branch. With more segments, it uses binary search.
+/// Up to this number of segments, a look-up finds the segment of an address by counting the segments that begin at or
+/// before the address, which needs no branch. With more segments, it uses binary search.
 const FEW: usize = 16;
 
 /// The segments by address, and their states by group.
@@ -29,7 +29,7 @@ pub(crate) struct Index {
     version: u64,
     /// The first address of each segment, ascending.
     begins: Vec<u64>,
-    /// The end and the ordinal of each segment, in the same order.
+    /// The end and the ordinal of each segment, in the order of `begins`.
     rest: Vec<(u64, u32)>,
     groups: Vec<(GroupId, Vec<Standing>)>,
 }
@@ -43,7 +43,7 @@ impl Index {
         Self { version, begins, rest, groups }
     }
 
-    /// Finds the segment that contains `address`: its first address, its end, and its ordinal.
+    /// Returns the first address, the end and the ordinal of the segment that contains `address`.
     #[inline]
     fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
         let after = match self.begins.len() {
@@ -90,7 +90,7 @@ impl Index {
 /// The version of the next table that any pool publishes. No two tables of the process have the same version.
 static VERSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Number of indexes that a thread keeps.
+/// The number of indexes that a thread caches.
 const KEPT: usize = 4;
 
 thread_local! {
@@ -98,7 +98,7 @@ thread_local! {
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 
-/// A pool's table, as all threads see it.
+/// The current table of a pool, and its index. All threads of the process share it.
 #[derive(Debug)]
 pub(crate) struct Published {
     table: ArcSwap<Table>,
@@ -136,12 +136,13 @@ impl Published {
         self.read(|index| index.place(address, bytes)).ok().flatten()
     }
 
-    /// Publishes a table. The caller holds the lock of the arena, so that no update of the table is lost.
+    /// Publishes `table`, which the caller has made from the current table. The caller must hold the arena's lock while
+    /// it makes and publishes the table, so that no concurrent update is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         self.index.store(Arc::new(Index::of(&table, version)));
         self.table.store(Arc::new(table));
-        // Last, so that a thread that reads this version then loads this index, or a later one.
+        // The version is stored last: a thread that reads it then loads this index or a later one.
         self.version.store(version, Ordering::Release);
     }
 
@@ -157,7 +158,7 @@ impl Published {
                 _ => read(slot.insert(self.index.load_full())),
             }
         });
-        // Fails only while the thread exits.
+        // `try_with` fails only while the thread exits.
         known.unwrap_or_else(|_| read(&self.index.load()))
     }
 }
@@ -170,7 +171,7 @@ mod tests {
 
     const GROUP: GroupId = GroupId { uid: 1, epoch: 0 };
 
-    /// The number of the segment at `address`, as a look-up finds it.
+    /// Returns the ordinal of the segment at `address`, or `None` if a look-up finds no segment there.
     fn found(published: &Published, address: u64) -> Option<u32> {
         let found = published.read(|index| index.lookup(address, 1, GROUP));
         found.expect("one byte lies in one segment").map(|it| it.placement.ordinal)

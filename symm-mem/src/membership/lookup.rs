@@ -1,4 +1,4 @@
-//! The table of a pool: its segments by address, and their states by group. And the results of look-ups in it.
+//! The table of a pool: its segments by address, and their states by group. Also the results of look-ups in the table.
 
 use std::sync::Arc;
 
@@ -14,12 +14,11 @@ use crate::{
 /// State of a segment in a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// Not committed for the group: its members must not use it as symmetric memory.
+    /// Not committed for the group: the group's members must not use the segment as symmetric memory.
     Pending,
     /// Committed without a window: all members have agreed on the segment.
     Agreed,
-    /// Committed without a window, and all members have registered the segment with
-    /// `ncclCommRegister`.
+    /// Committed without a window, and all members have registered the segment with `ncclCommRegister`.
     Registered,
     /// Committed: all members have the segment in this window. Adjacent segments may share a window.
     Window {
@@ -117,15 +116,15 @@ impl Standings {
         self.standings.iter().filter(|standing| **standing != Standing::Pending).count()
     }
 
-    /// Number of windows.
+    /// Number of windows that contain segments of the pool.
     pub(crate) fn windows(&self) -> usize {
         let mut serials: Vec<u64> = self.standings.iter().filter_map(Standing::serial).collect();
-        // The segments of one window are adjacent.
+        // The segments of one window have adjacent entries.
         serials.dedup();
         serials.len()
     }
 
-    /// The segments in the window of segment `ordinal`, including this segment. Empty if it has no window.
+    /// The segments in the window of segment `ordinal`, including this segment. Empty if this segment has no window.
     fn sharing(&self, ordinal: u32) -> impl Iterator<Item = u32> + '_ {
         let own = self.at(ordinal).serial();
         let shares = move |standing: &Standing| own.is_some() && standing.serial() == own;
@@ -148,8 +147,8 @@ impl Standings {
     }
 }
 
-/// The segments that are not retired, by address; their states, by group; and the poisoned groups. Immutable: an update
-/// replaces the whole table.
+/// The segments that are not retired, sorted by address, their states in each group, and the poisoned groups. A
+/// published table does not change: an update publishes a new table.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Table {
     pub(super) extents: Vec<Extent>,
@@ -278,7 +277,7 @@ mod tests {
             bytes in 0u64..200,
         ) {
             order.truncate(count);
-            // A segment in slot k begins at 100 k + 50. If k is a multiple of 3, the segment ends where slot k + 1
+            // A segment in slot k begins at 100 k + 50. If k is a multiple of 3, it ends where a segment in slot k + 1
             // begins; otherwise there is a gap.
             let place = |slot: u64| (100 * slot + 50, if slot.is_multiple_of(3) { 100 } else { 60 });
             let mut table = Table::default();

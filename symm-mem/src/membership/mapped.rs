@@ -1,4 +1,5 @@
-//! The segments that all members of a group have mapped, of all pools that are committed for the group.
+//! The segments that all members of a group have mapped. The list of a group has segments of all pools that are
+//! committed for the group.
 
 use std::{
     collections::HashMap,
@@ -16,21 +17,22 @@ use crate::{
     rendezvous::{Buffer, PeerGroup, PeerMapping},
 };
 
-/// The segments that all members of a group have mapped, as this rank sees them. The members agree on the number of
-/// each segment, so a number means the same segment on all of them.
+/// This rank's list of the segments that all members of a group have mapped. The members agree on the number of each
+/// segment, so a number identifies the same segment on all of them.
 #[derive(Default)]
 pub(crate) struct MappedSegments {
     segments: RwLock<Vec<MappedSegment>>,
     /// The number of the next segment.
     next: Mutex<u64>,
-    /// True if messages may copy in the segments until the group ends.
+    /// Set when the group creates a [direct path](crate::direct). The messages of the path may copy to and from the
+    /// segments until the group ends.
     is_used: AtomicBool,
 }
 
-/// A segment that all members of a group have mapped. Keeps the pool's memory.
+/// A segment that all members of a group have mapped. Keeps the pool's memory allocated.
 #[derive(Clone)]
 pub(crate) struct MappedSegment {
-    /// The number of the segment, which no other segment of the group has.
+    /// The number of the segment, unique in the list of its group.
     pub(crate) number: u64,
     group: Arc<PeerGroup>,
     memory: Arc<Memory>,
@@ -48,7 +50,8 @@ impl MappedSegment {
         Self { number, group, memory: memory.clone(), table: table.clone(), ordinal }
     }
 
-    /// The whole segment on this rank, and the mapping of the members' segments. `None` if the segment is retired.
+    /// Returns the whole segment on this rank, and the mappings of the members' segments. `None` if the segment is
+    /// retired.
     pub(crate) fn mapping(&self) -> Option<(Buffer, PeerMapping)> {
         let mapping = self.memory.attachments().get::<PeerMapping>(&self.group.mappings, self.ordinal)?;
         let buffer = Buffer::of_segment(&self.memory, self.ordinal, mapping.buffers.bytes() as u64);
@@ -56,13 +59,13 @@ impl MappedSegment {
     }
 }
 
-/// The mapped segments of the groups of this process, by group and by this rank's number in the job.
+/// The lists of mapped segments in this process, by group and by rank of the job. One process may run several ranks.
 static GROUPS: Mutex<Option<Groups>> = Mutex::new(None);
 
 type Groups = HashMap<(GroupId, u32), Weak<MappedSegments>>;
 
 impl MappedSegments {
-    /// The mapped segments of `group` on rank `rank` of the job, which may be one of several ranks of this process.
+    /// Returns the list of `group` on rank `rank` of the job. Creates the list if there is none.
     pub(crate) fn of(group: GroupId, rank: u32) -> Arc<Self> {
         let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
         let groups = groups.get_or_insert_default();
@@ -79,12 +82,13 @@ impl MappedSegments {
         self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the next segment, unless another member proposes a higher one.
+    /// Returns the number that this rank proposes for the next segment. The members use the highest proposal.
     pub(crate) fn next(&self) -> u64 {
         *self.next_lock()
     }
 
-    /// Removes the entries for which `is_gone` returns true. They are dropped after the lock is released.
+    /// Removes the entries for which `is_gone` returns true. Drops them after the lock is released, because a drop may
+    /// free memory.
     fn remove(&self, is_gone: impl Fn(&MappedSegment) -> bool) {
         let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
         let gone: Vec<MappedSegment> = segments.extract_if(.., |segment| is_gone(segment)).collect();
@@ -92,19 +96,20 @@ impl MappedSegments {
         drop(gone);
     }
 
-    /// Keeps the memory of dropped pools from now on, because messages of the group may copy in it.
+    /// From now on, dropping a pool does not remove its segments, because messages of the group may copy to and from
+    /// them.
     pub(crate) fn keep_dropped(&self) {
         self.is_used.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the segments of a pool that is dropped, unless messages may copy in them.
+    /// Removes the segments of a pool that is being dropped, unless messages may copy to and from them.
     pub(super) fn pool_dropped(&self, memory: &Arc<Memory>) {
         if !self.is_used.load(Ordering::Relaxed) {
             self.forget(memory);
         }
     }
 
-    /// Removes the segments of a pool whose mappings are no longer used.
+    /// Removes the segments of a pool whose mappings this group no longer uses.
     pub(super) fn forget(&self, memory: &Arc<Memory>) {
         self.remove(|segment| Arc::ptr_eq(&segment.memory, memory));
     }
@@ -114,16 +119,17 @@ impl MappedSegments {
         let Some(next) = new.iter().map(|segment| segment.number + 1).max() else { return };
         self.remove(|segment| segment.mapping().is_none());
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
-        // After the segments, so that a number below `next` is found unless its segment is retired.
+        // Increased after the segments are added: if a reader finds no segment for a number below `next`, the segment
+        // is retired.
         let mut known = self.next_lock();
         *known = next.max(*known);
     }
 
-    /// Finds the segment that contains the `bytes` bytes at `address`: its number, and the offset of `address` in it in
-    /// bytes. `None` if the bytes lie in no single segment that all members have mapped.
+    /// Returns the number of the segment that contains the `bytes` bytes at `address`, and the offset of `address` in
+    /// the segment in bytes. `None` if the bytes do not lie in one segment that all members have mapped.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<(u64, u64)> {
         let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
-        // The segments of a pool are mostly adjacent, so that each pool is searched once.
+        // The segments of a pool are mostly adjacent in the list, so the table of each pool is searched about once.
         let pools = segments.chunk_by(|one, other| Arc::ptr_eq(&one.table, &other.table));
         pools.into_iter().find_map(|pool| {
             let place = pool.first()?.table.place(address, bytes)?;

@@ -32,7 +32,8 @@ pub(crate) struct Memberships {
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
-    /// Declared last, to be dropped after the table.
+    /// Declared last, so that it is dropped after the table. In the other order, groups could cache places of the table
+    /// again before the table is dropped.
     _invalidation: PlacesInvalidation,
 }
 
@@ -74,7 +75,7 @@ impl Memberships {
 
     /// Replaces the table with the result of `change`, which runs under the arena's lock.
     pub(super) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
-        // The lock also orders this with the publication of new segments.
+        // `publish_last` runs under the same lock, so neither update of the table loses the other's.
         let _alone = self.memory.arena();
         self.table.store(change(&self.table.load()));
         places_changed();
@@ -100,7 +101,8 @@ impl Memberships {
         self.table().poison(group).cloned()
     }
 
-    /// Looks up the `bytes` bytes at `ptr`, and marks them as used by the declared captures in progress.
+    /// Looks up the `bytes` bytes at `ptr`. If they lie in a segment, marks them as used by all declared captures in
+    /// progress.
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -128,8 +130,8 @@ impl Memberships {
         Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
-    /// Returns the memory of `block` on all members of `group`. Returns the reason, if it is known, if the members have
-    /// not mapped it.
+    /// Returns the memory of `block` on all members of `group`. If the members have not mapped it, returns the reason
+    /// as the error. The error is `None` if the reason is unknown.
     pub(crate) fn symmetric_memory(
         &self,
         block: &SymmetricBlock,
@@ -137,7 +139,7 @@ impl Memberships {
     ) -> Result<SymmetricMemory, Option<Unmapped>> {
         let peers = self.table().standings(group).and_then(|standings| standings.peers.clone());
         let buffer = Buffer::from(block);
-        // The block may be of another pool, which has its own attachments.
+        // If the block is of another pool, `buffer` has the attachments of that pool, in which `peers` owns no mapping.
         let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
         match peers.zip(mapping) {
             Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
@@ -149,7 +151,7 @@ impl Memberships {
         }
     }
 
-    /// Returns the state of group `id` with members `ranks` on this rank, and creates it on the first call.
+    /// Returns the state of group `id` on this rank. The first call creates the state, for the members `ranks`.
     pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
         let create = || {
             let mut log = GroupLog::new(self.id(), id, self.domain.rank(), ranks);
@@ -164,9 +166,10 @@ impl Memberships {
         self.group_states().get(&id).cloned()
     }
 
-    /// Removes the state of a group whose communicator has ended, including its poison.
+    /// Resets the state of a group whose communicator has ended, including its poison.
     pub(crate) fn forget(&self, group: GroupId) {
-        // The last reference to the peers is dropped at the end, because that may wait for work on their pads.
+        // Dropped at the end of this function, outside of the locks: the drop of the last reference may wait for work
+        // that uses the signal pads.
         let _peers = self.known_state(group).and_then(|group_state| {
             let mut group_state = lock(&group_state);
             let peers = group_state.peers.take();
@@ -208,7 +211,8 @@ impl Memberships {
 
 impl Drop for Memberships {
     fn drop(&mut self) {
-        // Another pool may be committed for the same group, and its state would keep this pool's memory.
+        // Other pools that are committed for a group keep the group's list of mapped segments, and the entries of the
+        // list would keep this pool's memory.
         for group_state in self.group_states().values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }

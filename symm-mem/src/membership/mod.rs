@@ -6,13 +6,13 @@
 //! | `retire` | removal of segments, on all ranks or on none |
 //! | `agreed` | agreement on the length of an allocation |
 //! | `memberships` | the state of a pool in all of its groups |
-//! | `group_state` | its state in one group, between commits |
-//! | `mapped` | the segments of all pools that the members of a group have mapped |
-//! | `lookup` | the table of the segments and their states in the groups |
+//! | `group_state` | the state of a pool in one group, kept between commits |
+//! | `mapped` | the segments, of all pools, that all members of a group have mapped |
+//! | `lookup` | the table of a pool's segments and of their states in the groups |
 //! | `index` | the published table, and the search for an address |
-//! | `places` | placements of buffers, which the members of a group compare |
-//! | `meetings` | counts the agreements of the whole domain |
-//! | `group` | the requirements on a group |
+//! | `places` | positions of buffers in a pool, which the members of a group compare |
+//! | `meetings` | counters of the agreements in which the whole domain takes part |
+//! | `group` | the interface through which commits and retirements use a group |
 //! | `circumstances` | the conditions that a rank checks first in a commit or a retirement |
 //! | `plain_registration` | a segment's registration with `ncclCommRegister` |
 //! | `registration_guard` | allows one commit or retirement of a communicator at a time |

@@ -1,5 +1,5 @@
-//! Places of buffers (segment and offset in a pool), which the members of a group compare: places in windows in each
-//! operation, and all places in checked mode.
+//! Places of buffers. A place is a segment of a pool and an offset in it. At every call, the members of a group compare
+//! the places of their buffers in windows. In checked mode, they compare the places of all buffers.
 
 use std::sync::{Arc, Weak};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
-/// Looks up places in one pool for one group. Finds nothing once the pool is dropped.
+/// Looks up places in one pool for one group. Finds nothing once the pool's table is dropped.
 struct Places {
     pool: PoolId,
     group: GroupId,
@@ -48,12 +48,12 @@ impl SymmetricPlaces for Places {
     }
 }
 
-/// Returns the places of `pool` for `group`. `table` is the table of the pool.
+/// Makes the look-up of places in `pool` for `group`. `table` is the table of the pool.
 pub(super) fn places_for(pool: PoolId, group: GroupId, table: &Arc<Published>) -> Arc<dyn SymmetricPlaces> {
     Arc::new(Places { pool, group, table: Arc::downgrade(table) })
 }
 
-/// Part of a pool. When the pool is dropped, invalidates the places that groups have cached.
+/// A field of the pool's state. Its drop invalidates the places that groups have cached for the pool.
 pub(super) struct PlacesInvalidation;
 
 impl Drop for PlacesInvalidation {

@@ -7,8 +7,10 @@ use process_group::{
     store::Deadline,
 };
 
-/// A segment's registration. The communicator holds it until it ends, even if the pool is dropped before, because ranks
-/// drop their pools at different times.
+/// A segment's registration. If the members agree to keep it, the communicator keeps this value, so the segment stays
+/// registered until [`deregister`](Self::deregister) is called or the communicator ends. Dropping the pool does not
+/// deregister the segment: ranks drop their pools at different times, and NCCL calls hang if a segment is registered on
+/// some ranks only.
 #[derive(Debug)]
 pub(crate) struct PlainRegistration(Mutex<Option<Registration>>);
 
@@ -17,7 +19,7 @@ impl PlainRegistration {
         Self(Mutex::new(Some(registration)))
     }
 
-    /// Ends the registration. Returns success without an effect if it has ended already.
+    /// Deregisters the segment. Does nothing if this method was called before.
     pub(crate) fn deregister(&self, deadline: Deadline) -> Result<(), CommError> {
         let registration = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         registration.map_or(Ok(()), |registration| registration.deregister(deadline))

@@ -1,7 +1,7 @@
 //! Allows one commit or retirement of a communicator at a time.
 //!
-//! If two threads committed two pools for one group at the same time, the order of their registrations could differ
-//! between ranks. NCCL pairs windows by their order alone.
+//! NCCL pairs the windows of different ranks by the order of their registration alone. If two threads committed two
+//! pools for one group at the same time, that order could differ between ranks.
 
 use std::{
     marker::PhantomData,
@@ -10,22 +10,22 @@ use std::{
 
 use process_group::comm::Communicator;
 
-/// The addresses of the communicators with a commit or retirement in progress in this process. They stay valid because
-/// a guard borrows its communicator.
+/// The addresses of the communicators with a commit or retirement in progress in this process. A guard borrows its
+/// communicator, so no other communicator gets the address while it is in the list.
 static COMMITTING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 fn committing() -> MutexGuard<'static, Vec<usize>> {
     COMMITTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The right to register or deregister windows of a communicator. Dropping it ends the right.
+/// The exclusive right to register or deregister windows of a communicator. Dropping the guard releases the right.
 pub(crate) struct RegistrationGuard<'a> {
     key: usize,
     communicator: PhantomData<&'a Communicator>,
 }
 
 impl<'a> RegistrationGuard<'a> {
-    /// Takes the right for `communicator`. Returns `None` while another commit or retirement holds it.
+    /// Takes the right for `communicator`. Returns `None` if another guard has it.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
         let mut committing = committing();

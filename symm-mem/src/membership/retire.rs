@@ -43,7 +43,7 @@ pub struct RetireReport {
     /// release is not counted. Memory of earlier retirements is not counted, even if this call returned it.
     ///
     /// 0 on a rank with a poisoned group, because that group's communicator may still have windows in the memory. The
-    /// next retirement after the pool has [forgotten](crate::SymmetricPool::forget) the group then returns the memory.
+    /// next retirement after the pool has [forgotten](crate::SymmetricPool::forget) the group returns the memory.
     /// Without such a retirement, the memory is returned with the rest of the pool's memory.
     pub bytes: u64,
     /// Number of windows that this rank deregistered, in all groups.
@@ -52,16 +52,18 @@ pub struct RetireReport {
     pub elapsed: Duration,
 }
 
-/// A group that takes part, with its state on this rank.
+/// A group that takes part in a retirement, with the group's state on this rank.
 struct Party<'a> {
     group: &'a dyn SymmetricGroup,
     group_state: Arc<Mutex<GroupState>>,
-    /// Held until the retirement has ended.
+    /// Held until the retirement has ended, so that no other thread registers or deregisters windows of the group.
+    /// `None` if another thread held the guard: this rank then reports that it is not ready.
     _turn: Option<RegistrationGuard<'a>>,
 }
 
 impl Memberships {
-    /// Frees the memory of segments: on all ranks of the domain, or on none.
+    /// Retires the segments `ordinals` on all ranks of the domain, or on none. `groups` are the groups that take part:
+    /// they must include all groups that have committed one of the segments.
     #[track_caller]
     pub(crate) fn retire(
         &self,
@@ -98,8 +100,8 @@ impl Memberships {
         Err(call.error(ErrorKind::of_ending(ending, failure, poisoned)))
     }
 
-    /// Returns the groups that take part, in ascending order, and a description of a problem with one of the groups,
-    /// if there is one.
+    /// Returns the groups that take part, in ascending order of their ids. The second value describes a problem with
+    /// one of the groups, if there is one.
     fn parties<'a>(&self, groups: &[&'a dyn SymmetricGroup]) -> (Vec<Party<'a>>, Option<String>) {
         let mut trouble = None;
         let mut parties: Vec<Party<'a>> = Vec::new();
@@ -123,7 +125,8 @@ impl Memberships {
         (parties, trouble)
     }
 
-    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
+    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`. Returns
+    /// this rank's part in the agreement.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -198,8 +201,9 @@ impl Memberships {
                 }
             }
         };
-        // From the deregistration on, the end of a group does not end the wait. Every live rank posts its outcome
-        // before the deadline. If the wait ended earlier, ranks that still deregister would be named as culprits.
+        // From the deregistration on, the end of a group does not end this rank's wait for the outcomes. Every live
+        // rank posts its outcome before the deadline. If the wait ended earlier, the ranks that are still deregistering
+        // would be named as culprits.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {
@@ -221,7 +225,7 @@ impl Memberships {
         }
     }
 
-    /// Waits until the devices of the pool and of its groups are idle.
+    /// Waits until the pool's device and the devices of the groups in `parties` are idle.
     fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
             .memory()
@@ -251,7 +255,7 @@ impl Memberships {
     /// in the order of `parties`, and within a group in the order of `ordinals`. Returns the outcome, and the number of
     /// deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
-        // Mappings of peers' segments come first: a peer's memory is freed only once no rank maps it any more.
+        // Unmap the peers' segments first: a peer's memory is freed only once no rank maps it any more.
         self.memory().attachments().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
@@ -261,8 +265,7 @@ impl Memberships {
             match deregister_from(party, ordinals, &table, deadline) {
                 Ok(windows) => gone += windows,
                 Err(error) => match (party.group.standing(), error) {
-                    // The group's end caused the failure. The windows of the other groups are deregistered
-                    // nevertheless.
+                    // The end of the group caused the failure. Continue with the windows of the other groups.
                     (Err(ended), _) => {
                         over.push(party.group.id());
                         end.get_or_insert(ended.to_string());
@@ -360,19 +363,19 @@ fn deregister_from(
     }
     let windows = ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id));
     let mut windows: Vec<Window> = windows.map(|(window, _)| window.clone()).collect();
-    // Segments of one window are adjacent, and are retired together.
+    // The segments of a window have adjacent entries, because they are retired together.
     windows.dedup_by_key(|window| window.serial());
     let count = windows.len();
     if count > 0 {
-        // SAFETY: all members agreed to retire these segments. No block of them exists, no graph holds them, and the
-        // work of the group is done.
+        // SAFETY: all ranks agreed to retire these segments after they found that no block or graph uses them. Then
+        // every rank waited until its devices were idle, so no work uses the windows.
         unsafe { party.group.communicator().deregister_windows(windows, deadline) }?;
     }
     Ok(count)
 }
 
-/// Whether this rank can begin a retirement, and the work that it has enqueued on the groups. Errors of these checks go
-/// into `readiness`, which becomes part of the rank's record, so that all ranks learn of them.
+/// The readiness of this rank for a retirement, and the work that is enqueued on its devices, by group. Errors of the
+/// checks become part of `readiness`, which this rank posts, so that all ranks get them.
 pub(crate) struct Found {
     pub(crate) readiness: Readiness,
     pub(crate) enqueued: Vec<Enqueued>,
@@ -386,7 +389,7 @@ impl Found {
             // If a group has ended, its error is more specific than that of its communicator.
             parties.iter().find_map(|party| match party.group.standing() {
                 Err(ended) => Some(ended.to_string()),
-                // A group without a communicator has no windows.
+                // A communicator that is not created yet is accepted, because it has no windows.
                 Ok(()) => check(party.group.communicator(), false).err().map(|error| error.to_string()),
             })
         });

@@ -5,11 +5,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-/// Identifies the owner of attached values. Compared by address.
+/// Identifies the owner of attached values, by its address.
 pub(crate) type Owner = Arc<()>;
 
-/// Values by their owner and by the ordinal of a segment. A value is dropped with the pool's memory, when its segment
-/// is retired, or some time after its owner was dropped.
+/// Values by owner and ordinal of the segment. A value is dropped with the pool's memory, when its segment is retired,
+/// or at the first [`put`](Self::put) after its owner was dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments(Mutex<Vec<Attachment>>);
 
@@ -31,14 +31,14 @@ impl Attachments {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the value of `owner` for a segment. `None` if there is none, or if it has another type.
+    /// Returns the value of `owner` for a segment. `None` if there is no value, or if it has another type.
     pub(crate) fn get<T: Any + Send + Sync>(&self, owner: &Owner, ordinal: u32) -> Option<Arc<T>> {
         let all = self.lock();
         let found = all.iter().find(|attachment| attachment.is(owner, ordinal))?;
         found.value.clone().downcast().ok()
     }
 
-    /// Sets the value of `owner` for a segment. Also drops the values of all owners that are gone.
+    /// Sets the value of `owner` for a segment. Also drops the values whose owners have been dropped.
     pub(crate) fn put(&self, owner: &Owner, ordinal: u32, value: Arc<dyn Any + Send + Sync>) {
         let mut all = self.lock();
         let stale = |it: &mut Attachment| it.owner.strong_count() == 0 || it.is(owner, ordinal);

@@ -22,9 +22,9 @@ pub struct SymmetricBlock {
 }
 
 impl SymmetricBlock {
-    /// Makes the block of `placed`. Pins it for the declared captures and for the captures that this thread has begun,
-    /// because these captures may use the block. The caller must not hold the lock of the arena, because pinning takes
-    /// it.
+    /// Makes the block of `placed`. Pins the block for the declared captures and for the captures that this thread has
+    /// begun, because these captures may use it. The caller must not hold the lock of the arena, because pinning takes
+    /// the lock.
     #[inline(always)]
     pub(crate) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
         if memory.is_capturing() {
@@ -36,12 +36,12 @@ impl SymmetricBlock {
         Self { memory, placed, requested }
     }
 
-    /// Address of the block's first byte on this rank.
+    /// The address of the block's first byte on this rank.
     pub fn ptr(&self) -> DevicePtr {
         DevicePtr(self.placed.address)
     }
 
-    /// Number of bytes that were requested.
+    /// The requested length in bytes.
     pub fn bytes(&self) -> u64 {
         self.requested
     }
@@ -50,7 +50,7 @@ impl SymmetricBlock {
         &self.memory
     }
 
-    /// The block's segment, and its offset in the segment. The same on every rank.
+    /// The block's segment, and the block's offset in the segment. The same on every rank.
     pub fn placement(&self) -> Placement {
         self.placed.placement
     }

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use super::{block::SymmetricBlock, memory::Memory};
 
-/// A declared capture in progress. While it lives, the pool is frozen: an allocation that needs a new segment fails,
-/// and a commit or retirement is refused on all members.
+/// A declared capture in progress. While this value exists, the pool is frozen: an allocation that needs a new segment
+/// fails, and a commit or retirement is refused on all members.
 ///
 /// Most captures need no declaration. If [`Stream::begin_capture`](cuda_driver::Stream::begin_capture) began the
-/// capture, the graph and its executables pin the blocks that captured collectives and messages of a group use, and
-/// those of [`kernels`](crate::kernels) and of transfers of an [`exchange`](crate::exchange). Declare a capture for
-/// uses that this crate does not see: blocks that only the program's own kernels use, and captures begun by another
-/// library. A declaration also keeps the pool from growing.
+/// capture, the graph and its executables pin the blocks that captured work of this library uses: collectives and
+/// messages of a group, [`kernels`](crate::kernels), and transfers of an [`exchange`](crate::exchange). Declare a
+/// capture for uses that this library does not see: blocks that only the program's own kernels use, and captures begun
+/// by another library. A declaration also keeps the pool from growing.
 ///
-/// The capture pins all blocks that are looked up or allocated while it is in progress, and their segments, even if
-/// their owners drop the blocks before the capture ends. Dropping this value without [`finish`](Self::finish) removes
-/// the pin.
+/// The capture pins all blocks that are looked up or allocated while it is in progress, and their segments. They stay
+/// pinned even if their owners drop the blocks before the capture ends. Dropping this value without
+/// [`finish`](Self::finish) removes the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
     memory: Arc<Memory>,
@@ -30,14 +30,14 @@ impl PoolCapture {
         Self { memory, pin, is_finished: false, used: Vec::new() }
     }
 
-    /// Declares that captured work uses `block`. This is needed for a block that was neither looked up nor allocated
-    /// during the capture.
+    /// Declares that captured work uses `block`. Needed for a block that was neither looked up nor allocated during the
+    /// capture.
     pub fn uses(&mut self, block: &SymmetricBlock) {
         self.memory.note_use(block.placement(), block.bytes());
         self.used.push(block.clone());
     }
 
-    /// Ends the capture, and returns its pin. Keep the pin as long as the graph and its executables live.
+    /// Ends the capture, and returns its pin. Keep the pin as long as the graph or one of its executables exists.
     pub fn finish(mut self) -> GraphPin {
         self.is_finished = true;
         let (pin, segments) = (self.pin, self.memory.end_capture(self.pin));
@@ -54,11 +54,11 @@ impl Drop for PoolCapture {
     }
 }
 
-/// A pin of the memory that a captured graph was declared to use. While the pin lives, its blocks are not reused, no
+/// A pin of the memory that a captured graph was declared to use. While the pin exists, its blocks are not reused, no
 /// rank retires its segments, and the pool's memory is not freed.
 ///
-/// Dropping the pin frees those of its blocks that have no other owner, so every rank must drop the pin at the same
-/// point of the program.
+/// Dropping the pin frees those of its blocks that have no other owner and no other pin. So every rank must drop the
+/// pin at the same point of the program.
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
@@ -69,12 +69,12 @@ pub struct GraphPin {
 }
 
 impl GraphPin {
-    /// The blocks that were declared with [`PoolCapture::uses`]. Other pinned blocks are not included.
+    /// The blocks that were declared with [`PoolCapture::uses`]. The other blocks of the pin are not included.
     pub fn blocks(&self) -> &[SymmetricBlock] {
         &self.blocks
     }
 
-    /// Ordinals of the segments that the graph uses.
+    /// Ordinals of the pinned segments.
     pub fn segments(&self) -> impl Iterator<Item = u32> + '_ {
         self.segments.iter().copied()
     }

@@ -1,6 +1,6 @@
 //! The streams of dropped slices. A slice is a typed block that is bound to a stream
-//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When it is dropped, its block is freed at once, although
-//! work on the stream may still use the block.
+//! ([`SymmetricPool::alloc`](crate::SymmetricPool::alloc)). When a slice is dropped, its block is freed at once,
+//! although work on its stream may still use the block.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +14,8 @@ use cuda_driver::{
 pub(crate) struct DroppedOn(Mutex<Vec<Stream>>);
 
 impl DroppedOn {
-    /// Adds the stream of a slice. Called before the slice's block is freed.
+    /// Adds the stream of a slice. Must be called before the slice's block is freed, so that the stream is known when
+    /// another request gets the memory.
     pub(super) fn add(&self, stream: &Stream) {
         let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !streams.iter().any(|known| known.is_same(stream)) {
@@ -26,8 +27,8 @@ impl DroppedOn {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for the work on these streams. Returns false if some of this work may still run: if a stream captures, or
-    /// if a driver call fails. Waiting for a stream that captures would invalidate the capture.
+    /// Waits for the work on these streams. Returns false if some of this work may still run, because a stream is
+    /// capturing or a driver call fails. A wait for a capturing stream would invalidate the capture.
     pub(crate) fn wait(&self) -> bool {
         self.streams().iter().all(|stream| {
             // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -36,7 +37,7 @@ impl DroppedOn {
         })
     }
 
-    /// Returns false if `stream` cannot be ordered after the other streams, because one of them or `stream` captures.
+    /// Returns false if `stream` cannot wait for the other streams, because one of them or `stream` is capturing.
     pub(super) fn can_order_before(&self, stream: &Stream) -> Result<bool, cuda_driver::Error> {
         for other in self.others(stream) {
             if !does_not_capture(&other)? || !does_not_capture(stream)? {

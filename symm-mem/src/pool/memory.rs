@@ -1,13 +1,13 @@
 //! A pool's memory, its owners, and the pins of graphs.
 //!
-//! Owners of the memory are the pool, its blocks, its graph pins, graphs that use the memory, and every communicator
-//! that has windows in it. The last owner to be dropped frees the segments, so memory in a window is never freed. A
-//! retired segment is freed earlier, once all ranks have reported that nothing can access it.
+//! The owners of the memory are the pool, its blocks, its graph pins, the graphs that use the memory, and every
+//! communicator that has windows in it. The drop of the last owner frees the segments, so no window outlives its
+//! memory. A retired segment is freed earlier, once all ranks have reported that nothing can access it.
 //!
-//! Every call that enqueues work into a capture pins the blocks that this work uses ([`GraphMemory::used_by_graph`]).
-//! The graph and its executables hold the pin. If another library began the capture, its graph cannot hold a pin. Then
-//! the declared captures in progress ([`PoolCapture`](crate::PoolCapture)) pin the memory. If there are none, the
-//! memory is pinned forever.
+//! Every call of `process_group` and of this crate that enqueues work into a capture pins the blocks that this work
+//! uses ([`GraphMemory::used_by_graph`]). The graph and its executables own the pin. If another library began the
+//! capture, its graph cannot own a pin. Then the declared captures in progress ([`PoolCapture`](crate::PoolCapture))
+//! pin the memory. If there are none, the memory is pinned forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +28,7 @@ use process_group::{
 use super::{attachments::Attachments, dropped::DroppedOn};
 use crate::agreement::PoolId;
 
-/// The segments and blocks that one pin holds.
+/// The segments and blocks that one pin keeps in place.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Used {
     segments: BTreeSet<u32>,
@@ -43,18 +43,18 @@ pub(super) struct Pins {
     used: BTreeMap<u64, Used>,
     /// Pins of declared captures in progress.
     declared: BTreeSet<u64>,
-    /// Pins that graphs hold, by the driver's id of the capture.
+    /// Pins that graphs own, by the driver's id of the capture.
     graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
     /// Number of pins of each segment.
     segments: BTreeMap<u32, u64>,
     blocks: BTreeMap<Placement, Hold>,
 }
 
-/// The pin that is never released. It pins memory for graphs that cannot hold a pin themselves.
+/// The number of the pin that is never removed. It pins memory for graphs that cannot own a pin.
 const FOR_GOOD: u64 = 0;
 
 impl Pins {
-    /// Makes a new pin, which holds nothing yet.
+    /// Makes a new pin without segments and blocks, and returns its number.
     fn pin(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -73,13 +73,14 @@ impl Pins {
         }
     }
 
-    /// The pins for a graph that cannot hold a pin itself: those of the declared captures in progress, or [`FOR_GOOD`]
+    /// The pins to use for a graph that cannot own a pin: those of the declared captures in progress, or [`FOR_GOOD`]
     /// if there are none.
     fn without_graph(&self) -> Vec<u64> {
         if self.declared.is_empty() { vec![FOR_GOOD] } else { self.declared.iter().copied().collect() }
     }
 
-    /// Removes `pin`. Returns the blocks that must be freed now, because their owners have dropped them.
+    /// Removes `pin`. Returns the blocks that must be freed now: no other pin keeps them, and their owners have dropped
+    /// them.
     fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, (own, _)| *own != pin);
@@ -102,7 +103,7 @@ impl Pins {
     }
 }
 
-/// A pin that a graph and its executables hold.
+/// A pin that a graph and its executables own.
 #[derive(Debug)]
 pub(crate) struct GraphHold {
     memory: Arc<Memory>,
@@ -143,15 +144,15 @@ pub(crate) struct Memory {
     context: Option<Context>,
     /// `None` only during drop.
     inside: Mutex<Option<Inside>>,
-    /// Number of declared captures in progress; read by look-ups without the lock.
+    /// The number of declared captures in progress. Look-ups read it without the lock.
     capturing: AtomicU32,
     /// The streams whose work may still use blocks of dropped slices.
     dropped_on: DroppedOn,
 }
 
 impl Memory {
-    /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of its device, or `None` if
-    /// the memory comes from a source of the caller.
+    /// Makes the memory of pool `id` with the segments of `arena`. `context` is the context of the pool's device, or
+    /// `None` if the memory comes from a source of the caller.
     pub(crate) fn new(id: PoolId, context: Option<Context>, arena: SymmetricArena) -> Arc<Self> {
         let inside = Mutex::new(Some(Inside { arena, pins: Pins::default() }));
         let memory = Arc::new_cyclic(|me| Self {
@@ -172,7 +173,7 @@ impl Memory {
         self.id
     }
 
-    /// The context of the device. `None` if the memory comes from a source of the caller.
+    /// The context of the pool's device. `None` if the memory comes from a source of the caller.
     pub(crate) fn context(&self) -> Option<&Context> {
         self.context.as_ref()
     }
@@ -187,8 +188,8 @@ impl Memory {
         &self.attachments
     }
 
-    /// Locks the arena. Returns a guard instead of calling a closure, so that the arena's log sees the caller's
-    /// source line.
+    /// Locks the arena. Returns a guard and takes no closure, so that the arena's log records the source line of the
+    /// caller.
     pub(crate) fn arena(&self) -> Arena<'_> {
         Arena(self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -210,7 +211,7 @@ impl Memory {
         pin
     }
 
-    /// Ends a declared capture. Its pin stays. Returns the segments that the pin holds.
+    /// Ends a declared capture, but does not remove its pin. Returns the segments of the pin.
     pub(super) fn end_capture(&self, pin: u64) -> Vec<u32> {
         let mut arena = self.arena();
         arena.unfreeze();
@@ -220,7 +221,8 @@ impl Memory {
         pins.used.get(&pin).map(|used| used.segments.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// Adds the `bytes` bytes at `place` to the pins of all declared captures: it is unknown which capture uses them.
+    /// Adds the segment and the blocks of the `bytes` bytes at `place` to the pins of all declared captures, because it
+    /// is unknown which of the captures uses them.
     #[cold]
     pub(crate) fn note_use(&self, place: Placement, bytes: u64) {
         let mut arena = self.arena();
@@ -230,7 +232,7 @@ impl Memory {
         declared.into_iter().for_each(|pin| pins.hold(pin, place.ordinal, &blocks));
     }
 
-    /// Removes a pin. Frees the blocks that only this pin held and that their owners have dropped.
+    /// Removes a pin. Frees the blocks that have no other pin and no owner.
     pub(super) fn unpin(&self, pin: u64) {
         let mut arena = self.arena();
         for block in arena.pins().unpin(pin) {
@@ -266,8 +268,9 @@ impl Memory {
         }
     }
 
-    /// Pins segment `ordinal`, but not this rank's blocks in it, for the graph that `stream` captures. For graphs that
-    /// access this segment in peers' memory.
+    /// Pins segment `ordinal`, but not this rank's blocks in it, for the graph that `stream` captures. Used for a graph
+    /// that accesses a peer's segment with this ordinal: all ranks retire the segment together, so this rank's pin also
+    /// keeps the peer's segment mapped.
     pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
@@ -286,26 +289,26 @@ impl Memory {
         for stream in captures_of_this_thread() {
             let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if is_own && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
-                // The driver failed to report whether the stream captures. Assume that it does.
+                // The driver failed to report whether the stream is capturing. Assume that it is.
                 self.hold_without_graph(address, bytes);
             }
         }
     }
 
-    /// Pins memory for a graph that cannot hold a pin itself. Uses the pins of the declared captures in progress. If
-    /// there are none, pins the memory forever.
+    /// Pins memory for a graph that cannot own a pin: by the pins of the declared captures in progress, or forever if
+    /// there are none.
     fn hold_without_graph(&self, address: u64, bytes: u64) {
         let pins = self.arena().pins().without_graph();
         self.hold_range(&pins, address, bytes);
     }
 
-    /// The block at `place` has one more owner.
+    /// Adds one owner to the block at `place`.
     pub(super) fn share_block(&self, place: Placement) {
         self.arena().pins().blocks.entry(place).or_default().further_owners += 1;
     }
 
-    /// Removes one owner of `block`. After the last owner, the block is freed: now if it is not pinned, otherwise when
-    /// its last pin is removed.
+    /// Removes one owner of `block`. If this was the last owner, the block is freed: now if it is not pinned, otherwise
+    /// when its last pin is removed.
     pub(super) fn drop_block(&self, block: &Placed) {
         let mut arena = self.arena();
         let blocks = &mut arena.pins().blocks;
@@ -321,7 +324,7 @@ impl Memory {
             return;
         }
         let freed = arena.free(block);
-        // Cannot fail: the block was placed, and it is freed once, either here or with its last pin.
+        // Cannot fail: the arena placed the block, and the block is freed only once, here or with its last pin.
         debug_assert!(freed.is_ok(), "{freed:?}");
     }
 }
@@ -336,7 +339,7 @@ impl GraphMemory for Memory {
         if self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
-        // Only an active capture has an id. An invalidated capture yields no graph.
+        // Only an active capture has an id. An invalidated capture gives no graph, so it needs no pin.
         let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
         let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
         self.hold_for_graph(&hold, address, bytes);
@@ -347,7 +350,7 @@ impl GraphMemory for Memory {
     }
 }
 
-/// The arena of a pool, locked.
+/// The locked arena of a pool.
 pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 
 /// The message of a panic that cannot occur: [`Memory::inside`] is `None` only while the memory is dropped, and an
@@ -355,7 +358,8 @@ pub(crate) struct Arena<'a>(MutexGuard<'a, Option<Inside>>);
 const THERE: &str = "the arena is there while the memory is";
 
 impl Arena<'_> {
-    /// Number of pins of segment `ordinal`, one for each capture or graph that uses the segment.
+    /// The number of pins of segment `ordinal`: one for each declared capture, [`GraphPin`](crate::GraphPin) or graph
+    /// that uses the segment.
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
         self.0.as_ref().and_then(|inside| inside.pins.segments.get(&ordinal).copied()).unwrap_or(0)
     }
@@ -401,7 +405,7 @@ impl Drop for Memory {
                 // Work on the memory may still run, so the memory is never released.
                 return std::mem::forget(arena);
             }
-            // Errors of the source are ignored, because the release of this memory cannot be repeated.
+            // The errors of the source are ignored: the release cannot be repeated.
             let _ = arena.release();
             // Blocks may have been used after the pool was dropped, so groups may have cached look-ups of this memory.
             places_changed();

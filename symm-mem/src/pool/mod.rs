@@ -1,17 +1,17 @@
-//! The memory of a symmetric pool: segments, blocks, and the pins of captures and graphs. Placement is a function of
-//! the sequence of requests alone.
+//! The memory of a symmetric pool: segments, blocks, and the pins of captures and graphs. The placement of blocks
+//! depends only on the sequence of requests.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `memory` | the segments, which stay allocated until nothing can access them |
-//! | `block`, `capture` | the owners of memory |
+//! | `memory` | the segments, which are freed only once nothing can access them, and the pins |
+//! | `block`, `capture` | blocks, declared captures and graph pins, which keep memory allocated |
 //! | `attachments` | values that other modules keep with the segments |
 //! | `slice` | device slices over blocks |
 //! | `dropped` | the streams of dropped slices |
 //!
-//! This floor knows no groups and no communicators. Two parts of `process_group` serve it nevertheless, because groups
-//! are their other side: the hook by which captured work pins memory ([`process_group::graph_memory`]), and the notice
-//! to drop cached places ([`process_group::group::places_changed`]).
+//! This module does not depend on groups and communicators, with two exceptions: [`process_group::graph_memory`]
+//! reports the memory that captured work uses, and [`process_group::group::places_changed`] makes groups drop their
+//! cached places.
 
 mod attachments;
 mod block;

@@ -1,4 +1,4 @@
-//! Typed blocks: device slices over blocks of a pool, for safe collectives.
+//! Typed blocks: device slices over blocks of a pool, for use in safe collectives.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ pub enum SliceError {
     /// ([`SymmetricPool::with_source`](crate::SymmetricPool::with_source)).
     #[error("the stream is of another context than the pool; use a stream of the pool's context")]
     ForeignStream,
-    /// The per-thread default stream, which is another stream on each thread.
+    /// The stream is the per-thread default stream, which is a different stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The block may get the memory of a dropped slice of another stream, and that stream or the stream of this call
-    /// captures.
+    /// The new block may get the memory of a slice that was dropped on another stream, and that stream or the stream of
+    /// this call is capturing.
     #[error(
         "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
          capture, or use one stream for all slices of the pool"
@@ -34,17 +34,17 @@ pub enum SliceError {
     Driver(#[from] cuda_driver::Error),
 }
 
-/// The block of a slice.
+/// The owner of a slice's block. Binds the block to the slice's stream.
 struct SliceMemory {
     block: SymmetricBlock,
     stream: Stream,
 }
 
-// SAFETY: `stream` returns the slice's stream, which `check_stream` has checked. The memory of a dropped block goes to a
-// slice of the same stream, or of one that waits for this stream first. Users of untyped blocks promise to order their
-// uses after those of the former owner. The pool frees the memory only after no block, window or graph uses it and the
-// work on the streams of dropped slices has ended.
-// A leaked clone of a block is never freed.
+// SAFETY: `stream` always returns the slice's stream, and `check_stream` has rejected the per-thread default stream and
+// streams of other contexts. If a later slice gets the memory of the dropped block, it has the same stream, or its
+// stream waits for this stream first. Users of untyped blocks promise to order their uses after those of the former
+// owner. The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of
+// dropped slices has ended. `keep_for_ever` leaks a clone of the block, so the block is never freed.
 unsafe impl StreamBound for SliceMemory {
     fn stream(&self) -> &Stream {
         &self.stream
@@ -75,20 +75,22 @@ pub(crate) fn check_stream(memory: &Memory, stream: &Stream) -> Result<(), Slice
     Ok(())
 }
 
-/// Makes a slice of `len` elements of a new block, and makes `stream` wait for the work on the streams of all slices
-/// dropped so far.
+/// Makes a slice of `len` elements over a new block. Makes `stream` wait for the work on the streams of all slices that
+/// were dropped so far.
 ///
 /// # Safety
-/// The block has the bytes of `len` elements, and has no other owner. [`check_stream`] has checked `stream`.
+/// The block has the bytes of `len` elements, and no other owner. [`check_stream`] has checked `stream`.
 pub(crate) unsafe fn into_slice<T: Element>(
     block: SymmetricBlock,
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // Not before the block is placed: until then, another thread may drop the slice that had this memory.
+    // Called after the block was placed. Before that, another thread could still drop a slice on a new stream, and the
+    // block could get the memory of that slice.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });
-    // SAFETY: the caller promises the length and the owner. A block begins at a multiple of 512.
+    // SAFETY: the caller promises that the block has `len` elements and no other owner. Blocks begin at multiples of
+    // 512 bytes, so the slice is aligned.
     Ok(unsafe { DeviceSlice::from_owner(memory, start, len) })
 }

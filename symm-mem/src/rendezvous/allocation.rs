@@ -31,7 +31,7 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    /// Values kept with the allocation, under the ordinal 0.
+    /// The mappings of peers' memory, by group. The key's segment ordinal is 0, because the allocation is in no pool.
     pub(super) attachments: Attachments,
     backing: Backing,
     bytes: usize,
@@ -140,10 +140,10 @@ impl PeerMemory {
     /// Makes memory for rendezvous out of memory on another kind of device, for a [`PeerAllocator`] of another crate.
     ///
     /// A rendezvous needs memory of the same kind and length on all ranks. In its
-    /// [`SymmetricMemory`](super::SymmetricMemory), the addresses of the buffers are those of
-    /// [`ForeignMemory::ptr`] and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr). The backend defines whether kernels
-    /// of a CUDA device can use them. The signal pads are on the CUDA device. An [`exchange`](crate::exchange) refuses
-    /// such memory.
+    /// [`SymmetricMemory`](super::SymmetricMemory), the addresses of the buffers are those of [`ForeignMemory::ptr`]
+    /// and [`OpenedMemory::ptr`](sharing::OpenedMemory::ptr). The implementation of `ForeignMemory` defines whether
+    /// kernels of a CUDA device can use these addresses. The signal pads are on the CUDA device. An
+    /// [`exchange`](crate::exchange) refuses such memory.
     ///
     /// - `bytes` is the size that [`bytes`](Self::bytes) returns. It is at most [`ForeignMemory::bytes`].
     /// - `id` is the id of [persistent](PeerAllocator::persistent) memory, equal on every rank, or `None` for other

@@ -76,7 +76,8 @@ impl Buffer {
         Self { memory: Memory::Segment(memory.clone(), ordinal), offset: 0, bytes: bytes as usize }
     }
 
-    /// Returns `bytes` bytes from `offset` on, or `None` if that is out of bounds.
+    /// Returns the part of `bytes` bytes at `offset` (in bytes, from the start of this buffer), or `None` if the part
+    /// exceeds this buffer.
     #[must_use]
     pub fn part(&self, offset: usize, bytes: usize) -> Option<Self> {
         (offset.checked_add(bytes)? <= self.bytes).then(|| Self {
@@ -169,8 +170,9 @@ impl Buffer {
         })
     }
 
-    /// The memory of `allocation`, the value that [`allocation`](Self::allocation) has returned, in the form in which it
-    /// is shared. `None` if it is a segment that was retired since then.
+    /// Returns the memory of the buffer's allocation in the form in which it is shared. `allocation` is an earlier
+    /// result of [`allocation`](Self::allocation). Returns `None` if the allocation is a segment that was retired since
+    /// then.
     pub(crate) fn shareable(
         &self,
         context: &Context,

@@ -93,7 +93,7 @@ impl GroupInfo {
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
     }
 
-    /// The information on a group of which all parts are known. See [`new`](Self::new).
+    /// Creates the information from its parts, without checks. See [`new`](Self::new) for the parts.
     pub(crate) fn of_parts(
         (id, name): (GroupId, &str),
         rank: usize,
@@ -157,8 +157,8 @@ impl GroupInfo {
     }
 
     /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange stays, unless it is about missing or lost
-    /// members. All members get such a refusal.
+    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange is kept, because all members get it, unless
+    /// its reason is missing or lost members.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
@@ -205,8 +205,8 @@ impl Groups {
     /// Sets a group's information.
     ///
     /// # Errors
-    /// [`GroupInfoError::AlreadySet`] if the name is set, even with the same information, which may be that of another
-    /// group with this name.
+    /// [`GroupInfoError::AlreadySet`] if the name is set. Equal information is an error too, because it may describe
+    /// another group with this name.
     #[doc(alias = "set_group_info")]
     pub fn set(&self, info: GroupInfo) -> Result<(), GroupInfoError> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);

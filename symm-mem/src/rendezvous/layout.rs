@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// An empty dimension makes a tensor empty, wherever it stands and however long the others are.
+        /// A tensor with a dimension of length 0 has no elements, whatever the lengths of the other dimensions are.
         #[test]
         fn a_tensor_with_an_empty_dimension_has_no_elements(
             mut shape in prop::collection::vec(prop_oneof![0usize..5, Just(usize::MAX)], 0..5),

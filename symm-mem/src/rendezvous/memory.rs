@@ -6,12 +6,12 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::{Buffer, Layout, PeerBuffers, PeerGroup, ViewError};
 
-/// A tensor in a rank's memory, with its address for this rank's device.
+/// A tensor in the memory of this rank or of a peer. The address is that on this rank's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
-    /// The address of its first element.
+    /// The address of the tensor's first element.
     pub ptr: DevicePtr,
-    /// Its shape and strides.
+    /// The tensor's shape, strides and data type.
     pub layout: Layout,
 }
 
@@ -29,7 +29,8 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// The memory of `buffer` on all members of `group`. `peers` has their whole allocations.
+    /// Creates a handle to `buffer` on all members of `group`. `peers` has the addresses of the members' whole
+    /// allocations.
     pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
         Self { group, buffer, peers }
     }
@@ -71,7 +72,9 @@ impl SymmetricMemory {
         &self.peers
     }
 
-    /// The ranks' signal pads. They belong to one [`Rendezvous`](super::Rendezvous), and no other one uses them.
+    /// The ranks' signal pads. They belong to one [`Rendezvous`](super::Rendezvous) or, for the result of
+    /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), to one pool and group. No other
+    /// `Rendezvous`, pool or group uses them.
     #[must_use]
     pub fn signal_pads(&self) -> &PeerBuffers {
         &self.group.pads().peers

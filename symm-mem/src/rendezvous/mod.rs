@@ -90,14 +90,15 @@ const OPERATION: &str = "rendezvous";
 /// is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. A member waits for half of this time for the others to call. Two later phases
-    /// may last longer than a short time limit allows: at least 10 s to map the memory, and then at least 5 s to wait
-    /// for the outcomes of the other members.
+    /// The time limit of the agreement. A member waits for half of this time for the others to call. A short time limit
+    /// does not shorten the two later phases: a member has at least 10 s to map the memory, and then waits for the
+    /// outcomes of the others with a limit of at least 5 s.
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
     /// The handle types of the signal pads and of the memory of [`Rendezvous::empty`], or `None` for all types that the
-    /// driver [grants](HandleTypes::granted). Between hosts, every rank needs a fabric handle.
+    /// driver [grants](HandleTypes::granted). If the group spans several hosts, the memory of every rank needs a fabric
+    /// handle.
     pub handles: Option<HandleTypes>,
 }
 
@@ -282,7 +283,7 @@ impl Rendezvous {
     }
 
     /// The prefix of the store keys of the rendezvous that mapped `memory`. Agreements about that memory use the same
-    /// prefix. `None` if the mapping is no longer in the cache.
+    /// prefix. `None` if this rank no longer keeps the mapping, for example because the segment was retired.
     pub(crate) fn prefix(&self, memory: &SymmetricMemory) -> Option<String> {
         let since = self.mapping(&memory.buffer)?.since;
         Some(prefix(self.group().id(), self.inner.life, since))
@@ -407,8 +408,9 @@ fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
-/// Opens the memory of the other ranks. `place` is the index of this rank in `records`, and `own` the address of its
-/// memory. `deadline` limits the exchange of file descriptors. On failure, returns the outcome that this rank posts.
+/// Opens the memory of the other ranks. `place` is the index of this rank in `records`. `own` is the address of this
+/// rank's memory. `deadline` limits the exchange of file descriptors. On failure, returns the outcome that this rank
+/// posts.
 fn open(
     context: &Context,
     offer: &Offer<Shareable>,

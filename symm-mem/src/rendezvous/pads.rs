@@ -8,9 +8,9 @@
 //! The ranks cannot deadlock under two conditions:
 //! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
 //!   order.
-//! - Suppose that a peer sends a signal only after an operation A of this rank. Then this rank enqueues its wait for
-//!   the signal after A, or on another stream than A. Otherwise A would be behind the wait on one stream, and neither
-//!   would ever end.
+//! - If a peer sends a signal only after an operation A of this rank, this rank enqueues its wait for that signal after
+//!   A, or on another stream than A. Otherwise A is queued behind the wait on the same stream, but the peer sends the
+//!   signal only after A, so neither completes.
 //!
 //! Only the graph orders captured operations.
 
@@ -55,7 +55,8 @@ pub(crate) struct OwnPad {
 }
 
 impl OwnPad {
-    /// Allocates and clears the pad of a group of `world` ranks, with these handle types, or all that the driver grants.
+    /// Allocates and clears the pad of a group of `world` ranks, with the handle types `handles`, or, for `None`, with
+    /// all types that the driver grants.
     pub(crate) fn make(
         context: &Context,
         world: usize,
@@ -70,7 +71,7 @@ impl OwnPad {
     }
 }
 
-/// The pads of all ranks.
+/// The pads of all ranks, and the last operation that this rank has enqueued on each slot.
 #[derive(Debug)]
 pub(crate) struct Pads {
     lasts: Mutex<HashMap<Slot, Last>>,

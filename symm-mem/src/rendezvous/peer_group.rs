@@ -13,7 +13,7 @@ pub(crate) struct PeerGroup {
     pub(crate) context: Context,
     /// This rank's site, without an endpoint.
     pub(crate) site: Site,
-    /// The owner of the group's mappings, which the mapped allocations keep.
+    /// The owner of the group's mappings. Each mapped allocation keeps its mapping under this owner.
     pub(crate) mappings: Owner,
     /// Set once the members have mapped each other's pads.
     pads: OnceLock<Pads>,
@@ -38,7 +38,8 @@ impl PeerGroup {
 
     /// The pads of all members.
     pub(super) fn pads(&self) -> &Pads {
-        // Nothing is mapped for a group before its pads are.
+        // The members map the pads before other memory or together with it, so no `SymmetricMemory` exists without
+        // pads.
         self.pads.get().expect("a group maps its pads first")
     }
 

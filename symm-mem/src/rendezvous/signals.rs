@@ -10,7 +10,7 @@ use super::{
 };
 use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
-/// Signals between the ranks of the group, over the pads of its [`Rendezvous`](super::Rendezvous). A pad has
+/// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad has
 /// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal at a time is in flight
 /// from each rank to each other.
 ///
@@ -25,7 +25,7 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 /// on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous): it has new pads.
 impl SymmetricMemory {
     /// The description of the ranks for kernels. [`Ranks::buffers`] has the start of each rank's allocation, and the
-    /// buffer begins [`offset`](Self::offset) bytes after it. The description is valid while this handle lives.
+    /// buffer begins [`offset`](Self::offset) bytes after it. The description is valid until this handle is dropped.
     ///
     /// A wait in a kernel lasts at most `deadline`, and at most 584 years.
     #[must_use]
@@ -47,8 +47,9 @@ impl SymmetricMemory {
     /// all ranks after it.
     ///
     /// # Safety
-    /// If a graph captures this call, a clone of the [`Rendezvous`](super::Rendezvous), or a [`SymmetricMemory`] from
-    /// it, must be alive until every launch of the graph has ended. Without a capture, there is no requirement.
+    /// If a graph captures this call, the pads must stay allocated until every launch of the graph has ended. A clone
+    /// of the [`Rendezvous`](super::Rendezvous) or any [`SymmetricMemory`] with these pads keeps them allocated.
+    /// Without a capture, there is no requirement.
     ///
     /// # Errors
     /// [`KernelError`] for a channel out of range, a deadline of 0, more ranks than kernels support, a device that is
@@ -70,8 +71,8 @@ impl SymmetricMemory {
     }
 
     /// Signals `rank` on a channel. This rank's earlier writes on this stream are visible to `rank` after its
-    /// [`wait_signal`](Self::wait_signal). Waits, on the stream, until `rank` has consumed the previous signal of this
-    /// rank on the channel.
+    /// [`wait_signal`](Self::wait_signal). The operation first waits, on the stream, until `rank` has consumed this
+    /// rank's previous signal on the channel.
     ///
     /// # Safety
     /// As for [`barrier`](Self::barrier).

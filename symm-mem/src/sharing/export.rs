@@ -38,12 +38,12 @@ wire_enum!(Handle {
 });
 
 impl Handle {
-    /// A handle by which only ranks of the same process can open the memory.
+    /// No handle: only ranks of the same process can open the memory.
     pub const NONE: Self = Self::Virtual { descriptor: false, fabric: None };
     /// The handle of virtual memory that can only be exported as a file descriptor.
     pub const DESCRIPTOR: Self = Self::Virtual { descriptor: true, fabric: None };
 
-    /// Exports the fabric handle of virtual memory, if it has one, and tells whether a file descriptor can be exported.
+    /// Returns the handles of virtual memory. Exports the fabric handle, if the memory has one, but no file descriptor.
     pub(super) fn of(physical: &PhysicalMemory) -> Result<Self, String> {
         let kinds = physical.handle_types();
         let fabric = match kinds.contains(HandleTypes::FABRIC) {
@@ -58,7 +58,7 @@ impl Handle {
         matches!(self, Self::Virtual { descriptor: true, .. } | Self::Foreign { descriptor: true, .. })
     }
 
-    /// Returns whether the memory has a handle for ranks of any host: a fabric handle, or that of another kind of device.
+    /// Returns whether the memory has a handle for ranks of any host: a fabric handle, or the handle of foreign memory.
     pub(crate) fn opens_on_any_host(&self) -> bool {
         matches!(self, Self::Virtual { fabric: Some(_), .. } | Self::Foreign { handle: Some(_), .. })
     }
@@ -71,8 +71,8 @@ impl Handle {
         }
     }
 
-    /// Returns whether rank `to` has a way to open memory with these handles of rank `from`. Does not consider whether
-    /// the device of `to` can access the memory.
+    /// Returns whether a rank at site `to` can open memory of a rank at site `from` by these handles. Does not consider
+    /// whether the device of `to` can access the memory.
     pub(crate) fn can_be_opened(&self, from: &Site, to: &Site) -> bool {
         let same_host = from.host == to.host;
         match self {
@@ -82,7 +82,7 @@ impl Handle {
         }
     }
 
-    /// The kinds of handles, for error messages.
+    /// Returns the names of the handles, for error messages.
     pub(crate) fn name(&self) -> String {
         let name = match self {
             Self::Legacy { .. } => "legacy handle",

@@ -19,16 +19,16 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 ///
 /// Ranks of the process that owns the memory use [`ptr`](Self::ptr) of the owner, and keep the owner's value alive.
 /// Ranks of other processes open the memory with [`open`](Self::open) of their own memory of the same
-/// [`kind`](Self::kind). On one host they can use a file descriptor, and on any host a handle. A rendezvous of several
-/// processes needs one of them on all ranks.
+/// [`kind`](Self::kind). On one host they can use a file descriptor, and on any host a handle. If a rendezvous has
+/// ranks in several processes, the memory of each rank needs a descriptor or a handle.
 ///
 /// [`kind`](Self::kind), [`ptr`](Self::ptr), [`bytes`](Self::bytes) and [`has_descriptor`](Self::has_descriptor) must
 /// return the same value in every call, and must not block.
 ///
 /// # Threads
-/// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, which would
-/// deadlock. Their duration counts towards the deadline of the rendezvous. The value is dropped on the thread that
-/// drops the last handle to the memory, which can be a thread of another rank of this process.
+/// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, because that
+/// would deadlock. Their duration counts towards the deadline of the rendezvous. The value is dropped on the thread
+/// that drops the last handle to the memory, which can be a thread of another rank of this process.
 ///
 /// # Example
 /// Memory of the host, which processes of one host share:

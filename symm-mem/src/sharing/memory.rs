@@ -14,7 +14,6 @@ use super::{ForeignMemory, Handle, LocalRegistry, OpenedMemory, offer::Share};
 /// A whole allocation of this rank. Clones share the allocation and keep it alive.
 #[derive(Debug, Clone)]
 pub(crate) enum Shareable {
-    /// Virtual memory.
     Virtual(PhysicalMemory),
     Plain(PlainMemory),
     Foreign(Arc<dyn ForeignMemory>),
@@ -108,7 +107,7 @@ impl Imported {
     }
 }
 
-/// Maps `memory` for the device of `context`.
+/// Maps `memory`, with read and write access for the device of `context`.
 pub(crate) fn map(context: &Context, memory: &PhysicalMemory, bytes: usize) -> cuda_driver::Result<Mapping> {
     let mapping = Reservation::new(context.driver(), bytes, 0)?.map(0, memory, 0, bytes)?;
     mapping.set_access(&[(context.device(), Access::ReadWrite)])?;

@@ -1,23 +1,23 @@
 //! Sharing of memory between ranks. All handles pass between ranks through this module.
 //!
 //! A rank posts its [`Site`] and its [`Export`]s in the record of an agreement. Once the members agree, each of them
-//! opens the exports of the others. Ranks of one process find each other's memory in a registry of the process.
-//! Other ranks of one host get a file descriptor over [`process_group::link`], if the memory has one. In all other
-//! cases, the record contains a handle: a legacy IPC handle (same host only), a fabric handle, or the handle of another
-//! kind of device.
+//! opens the exports of the others. Ranks of one process find each other's memory in a registry of the process. Other
+//! ranks of one host get a file descriptor over [`process_group::link`], if the memory can be exported as one. In all
+//! other cases, a rank opens the memory by a handle in the record: a legacy IPC handle (same host only), a fabric
+//! handle, or the handle of another kind of device.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `site`, `export` | what a rank posts in its record: where it runs, and the handles of its memory |
+//! | `site`, `export` | the data that a rank posts in its record: its location, and the handles of its memory |
 //! | `foreign` | memory of other kinds of devices, which other crates implement |
 //! | `memory` | memory that a rank can share, and a peer's memory that is open here |
 //! | `offer` | this rank's exports, until the peers have fetched them; transfer of file descriptors |
 //! | `open` | opens the peers' memory |
 //! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
-//! | `local_registry` | the registry of a process |
+//! | `local_registry` | the registry in which ranks of one process find each other's resources |
 //!
-//! Out of scope: what is shared, and the agreement on it. See [`rendezvous`](crate::rendezvous) and
-//! [`exchange`](crate::exchange).
+//! Other modules select the memory to share, and run the agreements: `membership`, [`rendezvous`](crate::rendezvous)
+//! and [`exchange`](crate::exchange).
 
 mod export;
 mod foreign;

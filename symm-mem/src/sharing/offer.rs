@@ -28,11 +28,12 @@ pub(crate) trait Share: Clone + 'static {
     /// Exports the handles for the record.
     fn handle(&self) -> Result<Handle, String>;
 
-    /// Exports a file descriptor. Called only if [`handle`](Self::handle) has promised one.
+    /// Exports a file descriptor. Called only if [`Handle::has_descriptor`] is true for the result of
+    /// [`handle`](Self::handle).
     fn descriptor(&self) -> Result<OwnedFd, String>;
 }
 
-/// A member of an agreement on what to share, as the transport sees it.
+/// A member of an agreement, with the data that the transport of handles needs.
 #[derive(Debug, Clone)]
 pub(crate) struct Party<'a> {
     pub(crate) rank: u32,
@@ -46,7 +47,7 @@ pub(crate) enum Fetched<T> {
     Here(T),
     /// The file descriptor of a resource of another process of this host.
     Descriptor(OwnedFd),
-    /// The resource can be had only by the handle in the [`Export`].
+    /// No resource and no file descriptor: the caller opens the resource by the handle in the [`Export`].
     ByHandle,
 }
 
@@ -58,19 +59,19 @@ pub(crate) struct Offer<T: 'static> {
 
 struct Shared<T: 'static> {
     resource: T,
-    /// `None` if there is none, or if it is exported for each peer.
+    /// `None` if the resource has none, or if [`Offer::exchange_descriptors`] exports one for each peer.
     descriptor: Option<OwnedFd>,
     _local: LocalToken<T>,
 }
 
 impl<T: Share> Offer<T> {
-    /// Opens a listener without exports.
+    /// Opens a listener. The offer has no exports yet.
     pub(crate) fn new() -> Result<Self, String> {
         let listener = Listener::open().map_err(|error| error_text(&error))?;
         Ok(Self { listener, shared: Vec::new() })
     }
 
-    /// Exports a resource of `bytes` bytes, the next one of this rank's exports, and its file descriptor if it has one.
+    /// Appends a resource of `bytes` bytes to this rank's exports. Also exports its file descriptor, if it has one.
     pub(crate) fn export(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
         let export = self.export_later(resource, bytes)?;
         if let (true, Some(last)) = (export.handle.has_descriptor(), self.shared.last_mut()) {
@@ -79,8 +80,8 @@ impl<T: Share> Offer<T> {
         Ok(export)
     }
 
-    /// Like [`export`](Self::export), but exports a file descriptor only for the time of sending it to a peer. For
-    /// exports that may be more than a process can have descriptors.
+    /// Like [`export`](Self::export), but exports the file descriptor only when it is sent to a peer, and then closes
+    /// it. For callers that may have more exports than a process can have open file descriptors.
     pub(crate) fn export_later(&mut self, resource: T, bytes: usize) -> Result<Export, String> {
         let handle = resource.handle()?;
         let local = T::registry().register(resource.clone());
@@ -101,7 +102,7 @@ impl<T: Share> Offer<T> {
 
     /// Fetches resources of the other members, and sends them the file descriptors that they need. `own` is the index
     /// of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` fetches from
-    /// the one with index `from`, as indices into its exports. All members must compute the same result.
+    /// the one with index `from`, as indices into its exports. `wanted` must return the same on all members.
     ///
     /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
     /// rank posts.

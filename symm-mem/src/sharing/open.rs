@@ -15,10 +15,11 @@ use process_group::{error_text, store::Deadline};
 use super::{Export, Fetched, Handle, Imported, Offer, Outcome, Party, PeerHandle, Shareable, map};
 
 /// Sends the other members the file descriptors that they need, and opens the memory that this rank wants. `own` and
-/// `wanted` are those of [`Offer::fetch`]. `name` describes an export of a party for error messages, by both indices.
+/// `wanted` are those of [`Offer::fetch`]. `name(party, export)` returns a description of an export for error messages,
+/// given both indices.
 ///
-/// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this rank
-/// posts.
+/// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
+/// rank posts.
 pub(crate) fn open(
     context: &Context,
     offer: &Offer<Shareable>,
@@ -124,11 +125,12 @@ mod tests {
         sharing::{Share, Site, offer::HELLO},
     };
 
-    /// Returns the error of rank 0 if rank 1 sends a file descriptor of `/dev/null` with this tag, for this handle.
+    /// Returns the error of rank 0 if rank 1 exports `handle`, but then sends a file descriptor of `/dev/null` with
+    /// `tag`.
     fn told_of(tag: Tag, handle: Handle) -> String {
         let _turn = turn();
         let world = World::builder().devices(1).start().unwrap();
-        // SAFETY: the functions are those of the living world, and nothing of it outlives the world.
+        // SAFETY: the functions belong to `world`, which outlives the driver and all of its objects.
         let driver = Driver::new(unsafe { Api::from_parts(world.cuda()) }.unwrap()).unwrap();
         let context = driver.device(0).unwrap().retain_primary().unwrap();
         let offer = Offer::new().unwrap();

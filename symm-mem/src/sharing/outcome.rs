@@ -1,5 +1,6 @@
-//! The common part of a [rendezvous](crate::rendezvous::protocol) and an [exchange](crate::exchange::protocol): after
-//! the decision, each member opens the memory that the others share. All members succeed or none.
+//! The common part of a commit, a [rendezvous](crate::rendezvous::protocol) and an
+//! [exchange](crate::exchange::protocol). After the decision, each member opens the memory that the others share, and
+//! posts an [`Outcome`]. The members then judge all outcomes: all members succeed, or none.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -40,7 +41,7 @@ wire_enum!(Outcome { 0 => Mapped {}, 1 => Failed { cause }, 2 => Alone { gone } 
 pub(crate) enum OpeningFailure {
     /// A rank could not open the memory of the others, or could not share its own memory.
     Failed {
-        /// The rank, the lowest of several.
+        /// The rank. If several ranks failed, this is the lowest one.
         rank: u32,
         /// A description of the failure.
         cause: String,

@@ -1,4 +1,4 @@
-//! Where a rank runs, and how the other ranks reach it.
+//! The location of a rank, and the data by which the other ranks reach it.
 
 use std::{
     fmt,
@@ -34,12 +34,12 @@ impl fmt::Display for Uuid {
     }
 }
 
-/// Where a rank runs, and how the other ranks reach it.
+/// The location of a rank, and the data by which the other ranks reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Site {
     /// The rank's host ([`process_group::link::host`]).
     pub host: u64,
-    /// The number of the rank's process. It is equal only for ranks of one process.
+    /// A random number of the rank's process. Ranks of one process have the same number.
     pub process: u64,
     /// The UUID of the rank's device.
     pub device: Uuid,
@@ -64,13 +64,13 @@ impl Site {
         Ok(Self { device: device.uuid()?.into(), unreachable, ..Self::of_process() })
     }
 
-    /// The site of a rank of this process whose device is not known, without an endpoint.
+    /// The site of a rank of this process, without a device and without an endpoint.
     pub(crate) fn of_process() -> Self {
         let (device, unreachable) = (Uuid { low: 0, high: 0 }, Vec::new());
         Self { host: link::host(), process: process(), device, unreachable, endpoint: Vec::new() }
     }
 
-    /// The site of a rank in a process and on a device of its own, as tests and the simulation use it.
+    /// The site of a simulated rank, which has its own process and device. All simulated ranks are on one host.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn simulated(rank: u32) -> Self {
         let device = Uuid { low: rank.into(), high: 0 };
@@ -82,7 +82,8 @@ impl Site {
         (self.host, self.process) == (other.host, other.process)
     }
 
-    /// Returns false if the device of this rank cannot access the device of `other`.
+    /// Returns false if the device of this rank cannot access the device of `other`. Returns true if this rank's
+    /// process does not see that device.
     pub(crate) fn can_access(&self, other: &Self) -> bool {
         !self.unreachable.contains(&other.device)
     }

@@ -1,5 +1,5 @@
-//! Executes the programs of ranks. Actions of a rank alone are done here. Actions that need other ranks begin a
-//! meeting, in `meetings` or `plans`.
+//! Executes the programs of ranks. This file executes the actions that need no other rank. For all other actions, it
+//! calls `meetings` or `plans`, which begin a meeting.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ impl World {
                     .iter()
                     .filter_map(|group| Some((rank, state.groups.get(group)?.id, pool)))
                     .collect();
-                // Pushed to the front in reverse, so that they run next and in order.
+                // Pushing to the front in reverse order makes the commits run next, in the order of `in_order`.
                 for at in several::in_order(&named).into_iter().rev() {
                     let group = named[at].1.uid;
                     state.program.push_front(Action::Commit { group, policy, deadline });
@@ -98,8 +98,8 @@ impl World {
 
     pub(super) fn allocate(&mut self, rank: u32, bytes: u64) -> Result<(), Violation> {
         let state = self.rank(rank);
-        // A failed allocation needs no check here. The pool's log records it, so the next commit finds it if it did not
-        // fail on all members.
+        // A failed allocation needs no check here, because the pool's log records the failure. If the allocation has
+        // succeeded on other members, the logs differ, and the next commit reports this.
         let block = state.pool.allocate(bytes);
         state.observe()?;
         if let Ok(block) = block {
@@ -116,8 +116,9 @@ impl World {
         Ok(())
     }
 
-    /// Adds new operations of a rank's pool to the rank's identity hash. Checks that no graph uses the memory returned
-    /// to the device, that no communicator can access it, and that the device got no invalid request.
+    /// Adds new operations of a rank's pool to the rank's identity hash. Then checks the memory that the pool has
+    /// returned to the device since the last call: no graph uses it, and no communicator can access it. Also checks
+    /// that the device has got no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe()?;
@@ -173,7 +174,7 @@ impl World {
         Ok(())
     }
 
-    /// Counts a message as sent or received, if this rank is one of its ends and the group is not poisoned.
+    /// Counts a message as sent or received, if this rank is its sender or receiver and the group is not poisoned.
     fn message(&mut self, rank: u32, group: u64, from: u32, to: u32) {
         let state = self.rank(rank);
         let Some(membership) = state.groups.get(&group) else { return };
@@ -239,7 +240,8 @@ impl World {
                     return Err(Violation(what));
                 }
             }
-            // A segment begins with its identity, so the window begins with that of its first segment, on all members.
+            // Each segment begins with its identity. So on all members, the window begins with the identity of its
+            // first segment.
             if let (Some(own), Some(next)) = (own, self.library.next_window(life, rank, serial)?) {
                 let device = &self.ranks[rank as usize].device;
                 let (own, found) = (device.read(own.address)?, device.read(next)?);

@@ -22,7 +22,7 @@ use super::violation::Violation;
 /// Memory registered by `ncclCommRegister`.
 pub(super) type Registration = *mut c_void;
 
-/// The registration calls that have ended, which [`Communicator::register`] has begun.
+/// The ended calls of those that [`Communicator::register`] has begun.
 pub(super) type Ends = Arc<Mutex<Vec<End>>>;
 
 /// The end of a call that registers windows.
@@ -66,7 +66,7 @@ impl Communicator {
             begin(move || {
                 // SAFETY: the handle outlives the call, because this coroutine shares it.
                 let init = || unsafe { api.comm_init_rank(handle.as_ptr(), size, id, rank) };
-                // If it fails, the handle is null.
+                // If the call fails, the handle stays null, and `finish` reports it.
                 let _ = context.with_current(init);
             })?;
         }
@@ -85,7 +85,7 @@ impl Communicator {
         self.handle as ncclComm_t
     }
 
-    /// Begins to register windows of the memory at these addresses, each with its length in bytes. Adds an [`End`] with
+    /// Begins to register windows. Each entry of `memory` is an address and a length in bytes. Adds an [`End`] with
     /// this `token` to `ends` when the call ends.
     pub(super) fn register(&self, memory: Vec<(u64, u64)>, token: u64, ends: &Ends) -> Result<(), Violation> {
         let (api, context, ends, communicator) =
@@ -104,8 +104,8 @@ impl Communicator {
             .map_err(Violation::of)
     }
 
-    /// Returns the address at which this rank reaches a window of the member with the number `peer`. `None` if the
-    /// release does not tell it.
+    /// Returns the address at which this rank reaches a window of the member with the number `peer`. Returns `None` if
+    /// the release has no function for this.
     pub(super) fn peer_window(&self, window: usize, peer: usize) -> Result<Option<u64>, Violation> {
         if self.api.version() < Version::new(2, 29, 2) {
             return Ok(None);
@@ -132,7 +132,7 @@ impl Communicator {
         unsafe { self.api.comm_deregister(self.handle(), registration) }.map_err(Violation::of)
     }
 
-    /// Aborts the communicator, which ends the calls that wait in it.
+    /// Aborts the communicator. This ends the calls that wait in it.
     pub(super) fn abort(self) -> Result<(), Violation> {
         // SAFETY: no other call ends the communicator, and none begins after this one.
         unsafe { self.api.comm_abort(self.handle()) }.map_err(Violation::of)?;
@@ -140,7 +140,7 @@ impl Communicator {
     }
 }
 
-/// Registers windows in one group of calls.
+/// Registers windows in one NCCL group.
 fn windows(api: &Api, communicator: ncclComm_t, memory: &[(u64, u64)]) -> Result<Vec<usize>, String> {
     let mut windows: Vec<ncclWindow_t> = vec![ptr::null_mut(); memory.len()];
     // SAFETY: `windows` outlives the group, in which NCCL writes the handles. gpu-sim checks the memory.

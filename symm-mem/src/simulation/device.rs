@@ -22,9 +22,10 @@ use nccl_sys::ncclResult_t;
 use super::{library::Library, violation::Violation};
 use crate::sharing;
 
-/// The memory of each device in bytes: more than a run needs. 64 devices of this size fit into the addresses of
-/// gpu-sim, because pools whose segments are adjacent reserve as many addresses. Pools have a limit of their own, so
-/// the memory that NCCL takes makes no difference.
+/// The memory of each device in bytes, which is more than a run needs. A pool with adjacent segments reserves as many
+/// bytes of addresses as its device has memory. The reservations of 64 devices of this size fit into the addresses of
+/// gpu-sim. A `LimitingSource` limits each rank's pool to less memory, so a pool never lacks memory because NCCL has
+/// taken some.
 const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
@@ -36,7 +37,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Makes a device for each rank, and another one.
+    /// Makes a device for each rank, and one for the memory that ranks lend.
     pub(super) fn start(seed: u64, ranks: usize, release: u32) -> Result<Self, Violation> {
         let (driver, nccl) = functions(release)?;
         let world = World::builder().devices(ranks + 1).capacity(AMPLE).nccl_release(release as i32);
@@ -46,13 +47,14 @@ impl Devices {
         Ok(Self { world, driver, nccl, ranks })
     }
 
-    /// Returns `bytes` bytes of the memory of a rank's device. If `in_a_row` is true, segments have adjacent, ascending
-    /// addresses, as in production. Else their order is random, and their addresses are used again.
+    /// Returns a source of up to `bytes` bytes of a rank's device. If `in_a_row` is true, segments have adjacent,
+    /// ascending addresses, as in production. Else their order is random, and the addresses of freed segments are used
+    /// again.
     pub(super) fn of_rank(&self, rank: u32, bytes: u64, in_a_row: bool) -> Result<Device, Violation> {
         self.device(rank, Sharing::by_descriptor(), bytes, in_a_row)
     }
 
-    /// Returns the device of the memory that ranks lend, for one rank.
+    /// Returns one rank's source of the memory that it lends. All ranks lend memory of the same device.
     pub(super) fn lending(&self) -> Result<Device, Violation> {
         self.device(self.ranks as u32, Sharing::none(), AMPLE, false)
     }
@@ -77,7 +79,7 @@ impl Devices {
         Library::new(self.nccl.clone())
     }
 
-    /// Makes the next call of an NCCL function fail, until [`fail_no_more`](Self::fail_no_more).
+    /// Makes the next call of an NCCL function fail, unless [`fail_no_more`](Self::fail_no_more) is called before it.
     pub(super) fn fail_next(&self, function: &str) -> Result<(), Violation> {
         let code = ncclResult_t::ncclUnhandledCudaError.0;
         self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
@@ -95,8 +97,8 @@ impl Devices {
     }
 }
 
-/// Returns the functions of the driver and of this release of NCCL, which are the same in all worlds. It takes long to
-/// check them, and draws random numbers, so they are checked once, in a world of their own.
+/// Returns the functions of the driver and of this release of NCCL, which are the same in all worlds. Checking them
+/// takes long and draws random numbers of the world. So they are checked once per release, in a separate world.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -31,8 +31,8 @@ pub(super) const LOST: &str = "the store is gone";
 
 impl World {
     /// Ends the rank's meeting: passes the result to the pool, checks and records it, and schedules the next action. If
-    /// a commit leaves segments for plain registration, registers them and begins the agreement on the registration
-    /// instead of scheduling the next action.
+    /// a commit leaves segments for plain registration, registers them and begins the agreement on this registration.
+    /// The end of that agreement then schedules the next action.
     pub(super) fn end(&mut self, rank: u32, end: End) -> Result<(), Violation> {
         let said = end.said();
         let now = self.now;
@@ -216,8 +216,8 @@ impl World {
         Ok(if left { report.new_segments } else { 0 })
     }
 
-    /// The watchdogs of rank `rank` report that rank `lost` is dead. If rank `rank` waits at the store and its
-    /// [`is_over`](super::rank::Rank::is_over) is true, the wait ends.
+    /// Records that the watchdogs of rank `rank` report rank `lost` as dead. If rank `rank` waits for a key of the
+    /// store, and its [`is_over`](super::rank::Rank::is_over) returns true, ends the wait.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
@@ -231,14 +231,14 @@ impl World {
         Ok(())
     }
 
-    /// Drops the state of all live ranks. Checks that no keys are left except those that the run's trouble may leave,
-    /// no plans except those that may be in quarantine, and no device memory. Also checks that no rank frees memory
-    /// that its own windows still cover.
+    /// Drops the state of all live ranks. Checks that the store has no keys except those that may stay, that no plans
+    /// are left except those that may be in quarantine, and that no device memory is allocated. Also checks that no
+    /// rank frees memory that its own windows still cover.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);
             if state.dead {
-                // Else its calls would wait until the end of the world.
+                // Without this, calls of a dead rank into NCCL would wait until the end of the gpu-sim world.
                 self.library.leave_all(rank)?;
                 continue;
             }

@@ -38,7 +38,7 @@ pub(super) struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // The device records an error. It is checked at the end of the run.
+        // `Device::release` records an error, which `left_plans` reports at the end of the run.
         let _ = self.device.release(&self.memory);
     }
 }
@@ -47,7 +47,7 @@ impl Drop for Allocation {
 #[derive(Debug)]
 pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
 
-/// A plan of a rank: one that all members have agreed on, or one whose exchange failed on this rank although the other
+/// A plan of a rank. Either all members have agreed on it, or its exchange has failed on this rank, but the other
 /// members may have agreed on it.
 pub(super) struct Plan {
     pub(super) key: String,
@@ -95,8 +95,7 @@ impl Exchanges {
         }
     }
 
-    /// Returns true if `slot` belongs to the plan with this key. The rank may also hold that plan in a lease or in
-    /// quarantine.
+    /// Returns true if `slot` belongs to the plan with this key. Plans under a lease or in quarantine count too.
     pub(super) fn has_slot(&self, key: &str, slot: usize) -> bool {
         let plans = self.plans.values().flat_map(|named| &named.plans).chain(&self.quarantine);
         let mut plans = plans.chain(self.leases.iter().map(|(plan, _)| plan));

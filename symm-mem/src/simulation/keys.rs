@@ -53,11 +53,11 @@ impl Keys {
         if trouble.silences() {
             return None;
         }
-        // Ranks that are late or absent leave keys until all members meet again.
+        // If a rank is late or absent, the keys of a meeting stay until a later meeting of all members removes them.
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {
-            // The second of two equal writes may come after the key was removed. No rank reads that key.
+            // The second of two equal writes may arrive after the key was removed. No rank reads the key again.
             if self.repeated.contains(key) && self.removed.contains(key) {
                 return false;
             }

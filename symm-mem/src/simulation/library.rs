@@ -1,6 +1,6 @@
-//! The ranks' calls to the library, NCCL of gpu-sim, and a record of what is registered. The record finds what the
-//! library does not report: calls for different segments that it pairs, memory registered twice, windows that the
-//! members deregister in different orders, and registered memory that is freed.
+//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. The record finds
+//! errors that the library does not report: members whose paired calls register different segments, memory registered
+//! twice, windows that the members deregister in different orders, and registered memory that is freed.
 
 use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
 
@@ -13,8 +13,8 @@ use super::{
     violation::Violation,
 };
 
-/// One creation of a group. A group can be created again with the same id: it then has a new communicator and the next
-/// `number`.
+/// One creation of a group. A group can be created again with the same id. The new one has a new communicator and the
+/// next `number`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Life {
     pub(super) group: GroupId,
@@ -27,14 +27,14 @@ impl fmt::Display for Life {
     }
 }
 
-/// The memory of a segment or a window on one rank. Extents of two ranks stand for the same segments if their sizes and
+/// The memory of a segment or a window on one rank. Extents of two ranks describe the same segments if their sizes and
 /// identities are equal. Their addresses may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// A hash of all requests to the rank's pool until the segment was created. A window of several segments chains
-    /// their identities.
+    /// A hash of all requests to the rank's pool until the segment was created. For a window of several segments, a
+    /// hash of their identities and sizes.
     pub(super) identity: u64,
 }
 
@@ -48,14 +48,14 @@ impl Extent {
     }
 }
 
-/// A member's call that registers windows. The `token` identifies the call when it returns.
+/// A member's call that registers windows. The `token` identifies the call when the library reports its end.
 #[derive(Debug)]
 struct Call {
     extents: Vec<Extent>,
     token: u64,
 }
 
-/// A communicator on one member.
+/// One member's side of a group's communicator, with its calls and registrations.
 #[derive(Debug)]
 struct Side {
     context: Context,
@@ -86,7 +86,7 @@ struct Communicators {
     sides: BTreeMap<u32, Side>,
 }
 
-/// A rank whose call returns, with the serials of its windows, or with the error.
+/// A registration call of a rank that has ended, with the serials of its windows, or with the error.
 pub(super) struct Met {
     pub(super) group: Life,
     pub(super) rank: u32,
@@ -153,7 +153,7 @@ impl Library {
         groups.into_iter().try_for_each(|group| self.leave(group, rank))
     }
 
-    /// Forgets all communicators, which their ranks have left.
+    /// Forgets all communicators. All ranks must have left them.
     pub(super) fn end(&mut self) {
         self.communicators.clear();
     }
@@ -170,7 +170,8 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Begins a member's call that registers windows. When it has ended, [`returned`](Self::returned) has its outcome.
+    /// Begins a member's call that registers windows. After the call has ended, [`returned`](Self::returned) returns
+    /// its outcome.
     ///
     /// # Errors
     /// The member has left, one of the `extents` overlaps a window that it still has registered, or the members' calls
@@ -206,11 +207,11 @@ impl Library {
             }
         }
         let Some(side) = self.side(group, rank) else { return Ok(()) };
-        // Without the other members, the call would wait for them.
+        // Before all members have joined, there is no communicator. The call would wait for them, so it is not made.
         side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, token, &self.ends))
     }
 
-    /// Returns the registration calls that have ended since the last call.
+    /// Returns the registration calls that have ended since the last call of `returned`.
     pub(super) fn returned(&mut self) -> Vec<Met> {
         let mut met = Vec::new();
         for end in mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -232,7 +233,7 @@ impl Library {
         met
     }
 
-    /// Deregisters windows that a call of a rank has just registered, so that the call can report them as unsupported.
+    /// Deregisters windows that a rank has just registered, so that the rank can report windows as unsupported.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         serials.iter().try_for_each(|serial| {
@@ -264,8 +265,8 @@ impl Library {
         Ok(())
     }
 
-    /// Registers memory of a rank by `ncclCommRegister`. This is local and does not wait. Does nothing if the rank has
-    /// left the communicator. Returns the library's error.
+    /// Registers memory of a rank by `ncclCommRegister`. This call is local and does not wait for other ranks. Does
+    /// nothing if the rank has left the communicator. The inner result has the library's error.
     ///
     /// # Errors
     /// The memory overlaps memory that is registered already.
@@ -328,8 +329,8 @@ impl Library {
         side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
     }
 
-    /// Returns the address at which `rank` reaches a window of the member after it. `None` if the release does not tell
-    /// it, or one of both has left.
+    /// Returns the address at which `rank` reaches the window `serial` of the next member. Returns `None` if the
+    /// release has no function for this, or if one of the two ranks has left or no longer has the window registered.
     pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
         let place = members.iter().position(|member| *member == rank).unwrap_or(0);
@@ -345,11 +346,11 @@ impl Library {
     }
 
     /// Returns a communicator that can still access the `bytes` bytes at `address` of `rank`, if there is one, and the
-    /// member that has them registered. That is `rank` for a plain registration. For a window, it can be any member,
-    /// because each member's window maps the memory of all members.
+    /// member that has them registered. For a plain registration, this member is `rank`. For a window, it can be any
+    /// member, because each member's window maps the memory of all members.
     pub(super) fn reached(&self, rank: u32, address: u64, bytes: u64) -> Option<(Life, u32)> {
         self.communicators.iter().find_map(|(group, communicator)| {
-            // If the rank's own side is gone, so are its registrations.
+            // If the rank has left, its registrations have ended.
             let side = communicator.sides.get(&rank).filter(|side| !side.gone)?;
             if side.plain.iter().any(|(extent, _)| extent.overlaps(address, bytes)) {
                 return Some((*group, rank));

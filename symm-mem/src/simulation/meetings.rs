@@ -43,10 +43,9 @@ impl World {
         self.start(rank, work, Span { round, epoch, begun, deadline })
     }
 
-    /// Returns the time limit of a rank in a meeting, counted from the begin of the meeting. `deadline` is the time
-    /// limit in the program, and is returned unless the trouble is [`Trouble::ShortDeadline`]. Under that trouble, a
-    /// `deadline` of [`DEADLINE`] becomes the trouble's deadline on the culprit and [`LONG_DEADLINE`] on the other
-    /// ranks.
+    /// Returns the time limit of a rank in a meeting, counted from the begin of the meeting. This is `deadline`, the
+    /// time limit in the program, unless the trouble is [`Trouble::ShortDeadline`]. Under that trouble, a `deadline` of
+    /// [`DEADLINE`] becomes the trouble's deadline on the culprit and [`LONG_DEADLINE`] on the other ranks.
     pub(super) fn deadline(&self, rank: u32, deadline: Duration) -> Duration {
         match self.scenario.trouble {
             Trouble::ShortDeadline(_) if deadline != DEADLINE => deadline,
@@ -137,7 +136,8 @@ impl World {
         }
     }
 
-    /// Proposes a refusal as the result of a commit in which the rank cannot take part. Then continues the program.
+    /// Proposes to refuse a commit in which the rank cannot take part, because the group has members outside of the
+    /// pool's domain. Then continues the program.
     fn decline(
         &mut self,
         rank: u32,
@@ -320,7 +320,8 @@ impl World {
         self.begin(rank, work, round, epoch, deadline)
     }
 
-    /// Maps the memory that the members offer in `records`, and answers the rank's state machine with the outcome.
+    /// Maps the memory that the members offer in `records`, and schedules the outcome as an answer to the rank's state
+    /// machine.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
@@ -347,7 +348,7 @@ impl World {
         Ok(())
     }
 
-    /// Opens the segments that the members offer in `agreed`, and returns the outcome.
+    /// Returns the outcome of opening the segments that the members offer in `agreed`. Maps no memory.
     fn open_segments(&self, rank: u32, agreed: &Agreed) -> sharing::Outcome {
         let PeerMappings::Offered { members } = &agreed.peers else {
             return sharing::Outcome::Failed { cause: "nothing is offered".to_owned() };
@@ -464,8 +465,8 @@ impl World {
     }
 }
 
-/// Changes a record so that it differs from every record of a peer: from those of this meeting, and from those of later
-/// meetings.
+/// Changes a record so that it differs from the peers' records of this meeting and of later meetings. `how` selects the
+/// change.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

@@ -3,10 +3,11 @@
 //!
 //! A seed and its [`Limits`] determine the ranks, overlapping groups, a program, one trouble (a fault or a difference
 //! between ranks), and the order of all events. The program consists of allocations, commits of one or several groups,
-//! plain registration, agreed lengths, graphs, messages, retirements, rendezvous, exchanges and their transfers, and
-//! groups that are created late or anew. The pools, group states and state machines are those of production. The store
-//! is that of `bootstrap`, and the devices and the library (NCCL) are those of `gpu-sim`. All of them run in one thread
-//! with a simulated clock, so a seed with the same limits always gives the same run.
+//! plain registration (`ncclCommRegister`), agreements on a length, graphs, messages, retirements, rendezvous,
+//! exchanges and their transfers, and groups that are created late or created again. The pools, the group states and
+//! the state machines are the production code. The store is that of `bootstrap`. The devices and the library (NCCL) are
+//! those of `gpu-sim`. All of them run in one thread with a simulated clock, so a seed with the same limits always
+//! gives the same run.
 //!
 //! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
 //! that the trouble concerns.
@@ -16,22 +17,23 @@
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler |
 //! | `requests` | runs the production code of a request to the store |
-//! | `store` | sends the requests of ranks, and their answers |
+//! | `store` | carries the requests of ranks to the store, and the answers back |
 //! | `network` | the server, and the connections to it |
-//! | `acts`, `meetings`, `ends` | the actions of a rank alone, meetings, and the ends of meetings |
+//! | `acts`, `meetings`, `ends` | the programs of ranks, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
-//! | `plans`, `exchanges` | one-sided exchange, and its state |
+//! | `plans`, `exchanges` | one-sided exchanges, and their state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
 //! | `device` | the devices |
-//! | `library`, `communicator` | what the ranks have registered with NCCL, and their communicators |
-//! | `oracle`, `waits`, `results` | the invariants, and the results that they judge |
+//! | `library`, `communicator` | the record of memory registered with NCCL, and the communicators |
+//! | `oracle`, `waits`, `results` | the checks of the invariants, and the checked results |
 //! | `versions` | a rank that uses another version of the protocol |
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Out of scope: the data of collectives and messages, which are only counted, and the drivers of meetings, whose part
-//! `store` and `meetings` take. Both are tested on the embedded device.
+//! Two things are not simulated. Collectives and messages transfer no data: the simulation only counts them. The
+//! drivers, which connect meetings to NCCL and the store in production, are replaced by `store` and `meetings`. The
+//! tests on the embedded device cover both.
 
 mod acts;
 mod communicator;
@@ -83,7 +85,7 @@ pub struct Run {
     pub states: Vec<u64>,
     /// A hash of the times and the order of all events.
     pub record: u64,
-    /// The number of results, by the names of the trouble and of the result. Each member's result of a meeting counts.
+    /// The number of results, by the names of the trouble and of the result. A meeting counts once for each member.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
@@ -138,8 +140,8 @@ pub fn run(seed: u64, limits: &Limits, trace: bool) -> Run {
     run.states = std::mem::take(&mut world.states);
     run.states.sort_unstable();
     run.states.dedup();
-    // After a violation, the state may be inconsistent, so it is leaked. The devices end, because the thread's next run
-    // needs a world.
+    // After a violation, the state of the ranks may be inconsistent, so it is leaked instead of dropped. The devices
+    // are dropped: they own the gpu-sim world of this thread, and the next run on this thread starts a new one.
     if run.violation.is_some() {
         drop(world.devices.take());
         std::mem::forget(world);
@@ -181,13 +183,13 @@ pub struct Summary {
     pub steps: u64,
     /// The visited states, each as a hash.
     pub states: HashSet<u64>,
-    /// The number of results, by the names of the trouble and of the result. Each member's result of a meeting counts.
+    /// The number of results, by the names of the trouble and of the result. A meeting counts once for each member.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violations, by seed.
     pub violations: BTreeMap<u64, Violation>,
 }
 
-/// Runs all seeds on this number of threads, at least one. Calls `done` after every seed that is a multiple of 64, with
+/// Runs all `seeds` on `threads` threads, at least one. Calls `done` after every seed that is a multiple of 64, with
 /// about the number of seeds run so far.
 pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: &(dyn Fn(u64) + Sync)) -> Summary {
     let summary = Mutex::new(Summary::default());

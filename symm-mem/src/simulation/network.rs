@@ -1,5 +1,5 @@
-//! The store: the server of production, and the connections of ranks to it. Bytes travel in pieces, which stay in order
-//! on one connection. `store` decides when a piece arrives.
+//! The store: the production server, and the connections of ranks to it. Bytes travel in pieces. The pieces of one
+//! connection arrive in order. `store` decides when a piece arrives.
 
 use std::{
     collections::VecDeque,
@@ -15,8 +15,8 @@ use bootstrap::store::{
 
 use super::{keys::Keys, requests::Asked, violation::Violation};
 
-/// The longest time for the answer to a request that does not wait. It is longer than any run, because a connection
-/// loses no bytes while it is open.
+/// The time limit for the answer to a request that does not wait. It is longer than any run, so no such request times
+/// out: an open connection loses no bytes, and the answer arrives.
 const PATIENCE: Duration = Duration::from_secs(1 << 32);
 /// The connection of [`AtOnce`].
 const OBSERVER: ClientId = 0;
@@ -26,7 +26,7 @@ pub(super) struct Link {
     pub(super) rank: u32,
     client: Client,
     is_greeted: bool,
-    /// The pieces that travel to the store, and to the rank.
+    /// The pieces that travel to the store (`up`) and to the rank (`down`), in order.
     up: VecDeque<Vec<u8>>,
     down: VecDeque<Vec<u8>>,
     /// The request whose call is in progress, or waits for the greeting.
@@ -46,7 +46,7 @@ pub(super) struct Done {
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 
-/// Bytes that a connection is to send.
+/// A connection, and bytes to send on it.
 pub(super) type Sent = (ClientId, Vec<u8>);
 
 pub(super) struct Network {
@@ -94,7 +94,7 @@ impl Network {
         (0..).zip(&self.links).filter(|(_, link)| of_rank(link)).map(|(id, _)| id).collect()
     }
 
-    /// Opens a connection for a request, and returns its greeting.
+    /// Opens a connection for a request, and returns the client's greeting, which is to be sent.
     pub(super) fn open(&mut self, asked: Asked, now: Duration) -> Result<Sent, Violation> {
         let id = self.links.len() as ClientId;
         let mut client = Client::new(Limits::default(), PATIENCE, id as u32);
@@ -136,7 +136,8 @@ impl Network {
         link.client.step(client::Input::Call(call), now)
     }
 
-    /// Keeps the next piece for a rank that is stopped. Returns true if it is the first one.
+    /// Counts a piece that has arrived for a stopped rank, and keeps it. Returns true if it is the first one since the
+    /// rank has last read from this connection.
     pub(super) fn hold(&mut self, id: ClientId) -> bool {
         self.link(id).is_some_and(|link| {
             link.held += 1;
@@ -144,7 +145,7 @@ impl Network {
         })
     }
 
-    /// Passes the next piece from the store to the client, or all pieces that were kept.
+    /// Passes the next piece from the store to the client, or all pieces that [`hold`](Self::hold) has kept.
     pub(super) fn receive(&mut self, id: ClientId, now: Duration) -> Vec<client::Output> {
         let Some(link) = self.link(id) else { return Vec::new() };
         let count = mem::take(&mut link.held).max(1).min(link.down.len());
@@ -158,7 +159,8 @@ impl Network {
         link.map_or_else(Vec::new, |link| link.client.step(client::Input::Tick, now))
     }
 
-    /// Ends the call or the greeting of a connection, which is idle then, unless it is unusable.
+    /// Ends the call or the greeting of a connection. The connection becomes idle, unless the failure makes it
+    /// unusable.
     pub(super) fn finish(
         &mut self,
         id: ClientId,
@@ -200,7 +202,7 @@ impl Network {
                         self.server.step(server::Input::Sent(id, bytes.len()), now);
                         sent.push((id, bytes));
                     }
-                    // Pieces are passed in as they arrive.
+                    // `serve` passes each piece to the server when it arrives, so there is nothing to read here.
                     server::Output::Read(_) => {}
                     server::Output::Close(id, why) => {
                         return Err(Violation(format!("the store closes connection {id}: {why}")));
@@ -235,7 +237,7 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store whose requests take no time. Use it only for requests that end no wait of a rank.
+    /// Returns a store whose requests take no time. A request that would end a rank's wait fails.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }

@@ -1,16 +1,18 @@
 //! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting get the same result. They get it by the deadline plus `FLOORS`, the least times of the phases
-//!   after a decision. Every live rank gets a result.
+//! - Members of a meeting get the same result. They get it at most `FLOORS` after the deadline, the sum of the minimum
+//!   time limits of the phases after a decision. A rank that repeats failed requests to the store may take longer.
+//!   Every live rank gets a result.
 //! - A rank that has lost the store treats its group as dead if the result of the other members changes the group.
-//! - Ranks that wait for each other in two meetings get an error that says so. If ranks list different members of the
-//!   domain and one of them gets a result other than a refusal, every rank in its list gets the same result.
+//! - Ranks that wait for each other in two meetings get an error with this circle of waits. Ranks may list different
+//!   members of the domain. If one of them then gets a result other than a refusal, every rank in its list gets the
+//!   same result.
 //! - A refusal fits the trouble. It names the culprit, or the first operation in which the histories of the ranks
-//!   differ. Without a trouble, a meeting may be refused only in three cases. A slow store makes a rank late. On
-//!   devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails only there. A
-//!   retirement names only a part of the segments that share a window. The same holds for groups without the culprit,
-//!   but there a member may also be late because it waited for the culprit.
-//! - Members that commit segments have mapped each other's, unless the trouble explains why not.
+//!   differ. Without a trouble, a meeting may be refused only in three cases. First, a slow store makes a rank late.
+//!   Second, on devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails
+//!   only there. Third, a retirement names only a part of the segments that share a window. Under a trouble, the same
+//!   holds for groups without the culprit, but a member may also be late because it waited for the culprit.
+//! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
 //! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
@@ -79,7 +81,7 @@ impl World {
                 | Trouble::Killed(_)
         );
         // Some ranks wait very long for a rank that has lost the store, or that counts its meetings differently. They
-        // come late to the last commits of all their groups, so this checks nothing.
+        // come late to the last commits of all their groups, so nothing is checked here.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -132,8 +134,8 @@ impl World {
             };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
-            // A length has no phases after the decision. But a rank whose patience has ended searches for a circular
-            // wait: it reads twice where the ranks wait, and repeats both reads at most once.
+            // An agreement on a length has no phases after the decision. But a rank whose patience has ended searches
+            // for a circular wait. It reads the places of all ranks twice, and repeats both reads at most once.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
@@ -191,7 +193,7 @@ impl World {
         self.judge_blame(kind, &first.said, &told)
     }
 
-    /// Checks that the members have mapped each other's segments, unless the trouble explains why not.
+    /// Checks that the members of a commit have mapped each other's segments, unless the trouble explains why not.
     fn judge_mapping(&self, kind: Kind, agreed: &Agreed) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let members = self.members(kind);
@@ -360,7 +362,8 @@ impl World {
 
     /// Returns true if every missing rank came late or has no result of the meeting. A rank came late if it began about
     /// `patience` after the first rank, or later. `patience` is the time that members wait for each other. A rank can
-    /// be late without a trouble too: with a slow store, a rank with few groups comes long before the others.
+    /// also be late without a trouble: with a slow store, a rank with few groups begins a meeting long before the
+    /// others.
     fn came_late(&self, told: &[&Ended], missing: &[u32]) -> bool {
         let first = told.iter().map(|it| it.begun).min().unwrap_or(0);
         // The other ranks need a few messages to see that a rank has come.

@@ -33,7 +33,8 @@ use crate::{
     sharing::{self, Handle, Outcome, Site, Uuid},
 };
 
-/// Draws the transfers of an exchange from `seed`. They are the same on all members. A group of one member has none.
+/// Draws the transfers of an exchange from `seed`, which is the same on all members. A group of one member has no
+/// transfers.
 fn transfers(seed: u64, members: &[u32]) -> Vec<Transfer> {
     let mut random = Random(seed);
     let count = if members.len() > 1 { random.below(6) } else { 0 };
@@ -69,8 +70,8 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// Changes a record so that it differs from those of the peers. Some changes have no effect if the record has no
-/// transfers.
+/// Changes a record so that it differs from the records of the peers. `how` selects the change. Some changes have no
+/// effect if the record has no transfers.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.plan.push('x'),
@@ -276,7 +277,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The other members may consider the plan agreed, and access this rank's memory.
+            // The other members may have agreed on the plan, and may access this rank's memory. So the rank keeps it in
+            // a lease.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(end.read)
@@ -284,8 +286,8 @@ impl World {
 
     /// Simulates the transfers of one plan with this name: reads the number at the start of the peer's memory, and
     /// copies no data. If `former` is true, the plan is the first one with this name that the rank keeps, else the last
-    /// one. Checks that transfers are admitted only for the last agreed generation, and that they reach slots of this
-    /// plan and memory that is still lent. Skips transfers with dead peers.
+    /// one. Checks that the rank admits transfers of the last agreed generation and of no other, and that they reach
+    /// slots of this plan and memory that is still lent. Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -326,8 +328,8 @@ impl World {
         Ok(())
     }
 
-    /// Drops the rank's plans of a name: all of them if `all` is true, else all except the last. Reports each dropped
-    /// plan as closed to the peers of that plan.
+    /// Drops the rank's plans with this name: all of them if `all` is true, else all except the last. Tells the peers
+    /// of each dropped plan, through the store, that the rank has closed it.
     pub(super) fn drop_plans(
         &mut self,
         rank: u32,
@@ -351,8 +353,8 @@ impl World {
         Ok(())
     }
 
-    /// Drops all plans and all lent memory of the rank's exchanges. Leases keep the memory of a plan until its peers
-    /// have closed it.
+    /// Drops all plans and all buffers of the rank's exchanges. The lease of a plan keeps the lent memory until the
+    /// peers have closed the plan.
     pub(super) fn close_exchanges(&mut self, rank: u32) -> Result<(), Violation> {
         let all: Vec<(u64, u64)> = self.ranks[rank as usize]
             .exchanges
@@ -365,7 +367,7 @@ impl World {
     }
 
     /// Keeps the plan's memory and slots, which peers may access, until all peers have closed the plan. If the lease
-    /// expires first, the plan goes to quarantine.
+    /// expires first, the plan is moved to quarantine.
     fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));
@@ -376,7 +378,8 @@ impl World {
         self.at(until, Event::Collect(rank));
     }
 
-    /// Reads which peers have closed the plans that the rank has leased to them. Ends expired and completed leases.
+    /// Reads from the store which peers have closed the plans under a lease. If all peers have closed a plan, frees its
+    /// slots and drops it. If the lease has expired before, moves the plan to quarantine.
     pub(super) fn collect(&mut self, rank: u32) -> Result<(), Violation> {
         let now = Duration::from_micros(self.now);
         let reaches_store = self.reaches_store(rank);
@@ -398,8 +401,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that exchanges leave nothing behind after all ranks have closed them. Plans may be in quarantine only if
-    /// the trouble delays ranks or the leases are short.
+    /// Checks that all handles, leases, slots and memory of exchanges are free after all ranks have closed them. Plans
+    /// may be in quarantine only if the trouble delays ranks or the leases are short.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

@@ -93,7 +93,7 @@ impl Membership {
 
 /// A capture in progress.
 pub(super) struct Capture {
-    /// The capture as declared to the pool, if it was declared.
+    /// The pool's part of the capture, or `None` if the capture was not declared to the pool.
     pub(super) declared: Option<PoolCapture>,
     /// The driver's id of the capture.
     number: u64,
@@ -153,9 +153,9 @@ pub(super) struct Task {
     /// The number of operations in the pool's log at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// True if its last request waits for a key of the store.
+    /// True if the last request of the meeting waits for a key of the store.
     pub(super) waits: bool,
-    /// The code of its last request.
+    /// The code of the last request, see [`Want::code`](super::work::Want::code).
     pub(super) at: u64,
     /// The time of the first failure of the current store request, on the simulation's clock in µs.
     pub(super) failing_since: Option<u64>,
@@ -202,7 +202,7 @@ pub(super) struct Rank {
     /// A hash of all requests to the pool, computed independently of the pool's own hash.
     identity: u64,
     operations: u64,
-    /// The identity of each segment at its creation.
+    /// For each segment, the value of `identity` when the pool created it.
     segments: Vec<u64>,
 }
 
@@ -261,8 +261,8 @@ impl Rank {
         })
     }
 
-    /// Adds the new operations of the pool's log to the identity, and records the identities of new segments. Writes
-    /// them into the segments too.
+    /// Adds the new operations of the pool's log to the identity. Records the identity of each new segment, and writes
+    /// it to the start of the segment.
     pub(super) fn observe(&mut self) -> Result<(), Violation> {
         let arena = self.pool.memory().arena();
         for operation in arena.log().recent().skip(self.operations as usize) {
@@ -292,15 +292,16 @@ impl Rank {
         self.pool.poison(id).is_some()
     }
 
-    /// Returns a range used by the rank's graphs or its capture that overlaps these bytes, if there is one.
+    /// Returns a range that overlaps `bytes` and is used by a graph or the capture of the rank, if there is one.
     pub(super) fn used_by_graph(&self, bytes: Range<u64>) -> Option<Range<u64>> {
         let captured = self.capture.iter().flat_map(|capture| &capture.used);
         let mut used = self.graphs.iter().flat_map(|graph| &graph.used).chain(captured);
         used.find(|used| used.start < bytes.end && bytes.start < used.end).cloned()
     }
 
-    /// Returns true if the rank stops waiting in its meeting because it knows that a member is dead. A rank never stops
-    /// for that reason in an agreement on a length, nor in a retirement once it deregisters.
+    /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member is dead.
+    /// In an agreement on a length, a rank never stops for this reason. In a retirement, it does not after it has begun
+    /// to deregister.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group =
@@ -332,8 +333,8 @@ impl Rank {
             .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
-    /// Returns a code of the rank's state, for counting states. It leaves out numbers that only grow, such as those of
-    /// meetings.
+    /// Returns a code of the rank's state, for counting states. The code leaves out numbers that only grow, such as
+    /// those of meetings.
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
         let poisoned = self.groups.values().any(|it| self.is_poisoned(it.id));

@@ -26,7 +26,7 @@ use crate::{
     membership::{GroupState, lock},
 };
 
-/// New segments that a commit has left without windows, for plain registration.
+/// New segments of a commit that are to be registered plainly, because windows are unsupported.
 pub(super) struct Left {
     pub(super) group_state: Arc<Mutex<GroupState>>,
     pub(super) group: u64,
@@ -34,8 +34,8 @@ pub(super) struct Left {
 }
 
 impl World {
-    /// Registers the first `count` segments of a rank's commit as windows, now or later, depending on the trouble. A
-    /// segment whose ordinal is in `joined` shares the window of the segment before it.
+    /// Registers the first `count` segments of a rank's commit as windows. The trouble may delay the call into the
+    /// library. A segment whose ordinal is in `joined` shares the window of the segment before it.
     pub(super) fn register(
         &mut self,
         rank: u32,
@@ -101,7 +101,7 @@ impl World {
             devices.fail_next("ncclCommWindowRegister")?;
         }
         let registered = self.library.register(group, rank, extents, token);
-        // It has made no call if not all members have joined.
+        // If not all members have joined, no call was made, and the fault would hit a later call.
         devices.fail_no_more();
         registered
     }
@@ -129,8 +129,8 @@ impl World {
         Ok(())
     }
 
-    /// Checks that the ranks whose calls have succeeded were allowed to register windows together. gpu-sim does not
-    /// check this. If a check fails, NCCL would hang or fail in this registration.
+    /// Checks that the ranks whose calls have succeeded were allowed to register windows together, because gpu-sim does
+    /// not check it. If a check fails, the real NCCL would hang or fail in this registration.
     fn may_register(&self, met: &[Met]) -> Result<(), Violation> {
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
         for Met { group, rank, bytes, .. } in met.iter().filter(|met| met.serials.is_ok()) {
@@ -166,7 +166,7 @@ impl World {
     }
 
     /// Deregisters the segments that a rank retires. Returns `Failed`, and deregisters nothing, if the trouble makes
-    /// this fail and a segment is registered. Else returns `Done`.
+    /// deregistration fail and a segment is registered. Else returns `Done`.
     pub(super) fn deregister(&mut self, rank: u32) -> Result<Release, Violation> {
         let fails = self.scenario.trouble == Trouble::DeregistrationFails && self.scenario.is_culprit(rank);
         let state = self.rank(rank);
@@ -191,7 +191,8 @@ impl World {
         for (id, extent) in plain {
             self.library.deregister_plainly(id, rank, extent)?;
         }
-        // The ordinals ascend, so segments that share a window are next to each other here. One of them is kept.
+        // The ordinals ascend, so segments that share a window give adjacent equal entries. One entry per window
+        // remains.
         windows.dedup();
         for (id, serial) in windows {
             self.library.deregister(id, rank, serial)?;
@@ -241,8 +242,8 @@ impl World {
         self.start(rank, Work::Plain { machine, group_state, group, segments, registered }, commit)
     }
 
-    /// Ends the agreement on plain registration for a rank. Undoes the rank's registration if a member has not
-    /// registered. Checks that the segments have the agreed state.
+    /// Ends the agreement on plain registration for a rank. Undoes the rank's registration if the members have agreed
+    /// to undo it. Checks that the segments have the agreed state.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
@@ -289,8 +290,8 @@ impl World {
 }
 
 /// Merges the segments `ordinals` into windows: those in `joined` share the window of the segment before them. Returns
-/// the windows, and for each segment the index of its window. Fails if a segment in `joined` does not follow the
-/// previous one in memory.
+/// the windows, and for each segment the index of its window. Fails if a segment in `joined` does not begin where the
+/// previous one ends in memory.
 fn join(
     rank: u32,
     ordinals: &[u32],

@@ -1,4 +1,4 @@
-//! Requests of ranks to the store, which production code executes by one or several calls to the store.
+//! Requests of ranks to the store. Production code executes each request by one or several calls to the store.
 
 use std::{
     mem,
@@ -42,7 +42,7 @@ pub(super) enum Goal {
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The request has told this rank that memory is closed.
+    /// The request tells this rank, which lends memory, that a peer has closed the memory.
     Closed(u32),
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Asked {
 
 /// The result of running the code of a request.
 pub(super) enum Progress {
-    /// It needs the reply to this call.
+    /// The code needs the reply to this call.
     Call(Call),
     Done(Answer),
 }
@@ -87,7 +87,8 @@ impl Asked {
     }
 }
 
-/// A store that gives the known replies in order. If it has none for a call, it notes the call and fails it.
+/// A store that returns the known replies in order. A call without a reply fails. The first such call is kept in
+/// `wanted`.
 struct Replay<'a> {
     replies: &'a [Option<Option<Reply>>],
     /// The deadline of calls that wait.
@@ -97,7 +98,6 @@ struct Replay<'a> {
 
 #[derive(Default)]
 struct State {
-    /// The number of calls made.
     calls: usize,
     /// The first call without a reply.
     wanted: Option<Call>,
@@ -133,7 +133,7 @@ impl Store for Replay<'_> {
         then: Option<Request>,
         _: Deadline,
     ) -> Result<Option<Reply>, StoreError> {
-        // A `TcpStore` reads a single key at once, too.
+        // `TcpStore` also sends the read of a single key together with the check that the key exists.
         let peeks = matches!(then, Some(Request::Get { .. }));
         self.reply(Call::WhenThere { keys, then, peeks, deadline: self.deadline })
     }

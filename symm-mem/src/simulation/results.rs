@@ -6,13 +6,13 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// The purpose of a meeting, with the group's uid if it is of one group.
+/// The purpose of a meeting, with the uid of the group if the meeting is of one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
-    /// To commit the second pool.
+    /// A commit of the second pool.
     Second(u64),
-    /// To agree on whether the members keep their plain registrations.
+    /// The agreement on whether the members keep their plain registrations.
     Plain(u64),
     Retire,
     Length,
@@ -38,7 +38,7 @@ pub(super) enum Said {
     Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
-/// A meeting as seen by one rank. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is in µs
+/// The end of a meeting on one rank. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is in µs
 /// after `begun`.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
@@ -53,12 +53,12 @@ pub(super) struct Ended {
     /// The number of operations in the log of the rank's pool at the start.
     pub(super) history: usize,
     pub(super) registered: bool,
-    /// True if the rank considered all groups of the meeting dead after the meeting, or if the meeting uses no group's
-    /// log.
+    /// True if, after the meeting, all groups of the meeting are poisoned on this rank, or if the meeting uses no
+    /// group's log.
     pub(super) poisoned: bool,
 }
 
-/// A block as used by a group's collective.
+/// The use of a block in a group's collective on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) rank: u32,
@@ -66,7 +66,7 @@ pub(super) struct Used {
     pub(super) way: Way,
 }
 
-/// The access of a collective to a block.
+/// How a collective accesses a block: through a window, a plain registration, or neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -87,7 +87,8 @@ impl Said {
         )
     }
 
-    /// Returns true if the result is agreed: all members can get it. Failures of the rank alone are not agreed.
+    /// Returns true if the result is an agreed one, which all members can get. Returns false for a failure of this rank
+    /// alone.
     pub(super) fn is_agreed(&self) -> bool {
         let said = |ending: &agreement::Ending| {
             matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
@@ -117,13 +118,14 @@ impl Said {
         }
     }
 
-    /// The most time in µs that the phases after a decision may take in addition to the deadline.
+    /// Returns the longest time in µs that the phases after a decision may take beyond the deadline.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
         match self {
             Said::Commit(Err(_)) if is_timeout => 0,
-            // If the store has failed, the rank sends it one more request at the deadline.
+            // The last repetition of a failed request comes up to `RETRY_INTERVAL` (50 ms) after the rank's time limit
+            // for repeating it.
             Said::Length(Err(agreement::Ending::StoreFailed { .. })) => 100_000,
             Said::Length(_) => 0,
             _ => FLOORS.as_micros() as u64,
@@ -163,7 +165,6 @@ impl Said {
         }
     }
 
-    /// A short name of the result.
     pub(super) fn name(&self) -> &'static str {
         if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
         | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self

@@ -10,11 +10,11 @@ pub(super) const DEADLINE: Duration = Duration::from_millis(800);
 /// With [`Trouble::ShortDeadline`], the deadline of all ranks except the culprit. It is so long that the time limit of
 /// a registration exceeds `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
-/// The deadline of the last meetings. It exceeds the time by which a rank can come late because it has waited in all
-/// its other meetings for absent ranks and missing answers.
+/// The deadline of the last commits. A rank may come late to them, because it has waited for absent ranks and missing
+/// answers in its earlier meetings. This deadline is longer than all these waits together.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease in µs that is longer than any program without delays. So peers close lent memory before it expires.
+/// A lease in µs. It is longer than any program without delays, so peers close lent memory before the lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
@@ -52,7 +52,7 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
-    /// Begins a capture, which is declared to the pool or not.
+    /// Begins a graph capture. If `declared` is true, the rank declares the capture to the pool.
     BeginCapture {
         declared: bool,
     },
@@ -67,7 +67,7 @@ pub(super) enum Action {
         nth: u64,
         site: u64,
     },
-    /// A message between two members. Each of them enqueues its end.
+    /// Enqueues the rank's end of a message between two members: a send on `from`, a receive on `to`.
     Message {
         group: u64,
         from: u32,
@@ -97,14 +97,14 @@ pub(super) enum Action {
         seed: u64,
         deadline: Duration,
     },
-    /// Executes the transfers of a plan: if `former` is false, of the last plan with the name; if it is true, of the
-    /// first plan with the name that the rank still has.
+    /// Executes the transfers of one of the rank's plans with this name: of the first one if `former` is true, else of
+    /// the last one.
     Copy {
         group: u64,
         name: u64,
         former: bool,
     },
-    /// Drops the plans of a name: all of them if `all` is true, else all except the last.
+    /// Drops the plans with this name: all of them if `all` is true, else all except the last.
     DropPlans {
         group: u64,
         name: u64,
@@ -112,8 +112,8 @@ pub(super) enum Action {
     },
     /// Drops all plans, and the memory that the rank lends for them.
     CloseExchanges,
-    /// Creates the group's communicator. If it already exists, the group is created anew, in the next epoch if `epoch`
-    /// is true, else in the same one.
+    /// Creates the group with its communicator. If the rank already has the group, a new one replaces it: in the next
+    /// epoch if `epoch` is true, else in the same epoch.
     Make {
         group: u64,
         epoch: bool,
@@ -141,7 +141,7 @@ pub(super) struct Scenario {
     pub(super) release: u32,
     /// The memory of a device in bytes.
     capacity: u64,
-    /// That of the culprit under [`Trouble::Exhausted`].
+    /// The memory in bytes of the culprit's device under [`Trouble::Exhausted`].
     least: u64,
     /// True if the capacity is small.
     pub(super) scarce: bool,
@@ -149,13 +149,15 @@ pub(super) struct Scenario {
     pub(super) slowest: u64,
     /// True if connections sometimes break before the answer to a write arrives. The rank then makes the request again.
     pub(super) repeats: bool,
-    /// The delay in µs after a rank's death after which watchdogs report it, or `None` if they never do.
+    /// The least time in µs from a rank's death to its report by the watchdogs of other ranks. `None` if they never
+    /// report it.
     pub(super) noticed: Option<u64>,
     /// The time in µs that peers have to close lent memory after the lender has dropped its plan.
     pub(super) lease: u64,
 }
 
-/// Releases of the library from which a seed draws: with windows, without, and one with defective windows.
+/// The releases of the library from which a seed draws. Some have windows, some have none, and the windows of 2.28.3
+/// are defective.
 const RELEASES: [u32; 12] =
     [21304, 21805, 22105, 22203, 22304, 22605, 22707, 22803, 22809, 22907, 23007, 23201];
 /// Releases without usable windows, for the troubles that need plain registration (`ncclCommRegister`).
@@ -254,8 +256,8 @@ impl Scenario {
         (0..world).filter(|other| Some(*other) != lacks).collect()
     }
 
-    /// Returns the bytes of address space that are left for windows of `group`, computed from the size of the device of
-    /// `rank`.
+    /// Returns the address space in bytes that is left for windows of `group`, as `rank` computes it from the size of
+    /// its own device.
     pub(super) fn address_space(&self, group: u64, rank: u32) -> u64 {
         match self.trouble {
             Trouble::AddressSpace if self.is_culprit(rank) => 3 << 20,
@@ -322,7 +324,8 @@ impl Writer<'_> {
         others.for_each(|(_, program)| program.push(action.clone()));
     }
 
-    /// Writes a phase of the program. A trouble that belongs to one phase occurs in the bad one.
+    /// Writes a phase of the program. `bad` is true in exactly one phase: a trouble that concerns a single phase occurs
+    /// there.
     fn phase(&mut self, phase: u64, bad: bool) {
         let late: Vec<u64> = self
             .groups
@@ -358,7 +361,8 @@ impl Writer<'_> {
         self.commits(bad);
         self.second(bad);
         self.uses();
-        // The graph stays until a later phase drops the graphs. Until then, blocks are allocated and freed.
+        // The ranks keep this graph until a later `DropGraphs`. So they may allocate and free blocks while the graph
+        // exists.
         if !capturing && self.aside.one_in(3) {
             self.capture();
             self.all(&Action::EndCapture);
@@ -453,7 +457,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes commits of both pools for one group, in some phases.
+    /// Writes commits of both pools for one group. Does so only in some phases.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -548,7 +552,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the final actions. If the trouble kills the culprit, the last commits leave out its groups.
+    /// Writes the final actions. If the trouble kills the culprit, the last commits leave out the groups of the
+    /// culprit.
     fn last(&mut self) {
         let made = self.made.clone();
         let dies = matches!(self.trouble, Trouble::Killed(_));

@@ -1,8 +1,8 @@
-//! The requests of ranks to the store, on their way through the network.
+//! Carries the requests of ranks to the store, and the answers back.
 //!
 //! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
-//! dies. In some runs it also breaks at random when the store answers a request that writes. The rank then makes the
-//! whole request again. In production, only a member in doubt does so.
+//! dies. In some runs, a connection also breaks at random when the store answers a request that writes. The rank then
+//! makes the whole request again. In production, only a member in doubt repeats a request.
 
 use std::{mem, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::agreement::{CommitProtocol, Outcome, Rejection};
 
 /// The delay before a failed request is made again, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
-/// The shortest time, from the first failure of a request, for which a member in doubt repeats it, in µs.
+/// The least time in µs for which a member in doubt repeats a failed request, counted from the first failure.
 pub(super) const RETRY_FLOOR: u64 = 5_000_000;
 
 impl World {
@@ -116,12 +116,12 @@ impl World {
     fn called(&mut self, Done { mut asked, outcome }: Done) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
-            // The connection is open. The request's call comes next.
+            // The greeting has ended. The request has not made its call yet.
             None => {}
             Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),
             Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
-            // The rank was stopped for longer than the store may take to answer.
+            // The rank was stopped for so long that the store's answer to a wait is late.
             Some(Err(Failure::Unresponsive)) => {
                 self.lose(asked);
                 return Ok(());
@@ -141,7 +141,7 @@ impl World {
                 self.answer(asked.rank, token, work::Answer::Store(answer))?;
             }
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
-            // In production, a rank that lends memory polls for this. The simulation schedules a check instead.
+            // In production, a rank that lends memory polls for this key. The simulation schedules a check instead.
             Goal::Closed(lender) => self.soon(Event::Collect(lender)),
         }
         Ok(())
@@ -163,8 +163,8 @@ impl World {
     }
 
     /// Returns true if a rank repeats a failed store request. Members in doubt repeat their current request until their
-    /// deadline, and for at least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`. They do not if they know
-    /// that a member is dead.
+    /// deadline, and for at least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`. A member whose wait ends
+    /// because another member is dead does not repeat it.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
@@ -176,7 +176,7 @@ impl World {
         })
     }
 
-    /// A piece arrives at the store.
+    /// Handles the arrival of a piece at the store.
     pub(super) fn at_store(&mut self, id: ClientId) -> Result<(), Violation> {
         self.network.arrived += 1;
         if !self.network.is_dead
@@ -205,7 +205,8 @@ impl World {
         Ok(())
     }
 
-    /// Breaks all connections of a rank. If `delivers` is true, some of the pieces that it has sent still arrive.
+    /// Breaks all connections of a rank. If `delivers` is true, the pieces that the rank has sent still arrive on some
+    /// of these connections.
     pub(super) fn break_links(&mut self, rank: u32, delivers: bool) -> Result<(), Violation> {
         for id in self.network.links_of(rank) {
             let delivers = delivers && self.random.one_in(2);
@@ -217,9 +218,9 @@ impl World {
         Ok(())
     }
 
-    /// Unblocks the members that are still in a registration whose verdict says that their group is dead. Leaves out
-    /// some members at random, because unblocking is not guaranteed. A verdict never changes, so the members with any
-    /// other verdict are forgotten.
+    /// Ends the registration of members if the verdict in the store says that their group is dead. In production,
+    /// another thread of the member then aborts the communicator. Leaves out some members at random, because the abort
+    /// may come too late. A verdict never changes, so members with any other verdict are forgotten.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
@@ -233,7 +234,7 @@ impl World {
     }
 }
 
-/// Returns true if the value of a verdict key says that a group is dead.
+/// Returns true if `stands`, the value of a verdict key, says that the group is dead.
 fn is_dead(stands: &[u8]) -> bool {
     matches!(
         read_verdict::<CommitProtocol>(stands),

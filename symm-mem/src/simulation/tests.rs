@@ -1,4 +1,4 @@
-//! Runs the seeds of the normal test run, and tests the record of what is registered.
+//! Runs the seeds of the normal test run, and tests the record of registrations.
 
 use std::collections::BTreeSet;
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::random::Random;
 use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 
-/// The trouble of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
@@ -16,10 +15,10 @@ pub(super) enum Trouble {
     Exhausted,
     /// The culprit captures work during the commits of one phase. The capture is declared to the pool.
     Capturing,
-    /// The same, with a capture that is not declared.
+    /// Like [`Capturing`](Self::Capturing), with a capture that is not declared.
     CapturingUndeclared,
     PrepareFails,
-    /// The culprit commits its groups in the opposite order, one by one.
+    /// In one phase, all ranks commit their groups one by one, and the culprit does so in the opposite order.
     Swapped,
     /// The culprit comes this many ms later to the commits of one phase.
     Late(u64),
@@ -52,7 +51,7 @@ pub(super) enum Trouble {
     KeepsGraphs,
     /// The culprit does not free a block of a segment that it retires.
     KeepsBlocks,
-    /// The culprit asks to retire other segments.
+    /// The culprit asks to retire other segments than its peers.
     RetiresOther,
     /// The work of the culprit's device fails.
     NeverAtRest,
@@ -150,7 +149,7 @@ impl Trouble {
         name.split(['(', ' ']).next().unwrap_or_default().to_owned()
     }
 
-    /// Returns true if the trouble can make ranks late for meetings, or absent.
+    /// Returns true if the trouble can make ranks come late to meetings, or not at all.
     pub(super) fn delays(self) -> bool {
         matches!(
             self,
@@ -174,7 +173,8 @@ impl Trouble {
     }
 
     /// Returns true if the trouble may silence a rank for longer than members wait for each other's answers after a
-    /// decision. Only `Stopped` is judged by its time.
+    /// decision. For `Stopped`, this depends on its duration. The other troubles that silence a rank may do so for any
+    /// time.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
@@ -186,7 +186,7 @@ impl Trouble {
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // A registration takes a few messages in addition.
+                // A registration also needs a few messages, for which 50 ms are added.
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,
@@ -199,7 +199,7 @@ impl Trouble {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }
 
-    /// Returns true if the trouble can make the culprit's pool differ from the others.
+    /// Returns true if the trouble can make the culprit's pool differ from those of the others.
     pub(super) fn parts_pools(self) -> bool {
         matches!(
             self,

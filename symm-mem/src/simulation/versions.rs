@@ -10,7 +10,8 @@ impl World {
         self.scenario.trouble == Trouble::OtherProtocol && self.scenario.is_culprit(rank)
     }
 
-    /// Returns true if `versions` blames exactly the culprit for another version of the protocol.
+    /// Returns true if the culprit uses another version of the protocol, and `versions` lists the culprit alone with
+    /// one of two versions.
     pub(super) fn speaks_otherwise_alone(&self, versions: &ValuesByRank<u16>) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol
             && versions.entries.len() == 2
@@ -38,7 +39,7 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
 }
 
 /// Converts an answer of the store for a rank whose release is one version newer. Subtracts 1 from the versions of the
-/// messages. So this code, when it runs for that rank, accepts only messages of the newer version.
+/// messages. So this release's code, which runs for that rank, accepts only messages of the newer version.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

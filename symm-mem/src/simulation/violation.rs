@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Limits of a seed's choices: a fixed number of ranks, and upper limits.
+/// The limits of a seed's choices: the number of ranks, and upper limits of the other numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The number of ranks, at most 63 (2 if it is less), or `None` for the number that the seed draws, from 2 to 6.
+    /// The number of ranks, at most 63. Less than 2 means 2. If this is `None`, the seed draws a number from 2 to 6.
     pub ranks: Option<u32>,
     /// The greatest number of phases of the program.
     pub phases: u64,
@@ -23,7 +23,7 @@ impl Default for Limits {
     }
 }
 
-/// A violated invariant, with the ranks concerned.
+/// The description of a violated invariant, with the ranks concerned.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation(pub(super) String);
 

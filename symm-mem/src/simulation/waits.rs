@@ -24,7 +24,8 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A search for a circular wait reads twice where the ranks wait, and needs some messages before and between.
+        // A search for a circular wait reads the places of all ranks twice. It also needs some messages before and
+        // between these reads.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -46,16 +47,17 @@ impl World {
         Ok(())
     }
 
-    /// Returns the time in µs in which a rank reads where all ranks wait, if messages are slow: one request for all
-    /// keys, and, because some of them have no value, two for each rank. A request and its answer are two messages.
+    /// Returns the longest time in µs in which a rank reads the places of all ranks, that is, the meetings in which
+    /// they wait. The rank makes one request for all keys. If some keys have no value, it makes up to two more requests
+    /// for each rank. A request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
         2 * (1 + 2 * self.ranks.len() as u64) * self.scenario.slowest
     }
 
     /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got
-    /// `Refusal::GenerationMismatch` instead. That is so if the ranks of the circle wait in different generations of
-    /// the domain, or if the culprit has created an extra domain and waits alone. The last case does not apply if the
-    /// circle contains a rendezvous or an exchange.
+    /// `Refusal::GenerationMismatch` instead. This is the right error in two cases. The ranks of the circle wait in
+    /// different generations of the domain. Or the culprit has created an extra domain and waits alone, and the circle
+    /// contains no rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
@@ -68,7 +70,7 @@ impl World {
     }
 
     /// Returns true if a rank of the circle waits in a meeting of the whole domain, and the ranks disagree about the
-    /// domain's members. Such a meeting may have ended for other ranks, which go on.
+    /// domain's members. Such a meeting may have ended for other ranks, which then continue their programs.
     pub(super) fn waits_in_other_domain(&self, circle: &[Waiting]) -> bool {
         let is_of_domain = |it: &Waiting| {
             let kind = MeetingId::at(&it.place).map(|meeting| meeting.kind);
@@ -77,8 +79,8 @@ impl World {
         matches!(self.scenario.trouble, Trouble::OtherDomain { .. }) && circle.iter().any(is_of_domain)
     }
 
-    /// Checks agreement if the ranks disagree about the domain's members. If a rank gets a result other than a refusal,
-    /// every rank in its list must get the same result, and must list this rank.
+    /// Checks the results of a meeting of ranks that disagree about the domain's members. If a rank gets a result other
+    /// than a refusal, every rank in its list must get the same result, and must list this rank.
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {

@@ -31,7 +31,7 @@ pub(super) enum MappingKey {
     Persistent(u64),
 }
 
-/// The state machine of an agreement about a pool, with the plan of its last action.
+/// The state machine of an agreement about a pool, with the plan of the last action that it has requested.
 pub(super) struct Machine<P: Protocol> {
     pub(super) agreement: Agreement<P>,
     pub(super) member: Member,
@@ -58,7 +58,7 @@ impl<P: Protocol> Machine<P> {
     }
 }
 
-/// A state machine with its context.
+/// The state machine of a meeting, with the data that the meeting needs.
 pub(super) enum Work {
     Commit {
         machine: Box<Machine<CommitProtocol>>,
@@ -132,14 +132,14 @@ pub(super) enum Want {
     },
     Quiesce(Duration),
     Deregister(Duration),
-    /// To open the segments that the members of a commit offer.
+    /// Opens the segments that the members of a commit offer.
     OpenSegments(Agreed),
     Share(Vec<Record>),
     Open(exchange::Agreement),
     Done(End),
 }
 
-/// The conclusion of a meeting.
+/// The result of a meeting on a rank, by the kind of the meeting.
 #[derive(Debug)]
 pub(super) enum End {
     Commit(Ended<Agreed, Ending>),
@@ -349,8 +349,8 @@ fn agree<P: Protocol>(
     match answer {
         Answer::Start => machine.begin(now),
         Answer::Store(answer) => machine.step(agreement::Input::Store(answer), now),
-        // If `outcome` returns `None`, the machine gets `Expired` in place of the outcome of its action, and ends as
-        // out of step.
+        // If `outcome` returns `None`, the machine gets `Expired` in place of the outcome of its action. This makes it
+        // end with `OutOfStep`.
         other => machine.step(
             outcome(other)
                 .map_or(agreement::Input::Store(agreement::Answer::Expired), agreement::Input::Acted),

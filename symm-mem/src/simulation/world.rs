@@ -1,9 +1,9 @@
 //! Ranks, devices, a store and a library under one seeded scheduler.
 //!
-//! The simulation runs in one thread with its own clock in µs. Every request to the store takes a random time in each
-//! direction. A call into the library begins at once, unless the run's [`Trouble`] delays it, and its answer takes a
-//! random time from its end.
-//! Events at the same time happen in a random order. The clock of each rank has its own offset.
+//! The simulation runs in one thread with its own clock in µs. Every piece of a message to or from the store takes a
+//! random time. A call into the library begins at once, unless the run's [`Trouble`] delays it. The rank gets the
+//! result a random time after the call has ended. Events at the same time happen in a random order. The clock of each
+//! rank has its own offset.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,15 +41,15 @@ pub(super) enum Event {
     AtStore(ClientId),
     /// A piece of a message arrives at the rank.
     AtRank(ClientId),
-    /// The deadline of the call with this number passes.
+    /// The deadline of the call with this number on this connection passes.
     Tick(ClientId, u64),
     /// The rank makes a request again.
     Repeat(Box<Asked>),
-    /// An answer arrives at the rank.
+    /// An answer to the request with this token arrives at the rank's state machine.
     Answer(u32, u64, work::Answer),
     /// The rank maps its peers' memory.
     Share(u32, u64, Vec<Record>),
-    /// The rank's call into the library begins.
+    /// The rank's delayed registration of windows begins in the library.
     Enter(u32, u64, Life, Vec<Extent>),
     /// The rank checks if peers have closed the memory that it has lent them.
     Collect(u32),
@@ -74,11 +74,12 @@ pub(super) struct World {
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     pub(super) library: Library,
-    /// Members in a registration: the key of their verdict, rank, and token.
+    /// The members that have begun to register windows, until their verdict is in the store. For each of them: the key
+    /// of the verdict, the rank, and the token of the request.
     pub(super) watched: Vec<(String, u32, u64)>,
     /// The memory that ranks offer to their peers, by token.
     pub(super) offers: HashMap<u64, Offer>,
-    /// The allocations that ranks lend, until they are freed.
+    /// The allocations that ranks lend, by lender and id. The reference to a freed allocation is dead.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
     /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
@@ -93,7 +94,7 @@ pub(super) struct World {
     pub(super) trace: Option<Vec<String>>,
     /// The number of events scheduled.
     sequence: u64,
-    /// The events to come: by time, then in a random order, then in the order in which they were scheduled.
+    /// The scheduled events, sorted by time, then by a random number, then by the order in which they were scheduled.
     events: BTreeMap<(u64, u64, u64), Event>,
 }
 
@@ -120,7 +121,7 @@ impl World {
         let programs = std::mem::take(&mut scenario.programs);
         let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
         let library = devices.library();
-        // Only adjacent segments can share a window, so in some runs they are adjacent on most ranks.
+        // Only adjacent segments can share a window. So in half of the runs, the segments are adjacent on most ranks.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
             let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
@@ -179,7 +180,7 @@ impl World {
             self.is_step = false;
             self.happen(event)?;
             self.returned()?;
-            // Other events change no rank.
+            // An event that is not a step changes no rank.
             if self.is_step {
                 self.visit();
             }
@@ -224,14 +225,15 @@ impl World {
             }
             if self.ranks[rank as usize].stopped_until > self.now {
                 let later = self.ranks[rank as usize].stopped_until;
-                // The system keeps the bytes that arrive meanwhile, and the rank then reads all of them at once.
+                // The operating system buffers the bytes that arrive while the rank is stopped. When the rank
+                // continues, it reads all of them at once.
                 if !matches!(event, Event::AtRank(id) if !self.network.hold(id)) {
                     self.at(later, event);
                 }
                 return Ok(());
             }
-            // An answer that the rank no longer waits for is not a step of the rank. A call to the store is a step when
-            // it ends.
+            // An answer for which the rank no longer waits is not a step. Nor is an event of a store call: `called`
+            // counts a step when the call ends.
             let token = match &event {
                 Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..) => {
                     Some(*token)
@@ -306,9 +308,9 @@ impl World {
         })
     }
 
-    /// Records the state for the coverage count. A state consists of the trouble and the code of every rank,
-    /// independent of their order. The code covers the rank's meeting and request, and flags for a dead rank, a lost
-    /// store, a capture, graphs, and a poisoned group.
+    /// Records the state for the coverage count. A state consists of the trouble and the codes of all ranks. The order
+    /// of the ranks makes no difference. The code of a rank covers its meeting and request, and flags for a dead rank,
+    /// a lost store, a capture, graphs, and a poisoned group.
     fn visit(&mut self) {
         let mut ranks: Vec<u64> = self.ranks.iter().map(Rank::code).collect();
         ranks.sort_unstable();

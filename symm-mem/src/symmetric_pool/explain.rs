@@ -109,11 +109,11 @@ impl fmt::Display for Explanation {
 }
 
 impl SymmetricPool {
-    /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also tells whether a block of
+    /// Explains how `group`'s collectives access the `bytes` bytes at `ptr`, and why. Also reports whether a block of
     /// this rank's pool contains any of these bytes.
     ///
     /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
-    /// buffer without a window, the path tells whether this rank's communicator has registered the buffer.
+    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer.
     ///
     /// If the buffer is in the pool but in no window, and the group is not poisoned, this call waits for the end of a
     /// commit of the group that is in progress.

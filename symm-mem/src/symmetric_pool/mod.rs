@@ -55,9 +55,9 @@ pub struct SymmetricPool {
 impl SymmetricPool {
     /// Makes a pool of `domain` on the device of `context`. Its segments are allocated with CUDA virtual memory
     /// management. Other processes can map this memory by file descriptor, and by fabric handle if the driver
-    /// [grants](Sharing::granted) that. The segments have adjacent addresses. Their sizes follow from `geometry`, which
-    /// must be equal on all ranks. Not collective, but all ranks must make a domain's pools in the same order. For
-    /// other kinds of memory use [`with_source`](Self::with_source).
+    /// [grants](Sharing::granted) such handles. The segments have adjacent addresses. Their sizes follow from
+    /// `geometry`, which must be equal on all ranks. Not collective, but all ranks must make a domain's pools in the
+    /// same order. For other kinds of memory use [`with_source`](Self::with_source).
     ///
     /// # Errors
     /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has not enough free
@@ -110,8 +110,9 @@ impl SymmetricPool {
     /// # Errors
     /// [`SymmetricError::Size`], [`SymmetricError::OutOfMemory`], [`SymmetricError::Source`], or
     /// [`SymmetricError::PoolWouldGrowDuringCapture`]. If a request fails on some ranks and succeeds on others, the
-    /// ranks differ, and commits are refused on all of them. To make the ranks equal again, repeat the request on each
-    /// rank that failed, before any other request of the pool there. Commits succeed again once it has succeeded.
+    /// ranks differ, and commits are refused on all of them. To make the ranks equal again, each rank on which the
+    /// request failed repeats the request, before it makes any other request of the pool. Commits succeed again once
+    /// the repeated request has succeeded.
     #[track_caller]
     pub fn allocate(&self, bytes: u64) -> Result<SymmetricBlock, SymmetricError> {
         let mut arena = self.memory.arena();
@@ -277,8 +278,9 @@ impl SymmetricPool {
     ///
     /// Collective over the whole domain, within `deadline` from the call. Every rank must name the same segments at the
     /// same point of the program. Before that point, the members of each group must have enqueued the same collectives,
-    /// and the send and the receive of each message. Every rank must pass all of its groups that have committed any of
-    /// the segments. No rank may have a block in the segments or a [graph](crate::GraphPin) that uses them.
+    /// and the sender and the receiver of each message must have enqueued it. Every rank must pass all of its groups
+    /// that have committed any of the segments. No rank may have a block in the segments or a [graph](crate::GraphPin)
+    /// that uses them.
     ///
     /// Every rank waits until its devices are idle. Once all ranks have reported that, every rank unmaps its peers'
     /// segments and deregisters its windows, group by group in one order. Once all ranks have reported that too, every
@@ -287,10 +289,10 @@ impl SymmetricPool {
     /// # Errors
     /// Refusals ([`ErrorKind::Refused`]) are [`SegmentPinned`](crate::Refusal::SegmentPinned),
     /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
-    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch),
-    /// [`QuiesceFailed`](crate::Refusal::QuiesceFailed), [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that
-    /// a commit can return too. If a rank dies or fails while it deregisters its windows, the others get
-    /// [`ErrorKind::Poisoned`]: with the same reason on every rank, and with the poisoned groups of the rank itself.
+    /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch), [`QuiesceFailed`](crate::Refusal::QuiesceFailed),
+    /// [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that a commit can return too. If a rank dies or fails
+    /// while it deregisters its windows, the others get [`ErrorKind::Poisoned`]. Its reason is the same on every rank,
+    /// and its list of groups contains the poisoned groups of the rank that gets the error.
     #[track_caller]
     pub fn retire(
         &self,
@@ -375,7 +377,7 @@ impl SymmetricPool {
         self.memberships.forget(group);
     }
 
-    /// Makes the block of `placed`. If `placed` added a segment, publishes the segment first.
+    /// Makes the block at `placed`. If the request added a segment, first publishes the segment.
     #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {

@@ -51,9 +51,10 @@ impl<'a> PoolScope<'a> {
     ///
     /// All members take part in the first commit of a group, also those without new segments. If they have different
     /// numbers of segments, under the default policy all get
-    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The refusal says what to allocate or to
-    /// drop, or that the pools cannot be made equal again. [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names
-    /// a member that has not called `finish` or `commit` by the deadline: look at the first error of that member.
+    /// [`Refusal::SegmentCountMismatch`](crate::Refusal::SegmentCountMismatch). The text of the refusal advises how to
+    /// make the pools equal again, or states that this is impossible.
+    /// [`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout) names a member that has not called `finish` or `commit` by
+    /// the deadline: look at the first error of that member.
     ///
     /// After the first commit of a group, a rank without new segments for the group skips the commit: it neither uses
     /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
@@ -122,8 +123,9 @@ impl SymmetricPool {
 ///
 /// `Allocator::empty_cache` and the collection of idle segments release cached segments of all pools of the allocator,
 /// including the routed pool. So all ranks must make these calls at the same points of the program. An allocator also
-/// releases cached segments before it refuses a request for lack of memory, and that depends on the free memory of each
-/// rank. An allocator whose only pool is the routed pool does so only if the symmetric pool itself is out of memory.
+/// releases cached segments before it refuses a request for lack of memory, and memory may be lacking on some ranks
+/// only. If the routed pool is the allocator's only pool, the allocator releases them only if the symmetric pool itself
+/// is out of memory.
 ///
 /// A request for a new segment blocks the calling thread until the streams of dropped slices
 /// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, for example

@@ -1,4 +1,4 @@
-//! Runs of agreements about pools, and the conversions of their endings.
+//! Tests of whole agreements about pools, and of the conversions of their endings.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
 }
 
 /// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
-/// plans of rank 0 with the times at which their actions began, and their deadlines.
+/// plans of rank 0, each with the time at which its action began and the deadline of the action.
 fn searched() -> Vec<(Plan, Duration, Duration)> {
     let (mut store, mut now, mut plans) = (Memory::default(), Duration::ZERO, Vec::new());
     let machine = |rank: u32| {
@@ -73,8 +73,9 @@ fn the_steps_of_a_search_share_their_limits() {
     assert_eq!(*until, *begun + ACTION_FLOOR);
 }
 
-/// A rank that loses the store in a search after a refusal knows that nothing is registered. In a search before a
-/// registration, or during the registration, it does not know which windows the others hold.
+/// If the members have decided to refuse a commit and only search for the difference, nothing is registered. A rank
+/// that loses the store in such a search is not in doubt. In a search before a registration, or during the
+/// registration, the rank is in doubt, because the other members may have registered windows.
 #[test]
 fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let Decision::Act { plan: refused } = decide(&[plain(0, &[(64, 1)]), plain(1, &[(64, 2)])]) else {
@@ -123,7 +124,8 @@ fn member() -> Member {
     }
 }
 
-/// Two processes run as rank 0. The other members may have agreed with the second process, so this process is in doubt.
+/// Two processes run as rank 0. The other members may have acted on the record of the second process, so this process
+/// is in doubt.
 #[test]
 fn a_rank_that_another_process_has_taken_is_in_doubt() {
     let taken = |rank| Failure::Taken { rank };
@@ -133,12 +135,12 @@ fn a_rank_that_another_process_has_taken_is_in_doubt() {
     assert_eq!(retired, Err(doubt.clone()));
     assert_eq!(length_ending(Common::Failed(taken(0)), &member), doubt);
     assert!(doubt.doubt(0, None).is_some() && !doubt.is_agreed());
-    // All other members get the failure of rank 1, and have registered nothing.
+    // If another process runs as rank 1, the other members get this failure, and have registered nothing.
     let other = commit_ending(Common::Failed(taken(1)), &member, None);
     assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
 }
 
-/// A member repeats failed requests until the user's deadline, although it waits for the others for a shorter time.
+/// A member repeats failed requests until the user's deadline, although its patience ends earlier.
 #[test]
 fn agreements_of_a_pool_have_the_deadline_of_the_user() {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };

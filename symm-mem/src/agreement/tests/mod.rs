@@ -1,4 +1,4 @@
-//! Properties of the binary form and of the decisions.
+//! Tests of the binary form of the messages, and of the decision and the verdict of a commit.
 
 mod endings;
 mod opening;
@@ -75,7 +75,7 @@ fn record() -> impl Strategy<Value = Record> {
         })
 }
 
-/// The numbers of messages sent and received, and whether graphs captured any, by peer.
+/// By peer: the numbers of messages sent and received, and whether graphs have captured any of them.
 type Drawn = BTreeMap<u32, (u64, u64, bool)>;
 
 fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued {
@@ -84,7 +84,8 @@ fn enqueued_on((uid, (collectives, messages)): (u64, (u64, Drawn))) -> Enqueued 
     Enqueued { group: GroupId { uid, epoch: 0 }, collectives, messages }
 }
 
-/// The records of a group. They are mostly alike, since independent records would differ in everything.
+/// Draws the records of a group. Each record is a copy of one model with at most one field changed, because independent
+/// records would differ in almost every field.
 fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
     (record(), vec((record(), 0u32..13), 1..6)).prop_map(|(model, others)| {
         (0..)
@@ -111,7 +112,7 @@ fn records() -> impl Strategy<Value = Vec<(u32, Record)>> {
     })
 }
 
-/// The work enqueued by both ranks, for the groups that they share.
+/// Returns the work of both ranks for each group of which both records have an entry.
 fn shared<'a>(own: &'a Record, other: &'a Record) -> impl Iterator<Item = (&'a Enqueued, &'a Enqueued)> {
     let of = |group| other.enqueued.iter().find(move |it| it.group == group);
     own.enqueued.iter().filter_map(move |mine| Some((mine, of(mine.group)?)))
@@ -139,7 +140,7 @@ fn outcomes() -> impl Strategy<Value = Vec<(u32, Option<Outcome>)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// The decision is a function of the set of records.
+    /// The decision does not depend on the order of the records.
     #[test]
     fn every_order_of_records_gives_the_same_decision((records, shuffled) in permuted(records())) {
         let decision = decide(&records);
@@ -154,9 +155,10 @@ proptest! {
         prop_assert_eq!(read(&bytes(&judged)), Ok(judged));
     }
 
-    /// If a commit is decided, every member has the committed segments with the same history, and no collective or
-    /// message is half-enqueued. Captured messages are not compared. Every member is ready, with one exception: under
-    /// [`Policy::Prefix`], a segment that is left out may have failed.
+    /// If the members decide to commit, every member has the committed segments with the same history. The members have
+    /// enqueued equal numbers of collectives, and of matching sends and receives. Captured messages are not compared.
+    /// Every member is ready, with one exception: with [`Policy::Prefix`], a check may have failed for a segment that
+    /// is left out.
     #[test]
     fn only_common_segments_are_committed(records in records()) {
         if let Some(Agreed { segments, pending, .. }) = committed(decide(&records)) {
@@ -214,7 +216,7 @@ proptest! {
         }
     }
 
-    /// For each type below, the bytes are rejected, or the decoded value encodes to the same bytes.
+    /// For each message type, random bytes are rejected, or the decoded value encodes to the same bytes.
     #[test]
     fn garbage_is_refused(garbage in prop_oneof![vec(any::<u8>(), 0..200), vec(0u8..3, 0..40)]) {
         is_strict::<Record>(&garbage)?;
@@ -247,8 +249,8 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Compares the binary form of a record and of a decision with that of [`PROTOCOL_VERSION`]. A change of the form needs
-/// another version, because ranks of other releases read these messages.
+/// Compares the binary forms of a record and of a decision with those of [`PROTOCOL_VERSION`]. If a form changes, the
+/// version must change too, because ranks with another release would decode the messages wrongly.
 #[test]
 fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     let record = bytes(&plain(1, &[(64, 7)]).1);
@@ -260,7 +262,7 @@ fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     assert_eq!(decision, expected, "to register 1 segment, joined with none, which rank 0 does not share");
 }
 
-/// Returns the commit that the members decided, possibly after a search.
+/// Returns the agreement of a decision to commit, also if a search comes first. Returns `None` for a refusal.
 fn committed(decision: Decision) -> Option<Agreed> {
     match decision {
         Decision::Agreed { agreed } => Some(agreed),
@@ -339,8 +341,8 @@ fn refusal(decision: Decision) -> Refusal {
     }
 }
 
-/// Rank 0 sends `sent[0]` messages to rank 1, which sends `sent[1]` to rank 2. Rank 1 has received `received[0]`
-/// messages and rank 2 `received[1]`.
+/// Returns the records of three ranks. Rank 0 has enqueued `sent[0]` sends to rank 1, which has enqueued `received[0]`
+/// receives. Rank 1 has enqueued `sent[1]` sends to rank 2, which has enqueued `received[1]` receives.
 fn pipeline(sent: [u64; 2], received: [u64; 2]) -> Vec<(u32, Record)> {
     let with = |peer, sent, received| MessageCounts { peer, sent, received, captured: false };
     let messages = [
@@ -365,16 +367,16 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
     let records = pipeline([1, 2], [0, 3]);
     let first = Refusal::MessagesOutstanding { group, from: 0, to: 1, sent: 1, received: 0 };
     assert_eq!(refusal(decide(&records)), first);
-    // Only one end knows of the messages.
+    // Rank 2 has enqueued no message, so its record has no counts for rank 1.
     let mut deaf = pipeline([0, 2], [0, 2]);
     deaf[2].1.enqueued[0].messages.clear();
     assert!(matches!(
         refusal(decide(&deaf)),
         Refusal::MessagesOutstanding { from: 1, to: 2, received: 0, .. }
     ));
-    // Rank 2 takes no part.
+    // Without the record of rank 2, the messages between ranks 1 and 2 are not compared.
     assert!(commits(&pipeline([5, 2], [5, 3])[..2]));
-    // The number of messages in graph launches is unknown.
+    // Captured messages are not compared, because the number of graph launches is unknown.
     let mut captured = pipeline([5, 2], [5, 3]);
     captured[2].1.enqueued[0].messages[0].captured = true;
     assert!(commits(&captured));
@@ -401,7 +403,7 @@ fn an_extra_segment_is_named_with_rank_ordinal_and_both_values() {
 
 #[test]
 fn equal_sizes_after_different_histories_are_no_agreement() {
-    // Both have a second segment of 64 bytes, but rank 2 came to it by another allocation.
+    // Both ranks have a second segment of 64 bytes, but their allocation logs differ at this segment.
     let refusal = refusal(decide(&[plain(0, &[(64, 1), (64, 2)]), plain(2, &[(64, 1), (64, 9), (64, 2)])]));
     assert!(matches!(refusal, Refusal::AllocationDiverged { ordinal: Some(1), common: 1, .. }), "{refusal}");
 }
@@ -449,7 +451,7 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let unsupported = Outcome::Unsupported { reason: "no".to_owned() };
     let mixed = poison(&[(0, Some(Outcome::Registered)), (1, Some(unsupported.clone()))]);
     assert!(matches!(mixed, Poison::WindowsUnsupported { .. }));
-    // NCCL returned on rank 1 only. The call of rank 0 did not return in time.
+    // The registration returned on rank 1 only, without windows. It did not return in time on rank 0.
     let alone = poison(&[(0, Some(Outcome::Blocked)), (1, Some(unsupported))]);
     assert_eq!(
         alone.to_string(),
@@ -465,7 +467,7 @@ fn only_the_member_that_ended_the_group_is_blamed() {
         other => panic!("{other:?}"),
     };
     let ended = Some(Outcome::Ended { rank: 2 });
-    // Rank 1 has not reported yet, but is not lost. Rank 3 has failed because a peer was lost.
+    // Rank 1 has not reported yet, but is not lost. Rank 3 has failed because rank 2 was lost.
     let mut all = [(0, ended), (1, None), (2, None), (3, failed("remote")), (4, Some(Outcome::Blocked))];
     assert_eq!(poison(&all), Poison::MembersLost { missing: vec![2], blocked: vec![4] });
     // If rank 2 itself reports a failure, the poison names that failure.
@@ -474,7 +476,7 @@ fn only_the_member_that_ended_the_group_is_blamed() {
     assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });
 }
 
-/// NCCL reserves as much address space on every member as the largest device has.
+/// On every member, NCCL reserves address space of the memory size of the largest device.
 #[test]
 fn the_largest_device_determines_the_address_space() {
     let of = |left: [Option<u64>; 3]| {

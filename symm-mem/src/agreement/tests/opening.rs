@@ -1,4 +1,4 @@
-//! Decisions on whether members open each other's memory, and verdicts on the outcomes.
+//! Tests of the decision whether members open each other's memory, and of the verdict on the outcomes.
 
 use bootstrap::agreement::{Protocol, Report};
 
@@ -9,8 +9,8 @@ fn export(handle: Handle) -> Export {
     Export { bytes: 2 << 20, handle, token: 1 }
 }
 
-/// The offer of a rank that runs on host `host` in a process of its own. It has `segments` segments, and a pad if `pad`
-/// is true.
+/// Returns the offer of a rank that runs on host `host` in a process of its own. The offer has `segments` segments, and
+/// a pad if `pad` is true.
 fn offered(rank: u32, host: u64, handle: &Handle, pad: bool, segments: usize) -> PeerOffer {
     let memory = OfferedMemory {
         site: Site { host, ..Site::simulated(rank) },
@@ -31,7 +31,7 @@ fn handle() -> impl Strategy<Value = Handle> {
     select(all.to_vec())
 }
 
-/// Draws an offer of any rank.
+/// Draws an offer of a random rank.
 pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
     let whole = (0u32..3, 1u64..3, handle(), any::<bool>(), 0usize..4);
     prop_oneof![
@@ -40,7 +40,7 @@ pub(super) fn offer() -> impl Strategy<Value = PeerOffer> {
     ]
 }
 
-/// Returns what ranks with these offers decide about opening each other's memory when they commit two segments.
+/// Returns the decision on opening each other's memory, for a commit of two segments by ranks with these offers.
 fn decided(offers: Vec<PeerOffer>) -> PeerMappings {
     let record = |(rank, peers): (u32, PeerOffer)| {
         let (rank, record) = plain(rank, &[(64, 7), (64, 8)]);
@@ -75,8 +75,8 @@ proptest! {
         }
     }
 
-    /// The segments are committed whatever the outcomes of opening are. Memory counts as opened if and only if every
-    /// member reports that it has mapped the memory of all others.
+    /// The segments are committed, whatever outcomes the members report for the opening. The memory counts as opened if
+    /// and only if every member reports that it has mapped the memory of all others.
     #[test]
     fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..4, 1..6), turn in 0usize..6) {
         let report = |kind: &u8| match kind {

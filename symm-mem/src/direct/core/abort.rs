@@ -1,4 +1,4 @@
-//! The end of a path: an abort, or the end of its group.
+//! Ends a path, at an abort or at the end of its group.
 
 use std::{
     cell::Cell,
@@ -18,29 +18,29 @@ use super::{
     Core,
 };
 
-/// The time that the end of the path waits for launched work to end. Also the time limit of [`settle`](Core::settle),
-/// and the time after which the thread of an abort polls less often.
+/// The longest time that [`end`](Core::end) waits for launched work to complete. Also the time limit of
+/// [`settle`](Core::settle), and the time after which the thread of an abort polls less often.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest time after an abort that a receiver's stream still waits for senders that copy zero-copy messages into
 /// its buffers.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The longest time that a sender's stream still waits until a receiver's buffer is ready. The time begins when the
-/// sender has aborted and has seen that the receiver has given up. When the time is over, the sender's stream copies.
-/// The time is longer than [`GRACE`], so the receiver's waits for *done* end first. Before the sender copies, the
-/// receiver's stream thus has time to complete its earlier work on the buffer and to signal *ready*.
+/// The longest time that a sender's stream still waits until a receiver's buffer is ready.
+/// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies.
+/// The time is longer than [`GRACE`], so the receiver's waits for *done* end first. The receiver's stream then has time
+/// to complete its earlier work on the buffer and to signal *ready*, before the sender's stream copies.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
-    /// Returns whether nothing runs any more, apart from captured work.
+    /// Returns whether no thread is enqueueing and no launched work runs. Captured work does not count.
     fn is_idle(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
 
     /// If work runs or was captured: announces that this rank has given up, and then ends the waits of its streams,
-    /// except those for which [`holds`](Self::holds) returns true. Returns true if, before that, nothing was running
-    /// apart from captured work.
+    /// except those for which [`holds`](Self::holds) returns true. Returns whether the path was [idle](Self::is_idle)
+    /// before that.
     fn let_go(&self) -> bool {
         let is_idle = self.is_idle();
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
@@ -55,8 +55,8 @@ impl Core {
 
     /// Returns whether the extra time after an abort is over for the messages with `peer` in direction `way`. The extra
     /// time is [`GRACE`] for messages that this rank receives, and [`SENDER_GRACE`] for those that it sends. It begins
-    /// with the abort. For sends, it begins when this function first sees that `peer` has given up, if that is after
-    /// the abort. The function records that time. Returns false before an abort.
+    /// with the abort. For sends, it begins again when this function first sees, after the abort, that `peer` has given
+    /// up. The function records that time. Returns false before an abort.
     fn is_grace_over(&self, peer: usize, way: Way) -> bool {
         let is_past = |since: &Instant, grace| since.elapsed() >= grace;
         self.aborted.get().is_some_and(|aborted| match way {
@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// Returns whether the wait for `signal` must not be ended yet. Withdraws offers as
-    /// [`expects_push`](Self::expects_push) does, also when the [extra time](Self::is_grace_over) is over.
+    /// [`expects_push`](Self::expects_push) does, even if the [extra time](Self::is_grace_over) is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
     }
@@ -100,8 +100,8 @@ impl Core {
         (0..self.world).find(|peer| *peer != self.rank && self.flag_pages[*peer].has_given_up())
     }
 
-    /// Refuses later calls, and repeatedly ends the waits of launched work. Returns true once nothing runs any more,
-    /// apart from captured work, and false if the deadline expires first.
+    /// Refuses later calls, and repeatedly ends the waits of launched work. Returns true once the path is
+    /// [idle](Self::is_idle), and false if the deadline expires first.
     pub(in crate::direct) fn abort(self: &Arc<Self>, deadline: Deadline) -> bool {
         if !self.is_aborted.swap(true, Ordering::SeqCst) {
             self.aborted.get_or_init(Instant::now);
@@ -118,7 +118,7 @@ impl Core {
                     thread::sleep(Duration::from_millis(if until.expired() { 20 } else { 1 }));
                 }
             };
-            // Without the thread, only the loop below ends waits.
+            // If the thread cannot be started, only the loop below ends waits.
             let _ = thread::Builder::new().name("direct-abort".into()).spawn(linger);
         }
         loop {
@@ -135,7 +135,7 @@ impl Core {
     /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
     /// work does not end within [`PATIENCE`], a thread continues to abort it, and drops the memory later. Captured work
     /// does not count as running. If the path was aborted and has captured work, this function calls
-    /// [`settle`](Self::settle) before it drops the memory. The thread does not call it.
+    /// [`settle`](Self::settle) before it drops the memory. The thread does not call `settle`.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device may still write to the memory, so the memory is kept until the work has ended.
@@ -144,14 +144,15 @@ impl Core {
                 while !kept.abort(Deadline::after(PATIENCE)) {}
                 drop(ManuallyDrop::into_inner(kept));
             };
-            // Without the thread the memory is leaked. That is better than reuse while the device writes to it.
+            // If the thread cannot be started, the memory is leaked. A leak is better than reuse while the device
+            // writes to it.
             let _ = thread::Builder::new().name("direct-end".into()).spawn(linger);
             return;
         }
         if self.is_aborted.load(Ordering::Relaxed) && self.has_captured.load(Ordering::Relaxed) {
             self.settle();
         }
-        // The thread started by an abort, and calls on `Direct` handles, hold a reference for short times.
+        // The thread started by an abort, and calls on `Direct` handles, may still hold a reference for a short time.
         while let Err(held) = Arc::try_unwrap(self) {
             self = held;
             thread::sleep(Duration::from_micros(100));
@@ -160,7 +161,7 @@ impl Core {
 
     /// Repeatedly ends the waits of this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and
     /// [`holds`](Self::holds) has returned false for every signal. Stops after [`PATIENCE`] at the latest. Graphs may
-    /// still be running then, because this rank cannot query them.
+    /// still be running then, because this rank cannot query whether they run.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

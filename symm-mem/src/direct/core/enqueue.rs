@@ -21,8 +21,8 @@ impl Core {
     /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
     /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. A lane with
     /// more than two chunks also uses a second stream of its own, unless its ring has one slot or another capture uses
-    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. Then
-    /// the result is [`PathError::Aborted`] if chunks were left out, unless the driver fails afterwards.
+    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. If it has left out
+    /// chunks, returns [`PathError::Aborted`], or the error of a driver call that has failed after that.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -80,8 +80,8 @@ impl Core {
                 parts[step.part].unlaunched = number + 1;
             }
         }
-        // The end of the enqueued work is marked, even after a failure: an abort keeps ending the waits of the lanes
-        // until all marks are reached.
+        // Mark the end of the enqueued work even after a failure, because an abort ends the waits of the lanes
+        // repeatedly until their streams have reached all marks.
         let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first, capture),
@@ -106,8 +106,8 @@ impl Core {
         let Lane { way, peer, .. } = *part.lane;
         let (own, other) = (&*self.flag_pages[self.rank], &*self.flag_pages[peer]);
         let zero_copy = ZeroCopy { own, other, rank: self.rank, peer, way, captured };
-        // SAFETY: the caller's contract; flag pages, rings and mappings stay until the lanes are idle. All zero-copy
-        // messages use the first stream.
+        // SAFETY: the caller's contract. Flag pages, rings and mappings stay valid until the lanes are idle. Only a
+        // lane's first stream waits for words of zero-copy messages.
         unsafe {
             match action {
                 Action::Tell(chunk) => pipeline.tell(stream, part.chunk(chunk)),
@@ -149,7 +149,7 @@ impl Core {
         Ok(firsts)
     }
 
-    /// Makes `later` continue after the current work of `earlier`.
+    /// Makes stream `later` wait for the current work of stream `earlier`.
     fn chain(&self, earlier: &Stream, later: &Stream, capture: Option<u64>) -> cuda_driver::Result<()> {
         let fork = self.fork(capture)?;
         earlier.record(&fork)?;
@@ -181,7 +181,7 @@ impl Core {
         move |slot| (own.at(peer, awaited, slot), other.at(rank, told, slot))
     }
 
-    /// First slot of the ring for messages to or from a peer.
+    /// Address of the first slot of the ring for messages to or from a peer.
     fn slots_of(&self, way: Way, peer: usize) -> DevicePtr {
         let (from, to) = match way {
             Way::Send => (self.rank, peer),

@@ -34,8 +34,9 @@ use super::{
 };
 use crate::{membership::MappedSegments, rendezvous::SymmetricMemory};
 
-/// Messages of a direct path on this rank, from [`Direct::report`](super::Direct::report). Messages without bytes, and
-/// messages of a rank to itself, are not counted. A captured message is counted once, when it is captured.
+/// Numbers of messages of a direct path on this rank, returned by [`Direct::report`](super::Direct::report). Messages
+/// of 0 bytes, and messages of a rank to itself, are not counted. A captured message is counted once, when it is
+/// captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
@@ -45,7 +46,8 @@ pub struct DirectReport {
     pub staged: u64,
 }
 
-/// Rings, flag pages and lanes. The last reference is dropped only after the core was seen idle.
+/// Rings, flag pages and lanes. The last reference is dropped only once the core is idle, because the drop frees memory
+/// that enqueued work uses.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) rank: usize,
@@ -61,13 +63,13 @@ pub(super) struct Core {
     is_aborted: AtomicBool,
     /// Time of the first abort.
     aborted: OnceLock<Instant>,
-    /// By rank, the time at which this rank, after its abort, first saw that the other rank has given up.
+    /// For each rank: the time at which this rank, after its own abort, first saw that the other rank has given up.
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
     /// A launch was called on a capturing stream, so a graph may contain messages. It is unknown when the graph runs.
     has_captured: AtomicBool,
-    /// Number of launched messages with bytes. Index 0: zero-copy messages. Index 1: messages through rings.
+    /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],
     /// The segments of the group's committed pools.
     mapped: Arc<MappedSegments>,
@@ -77,7 +79,7 @@ pub(super) struct Core {
     memory: SymmetricMemory,
 }
 
-/// Counts a thread that is enqueueing.
+/// Counts its thread in [`Core::inside`] until it is dropped.
 struct Inside<'a>(&'a Core);
 
 impl Drop for Inside<'_> {
@@ -86,14 +88,14 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A message that this rank has logged, and then claimed. Before the claim, the fields describe this rank as the first
-/// end.
+/// A message that this rank has logged. Until this rank has claimed the message, `place` and `is_first` assume that
+/// this rank is the first end. The claim corrects them.
 #[derive(Debug, Clone, Copy)]
 struct Called {
     message: Message,
     captured: bool,
     number: u64,
-    /// The segment and the offset of the buffer of the end that came first.
+    /// The segment and the offset of the first end's buffer.
     place: Place,
     is_first: bool,
 }
@@ -178,8 +180,8 @@ impl Core {
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
-        // A failed launch ends the group, and graphs must not run after that. So the offers of a captured launch need
-        // no withdrawal.
+        // A failed launch ends the group. After that, graphs that send zero-copy messages must not be launched, so no
+        // peer copies into a buffer that a captured launch has offered. These offers need no withdrawal.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
             unsafe { self.fail(parts, stream) };
@@ -187,7 +189,7 @@ impl Core {
         launched
     }
 
-    /// Launches `messages`. `parts` holds their lanes, locked, in the [`order`] of locking.
+    /// Launches `messages`. `parts` contains the locked lanes of the messages, sorted by [`order`].
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -198,8 +200,9 @@ impl Core {
         stream: &Stream,
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
-        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. Messages
-        // for which the peer came first are compared then too. The peer compares the others.
+        // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. If this
+        // rank is the second end of a message, its claim also compares the halves of the two ends. Otherwise the peer
+        // compares them.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
         let mut called = Vec::new();
         for together in others.chunks(TOGETHER) {
@@ -231,22 +234,23 @@ impl Core {
         }
     }
 
-    /// After a failed launch: withdraws the offers to receive that were not enqueued. A sender that has already taken
-    /// an offer copies its message. So this rank's operations for these messages are enqueued on `stream`, and the
-    /// caller may reuse their buffers once the stream has completed the operations.
+    /// Cleans up after a failed launch: withdraws the offers to receive that were not enqueued. A sender that has
+    /// already taken such an offer still copies into the buffer. So this function enqueues this rank's operations for
+    /// the taken offers, which wait for the copies. The caller may reuse the buffers once `stream` has completed these
+    /// operations.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
         for Part { lane, pieces, unlaunched, .. } in &mut parts {
             let Lane { way, peer, .. } = **lane;
-            // If this rank is the sender, nobody copies: the copies of these messages were not enqueued.
+            // If this rank is the sender, no rank makes the copies: this rank has not enqueued them.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
         }
         parts.retain(|part| !part.pieces.is_empty());
-        // If the driver fails again, its context is broken.
+        // The result is ignored: if the driver fails again, its context is broken, and runs nothing any more.
         // SAFETY: the caller's contract.
         let _ = unsafe { self.enqueue(&mut parts, stream, None) };
     }
@@ -269,8 +273,8 @@ impl Core {
     }
 
     /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers'
-    /// sends may wait for them. Log entries are written in the order of the calls, so that a rank that is far ahead of
-    /// a peer waits as it does with separate calls.
+    /// sends may wait for them. Log entries are written in the order of `messages`. So a rank that is too far ahead of
+    /// a peer waits at the same message as with separate calls.
     fn call(
         &self,
         messages: &[&Message],
@@ -311,8 +315,9 @@ impl Core {
         let Called { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
-        // An abort withdraws the eager offers that are noted, and gives the peer time for the captured ones. So a
-        // receiver notes its offer first, and then makes it only if there was no abort before.
+        // An abort withdraws the noted offers of eager (not captured) messages, and gives the peer time to copy
+        // captured ones. It must not miss an offer. So a receiver first notes its offer, then checks that no abort has
+        // begun, and only then makes the offer.
         if offers_to_receive {
             self.note_push(&logged);
         }
@@ -333,8 +338,9 @@ impl Core {
         Ok(Called { place: Place(place), is_first: false, ..logged })
     }
 
-    /// Takes the peer's offer, if there is one. Returns the piece of a zero-copy message, and `None` for a message that
-    /// goes through the ring. A message whose offer was withdrawn goes through the ring too, but nobody receives it.
+    /// Decides whether a message is a zero-copy message, and takes the peer's offer, if there is one. Returns the piece
+    /// of a zero-copy message, and `None` for a message that goes through the ring. A message whose offer was withdrawn
+    /// goes through the ring too, but nobody receives it.
     fn zero_copy(
         &self,
         called: &Called,
@@ -349,8 +355,8 @@ impl Core {
         }
         let bytes = buffer.bytes();
         let there = self.reach(peer, place, bytes, (captured.then_some(stream), deadline))?;
-        // As in `claim`: after an abort, both ends still wait a while for the copies that are noted. So a sender notes
-        // its copy first, and takes the offer only if there was no abort before.
+        // After an abort, both ends still wait a while for the noted copies. The abort must not miss a copy. So, as in
+        // `claim`, a sender first notes its copy, then checks that no abort has begun, and only then takes the offer.
         if way == Way::Send {
             self.note_push(called);
         }
@@ -359,7 +365,8 @@ impl Core {
             if way == Way::Send {
                 self.lane(&message).pushes().forget(number, captured);
             }
-            // If the peer has withdrawn the offer, the peer has given up, so nobody receives the message.
+            // If the peer has withdrawn the offer, its launch has failed or its group has ended, so the message is not
+            // received.
             return taken.map(|_| None);
         }
         Ok(Some(Piece::Take(match way {
@@ -410,17 +417,19 @@ impl Core {
         Ok(())
     }
 
-    /// Before this rank claims a message that it sends: waits until the receiver has claimed the message, or sends to
-    /// this rank. Waits for at most an eighth of [`copy_time`].
+    /// Called before this rank claims a message that it sends. Waits until the receiver has claimed the message, or has
+    /// called a send to this rank. Waits for at most an eighth of [`copy_time`].
     ///
-    /// If two ranks send each other a message, each then makes one copy: both are the second end of their send, or both
-    /// are the second end of their receive. If one rank comes after the end of the wait, it is the second end of both
-    /// messages, and its GPU makes the copies one after the other. The wait does not delay this message's copy, which
-    /// starts when both ends have come. It may delay the other messages of the call, and later calls of the thread.
+    /// Because of this wait, two ranks that send each other a message make one copy each: both are the second end of
+    /// their send, or both are the second end of their receive. If one rank calls after the end of the other's wait, it
+    /// is the second end of both messages, and its GPU makes the copies one after the other. The wait does not delay
+    /// this message's copy, which starts only when both ends have called. But the wait may delay the other messages of
+    /// the call, and later calls of the thread.
     ///
-    /// Does not wait if the receiver's buffer probably lies in no mapped segment, because the message would then go
-    /// through the ring. That buffer is not known yet, so this function checks the buffer of the last receive from this
-    /// rank that the peer has logged. Does not wait either if the peer has logged none.
+    /// Does not wait if the receiver's buffer probably lies in no mapped segment, because the message then goes through
+    /// the ring if the receiver claims it first. This rank cannot see that buffer yet. So the function checks the
+    /// buffer of the peer's last logged receive from this rank. Does not wait either if the peer has logged no such
+    /// receive.
     fn await_receiver(&self, logged: &Called) {
         let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
@@ -455,7 +464,8 @@ impl Core {
 }
 
 /// Largest number of messages of a launch that are logged before the first of them is claimed. The peer may be
-/// [`AHEAD`] messages ahead of the log, and must not reuse the word of a message that this rank has yet to claim.
+/// [`AHEAD`] messages ahead of this rank's log. Its claims must not reuse the word of a message that this rank has yet
+/// to claim, so `AHEAD + TOGETHER` is at most the number of these words.
 const TOGETHER: usize = AHEAD as usize / 2;
 
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.

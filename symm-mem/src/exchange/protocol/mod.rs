@@ -6,7 +6,8 @@
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
-//! - [`ExchangeRefusal`]: why there is no plan, or why no regions are shared. The same value on every member.
+//! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. The same value on every
+//!   member.
 //!
 //! One exchange is one agreement by [`ExchangeProtocol`] on all transfers, or all regions, of all members. Every member
 //! takes part, even if it has no transfers or already has all memory open.
@@ -64,5 +65,5 @@ impl Protocol for ExchangeProtocol {
 
 /// The decision for all members.
 pub type Decision = agreement::Decision<ExchangeProtocol>;
-/// Why an exchange ended without a plan or regions.
+/// The reason why an exchange ended without a plan or regions.
 pub type Ending = AgreementError<ExchangeRefusal>;

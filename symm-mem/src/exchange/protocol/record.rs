@@ -38,8 +38,8 @@ impl fmt::Display for AllocationId {
     }
 }
 
-/// Role of a rank in a transfer. One end copies; the other signals that the copy may begin, and waits until it is
-/// done.
+/// Role of a rank in a transfer. One end copies. The other end signals that the copy may begin, and waits for the end
+/// of the copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The rank copies its buffer to the peer.
@@ -88,7 +88,7 @@ impl fmt::Display for Part {
 pub struct Export {
     /// The allocation.
     pub id: AllocationId,
-    /// Its length and handles.
+    /// Its length, and the handle or token by which peers open it.
     pub shared: sharing::Export,
 }
 wire_struct!(Export { id, shared });
@@ -164,9 +164,9 @@ pub struct Record {
     pub plan: String,
     /// The generation that this rank proposes.
     pub generation: u64,
-    /// Whether the rank can take part, and if not, the reason.
+    /// The readiness of the rank: it can take part, or the reason why not.
     pub readiness: Readiness,
-    /// Where the rank runs.
+    /// The rank's host, process and device, and the endpoint that sends its file descriptors.
     pub site: Site,
     /// Number of the rank's slots for peers' signals.
     pub channels: u32,
@@ -205,7 +205,7 @@ impl Record {
     /// the two ranks' records in [`Agreement::records`](super::Agreement::records). `None` if this rank's record has no
     /// regions.
     pub(super) fn region_slot(&self, own: usize, peer: usize) -> Option<u32> {
-        // The rank itself has no slot.
+        // A rank has no slot for itself, so the slot numbers of the peers after it are lower by one.
         let place = u32::try_from(if peer < own { peer } else { peer.checked_sub(1)? }).ok()?;
         self.regions.as_ref()?.first_slot.checked_add(place)
     }

@@ -1,4 +1,4 @@
-//! Refusals: why there is no plan, or why no regions are shared. Every member gets the same value.
+//! Refusals: reasons why there is no plan, or why no regions are shared. Every member gets the same value.
 
 use bootstrap::agreement::{Failure, Waiting};
 
@@ -21,8 +21,8 @@ pub enum ExchangeRefusal {
         describe_circle(circle)
     )]
     ExchangeTimeout {
-        /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the order of
-        /// the group.
+        /// The missing ranks, ascending. If a member of another agreement found the circle, the missing ranks are in
+        /// the order of the group instead.
         missing: Vec<u32>,
         /// Time waited, in milliseconds.
         waited_ms: u64,
@@ -53,8 +53,8 @@ pub enum ExchangeRefusal {
         /// The name of each rank's plan, or the word "regions" and the name of the rank's set of regions.
         plans: ValuesByRank<String>,
     },
-    /// A rank was not ready to open memory, because a call failed or a stream of its device is capturing. Or its list
-    /// of members differs from that of the others. Or two processes take part as this rank.
+    /// A rank could not prepare its memory, or was not ready for another reason. Or its list of members differs from
+    /// that of the others. Or two processes take part as the same rank.
     #[error("PeerPrepareFailed: rank {rank} cannot take part: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -111,7 +111,7 @@ pub enum ExchangeRefusal {
         /// The length of the higher rank's buffer in bytes.
         found: u64,
     },
-    /// A rank's memory cannot be shared with a peer that needs it.
+    /// A peer needs memory of a rank, but can open none of the memory's handles.
     #[error("OutOfReach: the memory of rank {rank} ({way}) cannot be had by rank {peer}{}", match other_host {
         true => ", which is on another host: allocate with fabric handles",
         false => ": allocate with handles that can be exported",
@@ -119,11 +119,11 @@ pub enum ExchangeRefusal {
     OutOfReach {
         /// The rank that owns the memory.
         rank: u32,
-        /// The means by which the memory can be shared.
+        /// The kinds of handles that the memory has.
         way: String,
         /// The rank that needs the memory.
         peer: u32,
-        /// Whether the two ranks are on different hosts.
+        /// True if the two ranks are on different hosts.
         other_host: bool,
     },
     /// A rank's device cannot access the memory of a peer's device.
@@ -145,7 +145,7 @@ pub enum ExchangeRefusal {
         cause: String,
     },
     /// Ranks were lost after all had arrived. Or a rank left the agreement or ended the group: then `missing` contains
-    /// only this rank, and `noticed` is empty.
+    /// only that rank, and `noticed` is empty.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),

@@ -65,7 +65,7 @@ impl Agreement {
     }
 
     /// Returns the routes from `rank` to each other member, in the order of the records. Returns `None` if the rank is
-    /// not a member, if the members agreed on transfers, or if a piece has an invalid index of an export.
+    /// not a member, if the members agreed on transfers, or if a piece has an invalid export index.
     #[must_use]
     pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute>> {
         let place = self.records.iter().position(|record| record.rank == rank)?;

@@ -1,4 +1,4 @@
-//! Every difference between the records of members, the judgement of outcomes, and the binary forms.
+//! Tests: each kind of difference between the members' records, the judgement of outcomes, and the encoding.
 
 use bootstrap::agreement::{Protocol, Report};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn end(peer: u32, part: Part, export: Option<u32>, slot: u32) -> End {
     End { peer, part, bytes: 4096, export, offset: 64, slot }
 }
 
-/// Record in a ring of `count` ranks: each puts to the next one, and gets from the one before.
+/// The record of a rank in a ring of `count` ranks: each puts to the next one, and gets from the previous one.
 fn record(rank: u32, count: u32) -> Record {
     let export = |number, handle| Export {
         id: id(number),
@@ -40,7 +40,7 @@ fn record(rank: u32, count: u32) -> Record {
     if count == 1 {
         ends.clear();
     }
-    // With two ranks, the next rank is also the last one. Both must list their transfers in the same order.
+    // With two ranks, the next rank is also the previous one. Both must list their transfers in the same order.
     if count == 2 && rank == 1 {
         ends.rotate_left(2);
     }
@@ -69,8 +69,8 @@ fn refusal(records: &[Record]) -> ExchangeRefusal {
     }
 }
 
-/// A deviation of rank 2 of [`COUNT`]: the refusal that all members are given, words of its message, and the change
-/// to the record.
+/// A deviation of rank 2: the name of the refusal that all members get, words of its message, and the change to the
+/// record of rank 2.
 type Difference = (&'static str, &'static [&'static str], fn(&mut Record));
 
 const DIFFERENCES: [Difference; 14] = [
@@ -140,7 +140,7 @@ fn what_is_held_is_not_opened_again() {
     }
     let Decision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
-    // If one rank lacks an allocation, all of them report an outcome.
+    // If one rank lacks an allocation, all ranks must report an outcome.
     records[0].held.pop();
     assert!(matches!(decide(&records), Decision::Act { .. }));
     // Numbers identify allocations of one rank only. Here rank 0 holds the right numbers, but of the wrong ranks.
@@ -178,7 +178,7 @@ proptest! {
         // Reading arbitrary bytes does not panic.
         let _ = Record::read(&mut Reader::new(&bytes));
         let _ = Decision::read(&mut Reader::new(&bytes));
-        // Messages are read as they were written.
+        // Reading a written message gives an equal message.
         let mut records = records(COUNT);
         let record = &mut records[rank as usize];
         record.site.endpoint = bytes;
@@ -198,7 +198,7 @@ proptest! {
         }
     }
 
-    /// A verdict is the same for every order of the outcomes.
+    /// The verdict does not depend on the order of the outcomes.
     #[test]
     fn outcomes_are_judged_in_no_order(kinds in proptest::collection::vec(0u8..4, 1..6), by in 0usize..6) {
         let report = |kind| match kind {
@@ -219,7 +219,7 @@ proptest! {
     }
 }
 
-/// Record of a rank that shares a region for each of its exports: the first in one piece, the second in two.
+/// The record of a rank that shares two regions: the first has one piece, the second has two.
 fn sharing(rank: u32) -> Record {
     let piece = |export, offset, bytes| RegionPiece { export, offset, bytes };
     let region = |name: &str, pieces| SharedRegion { name: name.to_owned(), pieces };
@@ -275,8 +275,8 @@ fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
     }
 }
 
-/// Every member opens all regions of the others, and also reaches a member without regions. Each pair has a slot on
-/// either side that no other pair has.
+/// Every member opens all regions of the others, and also has a route to a member without regions. Each rank has one
+/// slot for each peer, and no two peers share a slot.
 #[test]
 fn regions_lead_to_every_member() {
     let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();

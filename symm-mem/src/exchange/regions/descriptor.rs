@@ -102,12 +102,12 @@ impl Part {
     }
 }
 
-/// Returns the copies of a transfer, in ascending order of their destination addresses. If a copy begins where another
-/// ends, in the source and in the destination, and both are between the same pieces, they are joined.
+/// Returns the copies of a transfer, in ascending order of their destination addresses. Two copies are joined if the
+/// second begins where the first ends, in the source and in the destination, and if both are between the same pieces.
 ///
 /// # Errors
-/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If there is none, but two
-/// destinations overlap: with the later one of their descriptors.
+/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If there is none, but the
+/// destinations of two descriptors overlap: with the later one of the two.
 pub(super) fn copies(
     direction: Direction,
     local: &[Extents],

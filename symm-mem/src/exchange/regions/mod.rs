@@ -57,9 +57,10 @@ use super::{
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
 /// transfers stay valid after this rank has dropped its handles. If a peer still has the set at the end of the
 /// [lease](super::ExchangeOptions::lease), the regions are [quarantined](super::Exchange::quarantine) instead of freed.
-/// Once a rank knows that a peer has dropped the set, further transfers with that peer return [`Fault::Abandoned`].
-/// If a peer drops the set without sending a notification that this rank waits for, the wait ends with
-/// [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory allocated.
+/// Once a rank has noticed that a peer has dropped the set, for example in [`check`](Self::check), further transfers
+/// with that peer return [`Fault::Abandoned`]. If a peer drops the set without sending a notification that this rank
+/// waits for, the wait ends with [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory
+/// allocated.
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because each launch of
 /// the graph would repeat the number of the same notification. Call them between launches.
@@ -127,7 +128,7 @@ impl Regions {
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, `Driver`. The call
-    /// returns [`Fault::Abandoned`] once this rank knows that the peer has dropped its regions, for example from
+    /// returns [`Fault::Abandoned`] once this rank has noticed that the peer has dropped its regions, for example in
     /// [`check`](Self::check).
     pub unsafe fn transfer(
         &self,
@@ -167,7 +168,7 @@ impl Regions {
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
     /// If the peer has dropped its regions without this notification, the call itself succeeds. Later calls return
-    /// [`Fault::Abandoned`] once this rank knows of the drop.
+    /// [`Fault::Abandoned`] once this rank has noticed the drop.
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let (peer, wire) = self.admit(peer, stream)?;
         if stream.capture_status()? != CaptureStatus::None {

@@ -29,7 +29,7 @@ impl PendingTransfer {
     /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the query of the event fails.
     pub fn is_done(&self) -> Result<bool, TransferError> {
         let done = self.done.as_ref().ok_or(TransferError::Captured { asked: "is_done" })?;
-        // Without this, the query would invalidate another thread's capture in global mode.
+        // Without this guard, the query would invalidate another thread's capture in global mode.
         let _relaxed = RelaxedCapture::enter(done.context().driver());
         let is_done = done.query()?;
         self.fault.get().map_or(Ok(is_done), |fault| Err(fault.clone().into()))

@@ -14,7 +14,7 @@ use super::{
 /// Index of the only [`Wire`] in the [`Core`] of a [`Peer`].
 pub(super) const WIRE: usize = 0;
 
-/// The state of regions. The handles of the regions share it. The last handle drops it.
+/// The state of a set of regions, which the clones of [`Regions`](super::Regions) share.
 pub(super) struct Inner {
     pub(super) owner: Arc<Owner>,
     pub(super) name: String,

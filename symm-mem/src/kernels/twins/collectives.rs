@@ -37,7 +37,7 @@ fn blocks(
     Ok(())
 }
 
-/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes, of which none exceeds `bytes`.
+/// Converts a range of packs ([`PACK`] bytes each) to a range of bytes. Neither end exceeds `bytes`.
 fn range((first, end): (u64, u64), bytes: u64) -> (u64, u64) {
     ((first * PACK).min(bytes), (end * PACK).min(bytes))
 }

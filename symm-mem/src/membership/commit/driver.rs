@@ -11,7 +11,7 @@ use crate::{
     sharing,
 };
 
-/// The services of this rank that the agreement calls.
+/// The functions of this rank that the agreement calls.
 pub(super) trait Local {
     /// Returns the hash of the first `length` operations of the allocation log, or `None` if the log no longer has it.
     fn hash_at(&self, length: u64) -> Option<u64>;
@@ -21,16 +21,16 @@ pub(super) trait Local {
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
     /// Registers the agreed segments as windows. Gives up at the deadline. Also gives up once the store has a verdict
-    /// under `verdict_key` that poisons the group, or a failure of the agreement: the registration can then no longer
-    /// succeed.
+    /// under `verdict_key` that poisons the group, or a failure in its place, because the registration can then no
+    /// longer succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 
     /// Opens the memory that the members offer in `agreed`. Gives up at the deadline.
     fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome;
 }
 
-/// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. `object` is the
-/// group: the agreement ends if the group ends.
+/// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. `object`
+/// represents the group: if the group ends, the agreement ends.
 pub(super) fn run(
     start: Start<CommitProtocol>,
     store: &dyn Store,

@@ -1,4 +1,5 @@
-//! Tests [`super::driver`], which runs a commit, over a real store. Ranks are threads, and NCCL is simulated.
+//! Tests [`super::driver`], which runs a commit, over a real store. Each rank is a thread, and its registration returns
+//! a given outcome without NCCL.
 
 use std::{
     sync::{Arc, Barrier},
@@ -18,7 +19,8 @@ use crate::{
     sharing::{self, Export, Handle, Site},
 };
 
-/// A rank whose registration returns `outcome`, once all registering ranks have begun theirs.
+/// A rank whose registration returns `outcome`. If `all` is set, the registration first waits until all ranks that use
+/// this barrier have begun theirs.
 struct Rank {
     outcome: Outcome,
     all: Option<Arc<Barrier>>,
@@ -78,8 +80,8 @@ fn situation(rank: u32, segments: &[u64], deadline: Duration) -> Situation {
     }
 }
 
-/// Runs a commit of a group of `members` ranks. Each entry of `ranks` is a rank on a thread of its own: the hashes of
-/// its segments, and the outcome of its registration. Members without an entry do not come.
+/// Runs a commit of a group of `members` ranks. Each entry of `ranks` is a rank on its own thread: the hashes of its
+/// segments, and the outcome of its registration. Members without an entry do not take part.
 fn commit(
     store: &dyn Store,
     members: usize,
@@ -177,7 +179,8 @@ fn a_failed_registration_poisons_all() {
 fn who_is_missing_is_named() {
     let store = HashStore::new();
     let ranks = vec![(vec![7], Outcome::Registered); 2];
-    // A rank waits for three eighths of the deadline. In that time, the other rank's thread has to start too.
+    // A rank waits for three eighths of the deadline. The deadline is long enough for the other rank's thread to start
+    // within that time.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
     let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")
@@ -186,7 +189,7 @@ fn who_is_missing_is_named() {
     assert_eq!(results[0], results[1]);
 }
 
-/// A second process runs as rank 0. It posts its record after the first one.
+/// Two processes run as rank 0. The first one has posted its record, and the test runs the second one.
 #[test]
 fn a_second_process_with_the_same_rank_is_in_doubt() {
     let store = HashStore::new();

@@ -1,5 +1,5 @@
-//! This rank's services for the state machine of a commit: hashes and entries of its allocation history, and the
-//! registration of the agreed windows.
+//! The functions of this rank that the agreement of a commit calls: they supply hashes and entries of the rank's
+//! allocation history, and register the agreed windows.
 
 use std::{any::Any, sync::Arc};
 
@@ -28,12 +28,12 @@ pub(super) struct Member<'a> {
     pub(super) group: &'a dyn SymmetricGroup,
     pub(super) communicator: &'a Communicator,
     pub(super) segments: &'a [Segment],
-    /// After a successful [`register`](Local::register): the window of each agreed segment, and the segment's offset in
-    /// it in bytes. Empty before, and after any other outcome.
+    /// The window of each agreed segment, and the segment's offset in the window in bytes. Set by a successful
+    /// [`register`](Local::register), otherwise empty.
     pub(super) windows: Vec<(Window, u64)>,
     /// The memory that this rank offers, if it offers any.
     pub(super) offered: Option<OfferedPeers>,
-    /// The members' memory, after a successful [`open`](Local::open).
+    /// The members' memory. Set by a successful [`open`](Local::open).
     pub(super) opened: Option<OpenedPeers>,
 }
 
@@ -72,8 +72,9 @@ impl Local for Member<'_> {
         let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
         let memory: Arc<Memory> = self.memberships.memory().clone();
         self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
-        // SAFETY: each rank's communicator holds that rank's memory until the communicator has ended. Segments
-        // neither move nor shrink. A retired segment is freed only after all ranks have deregistered its window.
+        // SAFETY: each rank's communicator keeps that rank's memory allocated until the communicator has ended.
+        // Segments neither move nor shrink. A retired segment is freed only after all ranks have deregistered its
+        // window.
         let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,

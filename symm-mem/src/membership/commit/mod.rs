@@ -5,12 +5,12 @@
 //! |---|---|
 //! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
 //! | `member` | the steps of this rank in the agreement: supplies its history on request, and registers the segments |
-//! | `offer` | this rank's contribution to a commit |
+//! | `offer` | the record that this rank posts in a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
 //! | `plain` | registers segments with `ncclCommRegister` if they cannot become windows |
 //! | `watch` | unblocks a member if its registration can no longer succeed |
-//! | here | a commit, from the call to the publication of its result |
+//! | this file | a commit, from the call to the publication of its result |
 
 mod driver;
 #[cfg(test)]
@@ -61,8 +61,8 @@ use crate::{
     sharing::Site,
 };
 
-/// What this rank has registered and opened in a commit. `serials` and `windows` have one entry for each registered
-/// segment, in the order of the segments.
+/// The windows that this rank has registered in a commit, and the members' memory that it has opened. `serials` and
+/// `windows` have one entry for each registered segment, in the order of the segments.
 #[derive(Default)]
 pub(crate) struct Done {
     /// The serial number of the segment's window. Segments that share a window have equal numbers.
@@ -74,8 +74,9 @@ pub(crate) struct Done {
 }
 
 impl Memberships {
-    /// Registers the pool's new segments as windows of `group`, on all members or on none. The caller may be on another
-    /// thread: `inside` says whether it has an NCCL group open, which only the caller's own thread can detect.
+    /// Registers the pool's new segments as windows of `group`, on all members or on none. `inside` is true if the
+    /// thread that requested the commit has an NCCL group open. This call may run on another thread, which cannot
+    /// detect that.
     pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,
@@ -119,7 +120,8 @@ impl Memberships {
         let (rank, store) = (self.domain().rank(), &**self.domain().store());
         let object = object_of(self.domain(), group);
         let (result, failure) = driver::run(start, store, object, &mut member);
-        // The offer ends here. All members have opened it, or none will.
+        // `member.offered` is dropped only when this function returns. No member uses the offer any more: all members
+        // have opened the memory, or none will.
         let Member { windows, opened, .. } = member;
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
@@ -145,8 +147,8 @@ impl Memberships {
         if let (Err(Ending::Poisoned(Poison::MembersLost { .. })), Some(health)) =
             (&result, group.health_handle())
         {
-            // Another member may have noticed the lost member first. Wait until the group has ended on this rank too,
-            // so that `standing` returns the reason.
+            // Another member may have noticed the loss of a member first. Wait until the group has ended on this rank
+            // too, so that `standing` returns the reason.
             health.await_end(Deadline::after(options.deadline.saturating_sub(begun.elapsed())));
         }
         let ended = group.standing();
@@ -167,8 +169,8 @@ impl Memberships {
     }
 
     /// Skips the commit for `group` if this rank need not commit, and returns the result of the skipped commit. Returns
-    /// `None` if a commit is needed: if there are new segments, if a request has failed since the last commit that
-    /// found equal requests, if the group is poisoned, or if the group has had no commit.
+    /// `None` if a commit is needed: if there are new segments, if the group is poisoned or has had no commit, or if an
+    /// allocation request has failed since the last commit that found the members' allocation logs equal.
     pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.known_state(id)?;
@@ -206,8 +208,8 @@ impl Memberships {
         })
     }
 
-    /// Offers the new segments `new` to the members of `group`. Returns a description of the reason if this rank cannot
-    /// offer them.
+    /// Offers the new segments `new` to the members of `group`. If this rank cannot offer them, returns a description
+    /// of the reason as the error.
     fn offer_peers(
         &self,
         group_state: &mut GroupState,
@@ -240,9 +242,9 @@ impl Memberships {
         OfferedPeers::make(peers, self.memory(), new, group_state.mapped.next())
     }
 
-    /// Begins a commit of the pool's new segments. `check` tests locally that this rank could register them as
-    /// windows. `offer` offers the given new segments to the other members. Returns this rank's part in the commit, and
-    /// the new segments that its record offers.
+    /// Begins a commit of the pool's new segments. `check` checks, without contact to other ranks, whether this rank
+    /// could register them as windows. `offer` offers the given new segments to the other members. Returns this rank's
+    /// part in the agreement, and the new segments that its record offers.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
@@ -303,7 +305,7 @@ impl Memberships {
         match result {
             Ok(agreed) => {
                 let Done { serials, windows, opened } = done;
-                // If another member could not open the memory, nobody keeps it.
+                // If a member could not open the memory, no member keeps it.
                 let opened = opened.filter(|_| agreed.peers == PeerMappings::Opened {});
                 let group = group_state.log.group();
                 let mapped = opened.map(|opened| self.keep_peers(opened, offered));
@@ -319,8 +321,9 @@ impl Memberships {
         }
     }
 
-    /// Keeps the members' memory that all members have opened, and which belongs to the first of the segments `offered`.
-    /// Returns its owner, and the segments as entries of the group's mapped segments.
+    /// Keeps `opened`, which all members have opened, together with the pool's segments. `opened` belongs to the first
+    /// segments of `offered`. Returns the owner of the mappings, and the new entries for the group's list of mapped
+    /// segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {

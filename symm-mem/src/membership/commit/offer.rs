@@ -1,4 +1,4 @@
-//! This rank's contribution to a commit: the state of its group, its segments, and its allocation history.
+//! The record that this rank posts in a commit: the state of its group, its segments, and its allocation history.
 
 use std::{borrow::Cow, fmt};
 
@@ -22,8 +22,8 @@ use crate::{
 /// The first NCCL release that supports windows over several segments: 2.30.3.
 pub(super) const JOINED_SINCE: u32 = 23003;
 
-/// The state of the group and of the calling thread at a commit. Collecting it never fails: problems go into the
-/// record, so that all members get them.
+/// The state of the group and of the calling thread at the start of a commit. The checks never fail: a problem becomes
+/// part of the record, so that all members get it.
 pub(crate) struct LocalState {
     pub(crate) readiness: Readiness,
     pub(crate) capabilities: Capabilities,
@@ -66,14 +66,15 @@ pub(super) fn cause(group: &dyn SymmetricGroup, error: impl fmt::Display) -> Str
     group.standing().err().map_or_else(|| error.to_string(), |ended| ended.to_string())
 }
 
-/// Returns the other member that ended the group, if the group has ended and the reason names one. `own` is this rank.
+/// If the group has ended and its error names another member as the cause, returns that member. `own` is this rank.
 pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u32> {
     group.standing().err().map(|ended| gone(own, &ended).rank).filter(|rank| *rank != own)
 }
 
-/// Returns how many bytes of symmetric address space are left for windows of the communicator, or `None` if the driver
-/// fails. NCCL reserves the memory size of the largest device among the members, rounded up to 4 GiB. This function
-/// takes the size of this rank's device instead. Each rank posts its value, and the decision takes the largest one.
+/// Returns the number of bytes of symmetric address space that are left for windows of the communicator, or `None` if
+/// the driver fails. NCCL reserves the memory size of the largest device among the members, rounded up to a multiple of
+/// 4 GiB. This rank computes its value from the size of its own device and posts it. The members use the largest posted
+/// value, which is that of the largest device.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;
@@ -81,8 +82,8 @@ fn address_space_left(communicator: &Communicator) -> Option<u64> {
 }
 
 /// Converts the pool's segments that are not retired to their form in a record.
-/// [`GroupLog::begin`](crate::agreement::GroupLog::begin) later removes those that are not new to the group. If `joins`
-/// is true, a segment directly behind the previous one is marked as [`Segment::FOLLOWS`].
+/// [`GroupLog::begin`](crate::agreement::GroupLog::begin) later removes the segments that are not new to the group. If
+/// `joins` is true, a segment that begins at the end of the previous one is marked as [`Segment::FOLLOWS`].
 pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment> {
     let mut end = None;
     let live = segments.iter().filter(|it| !it.retired);
@@ -94,11 +95,11 @@ pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment
     offer.collect()
 }
 
-/// The segments to be registered as windows, for the checks that a rank can make alone.
+/// The segments to be registered as windows, for the checks that a rank makes without contact to other ranks.
 pub(super) struct Candidates {
     ordinals: Vec<u32>,
     requests: Vec<WindowRequest>,
-    /// True if the memory can be shared with peers.
+    /// True if other ranks can open the pool's memory.
     is_exportable: bool,
 }
 
@@ -115,8 +116,9 @@ impl Candidates {
         }
     }
 
-    /// Checks that this rank could register the segments. All members get the result before any of them registers
-    /// anything, so a failure leaves the group usable. An error during the registration poisons the group.
+    /// Checks whether this rank could register the segments. All members get the result before any of them registers a
+    /// segment, so a failure of this check leaves the group usable. A failure of the registration itself would poison
+    /// the group.
     pub(super) fn check(
         &self,
         check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,

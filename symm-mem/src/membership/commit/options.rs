@@ -4,40 +4,42 @@ use std::time::Duration;
 
 use crate::agreement::Policy;
 
-/// Options of a commit. All members give the same.
+/// Options of a commit. All members pass the same options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitOptions {
-    /// The treatment of differences between ranks.
+    /// The treatment of differences between the ranks' pools.
     pub policy: Policy,
-    /// The time limit of the commit, counted from the call. The limits of its phases are computed from it. A member may
-    /// come later than the first one by up to three eighths of this time. If it comes later, the commit is refused
-    /// ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
+    /// The time limit of the commit, counted from the call. The limits of the commit's phases are computed from it. A
+    /// member may join the commit later than the first member by up to three eighths of this time. If it joins later,
+    /// the commit is refused ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
-    /// Once all members have come, the phases after their decision have their own time limits, equal on all members.
-    /// Each limit is a share of the longest deadline of a member and at most 10 min, but at least 10 s for an action
-    /// (the registration, or the whole search for a difference) and 5 s for the members' answers. Store requests that
-    /// do not wait for a member are bounded by the store itself
-    /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host
-    /// is stopped, members may get the error later than the limits above, by up to this bound.
+    /// The phases after the members' decision have their own time limits, equal on all members. Each limit is a share
+    /// of the longest `deadline` among the members, and at most 10 min. The limit of an action (the registration, or
+    /// the whole search for a difference) is at least 10 s, and that of the wait for the members' outcomes is at least
+    /// 5 s. Store requests that do not wait for a member have a limit of the store instead
+    /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is
+    /// stopped, members may get the error later than the limits above, by up to the store's limit.
     pub deadline: Duration,
-    /// If true, adjacent new segments share a window if the library allows it (from NCCL 2.30.3 on), so that fewer
-    /// windows have to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use
-    /// them set this to false.
+    /// If true, adjacent new segments share a window if NCCL supports it (from 2.30.3 on), so that fewer windows have
+    /// to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use those calls
+    /// set this to false.
     pub joined: bool,
-    /// If false, no segment becomes a window, and none is registered with NCCL. Such a commit needs no communicator, so a
-    /// group without one can map its members' segments.
+    /// If false, the commit registers no segment with NCCL, neither as a window nor with `ncclCommRegister`. Such a
+    /// commit needs no NCCL communicator, so the members of a group whose communicator is not created yet can map each
+    /// other's segments.
     pub windows: bool,
-    /// If true, the members also map each other's new segments, so that
-    /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory) has them for kernels, and messages of
-    /// the [direct path](crate::direct) between blocks are copied without a detour. If a member cannot map them, none
-    /// does, and [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. It costs virtual address
-    /// space and time, but no device memory besides the signal pads of the first commit (2 MiB). On two H200, the first
-    /// commit of a pool for a group takes 4 to 5 ms more for one segment of 2 MiB, and 0.3 ms more for each further one.
+    /// If true, the members also map each other's new segments. Kernels can then access them through
+    /// [`SymmetricPool::symmetric_memory`](crate::SymmetricPool::symmetric_memory), and the [direct
+    /// path](crate::direct) copies messages between blocks directly. If one member cannot map them, no member does, and
+    /// [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. The mappings cost virtual address
+    /// space and time, but no device memory besides the signal pads (2 MiB), which the first commit of a pool for a
+    /// group allocates. On two H200, that first commit takes 4 to 5 ms more for one segment of 2 MiB, and 0.3 ms more
+    /// for each further segment.
     pub map_peers: bool,
 }
 
 impl Default for CommitOptions {
-    /// Strict policy, 30 seconds, windows that adjacent segments share, mapped segments.
+    /// [`Policy::Strict`], a deadline of 30 s, `joined`, `windows` and `map_peers`.
     fn default() -> Self {
         let (policy, deadline) = (Policy::Strict, Duration::from_secs(30));
         Self { policy, deadline, joined: true, windows: true, map_peers: true }

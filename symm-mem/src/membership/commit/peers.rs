@@ -1,4 +1,5 @@
-//! This rank's part in opening the members' memory: its new segments and its signal pad for them, and theirs for it.
+//! Mapping of the members' memory in a commit: offers this rank's new segments and signal pad to the other members, and
+//! opens the memory that they offer.
 
 use std::sync::Arc;
 
@@ -18,24 +19,24 @@ pub(super) struct OfferedPeers {
     offer: Offer<Shareable>,
     /// `None` if the members have opened the pads in an earlier commit.
     pad: Option<OwnPad>,
-    /// The address and the length of each new segment.
+    /// The address and the length in bytes of each new segment.
     segments: Vec<(DevicePtr, usize)>,
 }
 
 /// The opened memory of all members.
 pub(crate) struct OpenedPeers {
     pub(super) group: Arc<PeerGroup>,
-    /// The number of the first segment among the mapped segments of the group.
+    /// The number of the first entry of `segments` in the group's list of mapped segments.
     pub(super) first: u64,
     /// This rank's pad, and the pads of all members. `None` if the group has its pads already.
     pub(super) pads: Option<(OwnPad, Arc<PeerBuffers>)>,
-    /// The segments that the group commits, in their order.
+    /// The opened memory of each segment that the group commits, in the order of the segments.
     pub(super) segments: Vec<Arc<PeerBuffers>>,
 }
 
 impl OfferedPeers {
-    /// Offers the new segments `segments` of `memory` to the members of `group`, and this rank's pad if the group has
-    /// no pads yet. `next` is [`OfferedMemory::next`]. Fails with a description of the problem.
+    /// Offers the new segments `segments` of `memory` to the members of `group`. Also offers this rank's pad if the
+    /// group has no pads yet. `next` is [`OfferedMemory::next`]. Returns a description of the problem as the error.
     pub(super) fn make(
         group: Arc<PeerGroup>,
         memory: &Memory,
@@ -43,7 +44,7 @@ impl OfferedPeers {
         next: u64,
     ) -> Result<(Self, PeerOffer), String> {
         let context = &group.context;
-        // Exports must neither become part of an open capture nor invalidate it.
+        // The export must neither join an open capture nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut offer = Offer::new()?;
         let pad = match group.has_pads() {
@@ -78,8 +79,8 @@ impl OfferedPeers {
         Ok((Self { group, offer, pad, segments: places }, PeerOffer::Offered { memory }))
     }
 
-    /// Opens the memory that `members` offer, which is that of all members of the group. On failure, returns the outcome
-    /// that this rank posts.
+    /// Opens the memory that the members offer. `members` has the offers of all members of the group. On failure,
+    /// returns the outcome that this rank must post.
     pub(super) fn open(
         &mut self,
         members: &[MemberMemory],

@@ -19,10 +19,10 @@ use crate::{
 
 impl Memberships {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
-    /// to keep the registration. Returns true if all members keep it. Returns false if they agreed to undo it and this
-    /// member has undone it. The second value is the store's error, if the store failed. `left` is the time that remains
-    /// until the commit's deadline. The time limit of the registration is `left` or [`ACTION_FLOOR`], whichever is
-    /// longer.
+    /// to keep the registrations. Returns true if all members keep them. Returns false if the members agreed to undo
+    /// them and this member has done so. The second value is the store's error, if the store failed. `left` is the time
+    /// that remains until the commit's deadline. The time limit of the registration is the longer of `left` and
+    /// [`ACTION_FLOOR`].
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
@@ -64,7 +64,7 @@ impl Memberships {
         (self.end_plain(group_state, segments, result, undone, registered, said), failure)
     }
 
-    /// Applies and publishes the result of the agreement on the plain registration of `segments`. `registered` holds the
+    /// Applies and publishes the result of the agreement on the plain registration of `segments`. `registered` are the
     /// registrations of this rank. For the other arguments and the result see [`GroupState::conclude_plain`].
     pub(crate) fn end_plain(
         &self,
@@ -84,7 +84,8 @@ impl Memberships {
         kept
     }
 
-    /// Registers all of `segments`. After an error none is registered: the earlier registrations are dropped.
+    /// Registers all of `segments`. After an error, none of them is registered: the drops of the earlier registrations
+    /// deregister them.
     fn try_to_register(
         &self,
         group: &dyn SymmetricGroup,
@@ -97,9 +98,9 @@ impl Memberships {
         for Segment { ordinal, bytes, .. } in segments {
             let address =
                 self.memory().arena().segments().get(*ordinal as usize).map_or(0, |it| it.memory.address);
-            // SAFETY: the communicator keeps the memory until the communicator is gone. A retired segment is freed only
-            // after all ranks have deregistered it. The members agree on the registration before any of them enqueues
-            // collectives on the segment.
+            // SAFETY: the communicator keeps the memory allocated until the communicator has ended. A retired segment
+            // is freed only after all ranks have deregistered it. The members agree on the registration before any of
+            // them enqueues collectives on the segment.
             let registration =
                 unsafe { communicator.register(DevicePtr(address), *bytes as usize, deadline) };
             let registration = registration.map_err(|error| error.to_string())?;

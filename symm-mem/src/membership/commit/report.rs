@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use crate::agreement::{GroupId, NoWindows, Refusal, Unmapped};
 
-/// The result of a commit. It is equal on all members, except for `elapsed`.
+/// The result of a commit, equal on all members except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitReport {
     /// The group.
     pub group: GroupId,
     /// The number of segments that this commit added to the group.
     pub new_segments: usize,
-    /// The number of windows of these segments. Adjacent segments may share a window.
+    /// The number of windows that contain these new segments. Adjacent segments may share a window.
     pub new_windows: usize,
-    /// The number of the pool's segments that the group has committed.
+    /// The number of the pool's segments that the group has committed, in this commit and earlier ones.
     pub segments: usize,
-    /// The number of windows of these segments.
+    /// The number of windows that contain these committed segments.
     pub windows: usize,
     /// The reason why the new segments have no windows: the group has one member, or NCCL does not support windows for
-    /// it. `None` if they have windows. Even without windows, a block has the same offset on every rank.
+    /// the group. `None` if they have windows. Even without windows, a block has the same offset on every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo it, and
@@ -27,7 +27,8 @@ pub struct CommitReport {
     /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
     /// `None` if there is no difference.
     pub pending: Option<Refusal>,
-    /// The reason why the members have not mapped each other's new segments. `None` if they have, or if there are none.
+    /// The reason why the members have not mapped each other's new segments. `None` if they have mapped them, or if
+    /// there are no new segments.
     pub unmapped: Option<Unmapped>,
     /// The duration of the commit on this rank, from the call to its result.
     pub elapsed: Duration,

@@ -1,4 +1,4 @@
-//! Unblocks a member if its registration can no longer succeed.
+//! Unblocks a member whose registration can no longer succeed.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -19,17 +19,17 @@ use crate::{
     membership::group::ABORT_PATIENCE,
 };
 
-/// The longest single wait of the thread for the store. After the [`Watch`] is dropped, the thread
-/// may still wait for this time.
+/// The time limit of each request of the thread to the store. The thread may continue for up to this time after the
+/// [`Watch`] is dropped.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that aborts a communicator once the stored verdict on the registration says that the group is poisoned, or
-/// a failure of the agreement is stored in place of the verdict. Any other verdict ends the thread. Without the abort,
-/// the registration of this member might never return. Dropping this value ends the thread, but does not wait for its
-/// end.
+/// A thread that waits for the verdict on the registration in the store. It aborts the communicator if the verdict says
+/// that the group is poisoned, or if a failure of the agreement is stored in place of the verdict. Without the abort,
+/// the registration of this member might never return. After any other verdict, the thread ends. Dropping this value
+/// makes the thread end, but does not wait for its end.
 pub(super) struct Watch {
-    /// Shared with the thread, which has no other reference to the communicator. The drop of the watch takes the handle
-    /// out. So a thread that still waits for the store does not keep the resources of the communicator.
+    /// Shared with the thread, which has no other reference to the communicator. The drop of the [`Watch`] removes the
+    /// handle, so that a thread that still waits for the store does not keep the resources of the communicator.
     abort: Arc<Mutex<Option<AbortHandle>>>,
 }
 

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{agreement::ValuesByRank, sharing::Uuid};
 
-/// Decides from the records of all members, in the order of the group.
+/// Makes the decision from the records of all members. The records are in the group's order.
 ///
 /// The checks, in this order:
 /// 1. All records have the same `group`, `members`, `life`, `number` and `shared_devices`.

@@ -21,7 +21,7 @@ pub enum Subject {
     Pool {
         /// The pool.
         pool: PoolId,
-        /// The segment's number in it.
+        /// The segment's number in the pool.
         ordinal: u32,
         /// The pool's allocation log just after the operation that created the segment.
         log: LogPoint,
@@ -54,7 +54,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The readiness of a rank: it can take part now, or the reason why not.
+/// States that a rank can take part now, or the reason why it cannot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     /// The rank can take part.
@@ -74,8 +74,8 @@ wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } }
 pub struct Record {
     /// The group.
     pub group: GroupId,
-    /// How many times this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group,
-    /// including this one.
+    /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group,
+    /// including the current one.
     pub life: u64,
     /// The number of this rendezvous: the count of earlier ones that this rank began with its current `Rendezvous`.
     pub number: u64,
@@ -93,10 +93,10 @@ pub struct Record {
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The `number` of the earlier rendezvous in which this rank mapped the peers' memory of this `subject`. `None` if
-    /// that memory is not mapped on this rank.
+    /// The `number` of the earlier rendezvous in which this rank mapped the peers' allocations that correspond to this
+    /// allocation. `None` if this rank has no such mapping.
     pub mapped: Option<u64>,
-    /// Where the rank runs.
+    /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,
     /// The whole allocation that contains the buffer. If `readiness` is `Failed`, an allocation of 0 bytes.
     pub export: Export,

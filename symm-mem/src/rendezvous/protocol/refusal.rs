@@ -8,8 +8,10 @@ use crate::{
     sharing::{OpeningFailure, Uuid},
 };
 
-/// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings made during
-/// this rendezvous are removed. Mappings of earlier ones stay. The members can call `rendezvous` again.
+/// The reason why a rendezvous mapped no memory on any member. All members get the same value, with one exception: if
+/// another process runs as this rank, or if this rank has another list of members than the others, the others may have
+/// mapped their memory. Mappings made during this rendezvous are removed. Mappings of earlier ones stay. The members
+/// can call `rendezvous` again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
@@ -21,10 +23,10 @@ pub enum RendezvousRefusal {
         describe_circle(circle)
     )]
     RendezvousTimeout {
-        /// The missing ranks, ascending. They are in the group's order instead if a member of another agreement found
-        /// the circle.
+        /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the group's
+        /// order instead.
         missing: Vec<u32>,
-        /// How long the member that stopped waiting had waited, in milliseconds.
+        /// The time that the member that stopped waiting had waited, in milliseconds.
         waited_ms: u64,
         /// The waits of the ranks in the circle. Empty if there is no circle.
         circle: Vec<Waiting>,
@@ -144,8 +146,9 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all ranks had posted their records. Or the group ended during the agreement. In that case
-    /// `missing` is the rank that reported the end.
+    /// Ranks were lost after all ranks had posted their records. Or the group ended during the agreement. In the second
+    /// case, `missing` is the rank that ended the group or, if the group's error names no rank, the rank that reported
+    /// the end.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),

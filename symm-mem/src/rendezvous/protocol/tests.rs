@@ -64,7 +64,7 @@ const DIFFERENCES: [Difference; 17] = [
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("HandleKindMismatch", |record| {
-        // Found first, because different kinds of devices round sizes differently.
+        // Reported instead of the different sizes, because different kinds of devices round sizes differently.
         record.export = Export { bytes: 4096, handle: foreign("host", true), token: 7 };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
