@@ -317,21 +317,37 @@ fn may_pass(error: &StoreError) -> bool {
 
 /// Reads keys without waiting. Returns their values in order, and `None` for a key without a value.
 pub(super) fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-    let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-    // Usually all keys have values, and two requests suffice. Otherwise, or if a key is removed after the check, each
-    // key is read by itself.
-    if store.check(&names)? {
-        match store.multi_get(&names, Deadline::now()) {
-            Err(StoreError::Timeout { .. }) => {}
-            values => return Ok(values?.into_iter().map(Some).collect()),
+    let mut present: Vec<&str> = keys.iter().map(String::as_str).collect();
+    // Usually all keys have values, and two requests suffice.
+    if !store.check(&present)? {
+        present = existing(store, &present)?;
+    }
+    let mut values = Vec::new();
+    while !present.is_empty() && values.is_empty() {
+        match store.multi_get(&present, Deadline::now()) {
+            Ok(read) => values = read,
+            Err(error @ StoreError::Timeout { .. }) => {
+                // A key was removed after the check.
+                let remaining = existing(store, &present)?;
+                if remaining.len() == present.len() {
+                    return Err(error);
+                }
+                present = remaining;
+            }
+            Err(error) => return Err(error),
         }
     }
-    let one = |key: &&str| match store.check(&[key])? {
-        true => match store.get(key, Deadline::now()) {
-            Err(StoreError::Timeout { .. }) => Ok(None),
-            value => value.map(Some),
-        },
-        false => Ok(None),
-    };
-    names.iter().map(one).collect()
+    let mut read = present.into_iter().zip(values).peekable();
+    Ok(keys.iter().map(|key| read.next_if(|(name, _)| name == key).map(|(_, value)| value)).collect())
+}
+
+/// Returns those of the keys that exist.
+fn existing<'a>(store: &dyn Store, keys: &[&'a str]) -> Result<Vec<&'a str>, StoreError> {
+    let mut existing = Vec::new();
+    for key in keys {
+        if store.check(&[key])? {
+            existing.push(*key);
+        }
+    }
+    Ok(existing)
 }

@@ -48,10 +48,10 @@ impl World {
     }
 
     /// Returns the longest time in µs in which a rank reads the places of all ranks, that is, the meetings in which
-    /// they wait. The rank makes one request for all keys. If some keys have no value, it makes up to two more requests
-    /// for each rank. A request and its answer are two messages.
+    /// they wait. The rank checks all keys. If some keys have no value, it checks each key. It then reads those that
+    /// exist. A request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
-        2 * (1 + 2 * self.ranks.len() as u64) * self.scenario.slowest
+        2 * (2 + self.ranks.len() as u64) * self.scenario.slowest
     }
 
     /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got
