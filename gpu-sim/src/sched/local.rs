@@ -41,11 +41,9 @@ pub(crate) fn with_local<T: Default + 'static, R>(world: u64, f: impl FnOnce(&mu
     result
 }
 
-/// Drops the state of a (world, task). `None` drops all state on this thread, of every world.
-pub(crate) fn forget_locals(of: Option<(u64, u64)>) {
-    let gone: Vec<_> = LOCALS.with_borrow_mut(|map| match of {
-        None => map.drain().collect(),
-        Some((world, task)) => map.extract_if(|key, _| key.0 == world && key.1 == task).collect(),
-    });
+/// Drops the state of a task of `world` on this thread, or of all its tasks.
+pub(crate) fn forget_locals(world: u64, task: Option<u64>) {
+    let is_gone = |key: &(u64, u64, TypeId)| key.0 == world && task.is_none_or(|task| key.1 == task);
+    let gone: Vec<_> = LOCALS.with_borrow_mut(|map| map.extract_if(|key, _| is_gone(key)).collect());
     drop(gone);
 }

@@ -298,7 +298,7 @@ impl Seeded {
                     t.tasks.remove(&id);
                     t.stacks.push(body.into_stack());
                 });
-                forget_locals(Some((self.world, id)));
+                forget_locals(self.world, Some(id));
             }
         }
     }

@@ -75,8 +75,8 @@ impl Builder {
     }
 
     /// Shows the world only to the thread that starts it, so that each thread can have one. Needs
-    /// [`seeded`](Self::seeded), because the threads of a free-running world would not find it. A thread that runs the
-    /// process's seeded world must not start another. The memory cannot be exported to other processes:
+    /// [`seeded`](Self::seeded), because the threads of a free-running world would not find it. A thread runs at most
+    /// one seeded world. The memory cannot be exported to other processes:
     /// `cuMemExportToShareableHandle` returns `CUDA_ERROR_NOT_SUPPORTED`. Freed memory goes back to the host when the
     /// world ends.
     pub fn on_this_thread(mut self) -> Self {
@@ -133,7 +133,7 @@ impl Builder {
                 rule: "expected a release code from 21304 (2.13.4) to 23203 (2.32.3), such as 22809 (2.28.9)",
             });
         }
-        machine::install(self.is_private, |id| Machine::new(id, &self).map(Arc::new))
+        machine::install(self.is_private, self.seed.is_some(), |id| Machine::new(id, &self).map(Arc::new))
             .map(|machine| World { machine: Some(machine) })
     }
 }
@@ -162,6 +162,31 @@ mod tests {
         });
         assert!(other.join().unwrap());
         assert!(world.finish().is_ok());
+    }
+
+    #[test]
+    fn a_thread_runs_one_seeded_world() {
+        let shared = || World::builder().seeded(1).start();
+        let private = || World::builder().seeded(1).on_this_thread().start();
+        let world = loop {
+            // Another test may have a world.
+            match shared() {
+                Ok(world) => break world,
+                Err(WorldError::AlreadyAlive) => thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert!(matches!(private(), Err(WorldError::AlreadyAlive)));
+        let other = thread::spawn(move || private().map(|world| world.finish().is_ok()));
+        assert!(other.join().unwrap().unwrap());
+        assert!(machine().is_some_and(|machine| machine.devices.len() == world.alive().devices.len()));
+        assert!(world.finish().is_ok());
+        let world = private().unwrap();
+        assert!(matches!(shared(), Err(WorldError::AlreadyAlive)));
+        let id = machine().unwrap().id;
+        thread::spawn(move || assert!(world.finish().is_ok())).join().unwrap();
+        assert!(machine().is_none_or(|machine| machine.id != id), "the thread still sees the ended world");
+        assert!(private().unwrap().finish().is_ok());
     }
 
     #[test]

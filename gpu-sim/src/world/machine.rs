@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 pub(crate) use super::builder::Mode;
@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) id: u64,
+    /// The thread that started the world.
+    owner: ThreadId,
     pub(crate) mode: Mode,
     /// True if fabric handles are supported.
     pub(crate) fabric: bool,
@@ -72,15 +74,27 @@ static WORLDS: AtomicU64 = AtomicU64::new(1);
 pub(crate) fn machine() -> Option<Arc<Machine>> {
     // Destructors of other thread-local variables may call this after the end of `PRIVATE`.
     let private = PRIVATE.try_with(|private| private.borrow().clone()).ok().flatten();
+    // Another thread may have ended the world.
+    let private = private.filter(|private| !private.ended.load(SeqCst));
     private.or_else(|| CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
+/// Makes a world, and lets this thread or all threads see it. A thread runs the tasks of at most one seeded world.
 pub(super) fn install(
     is_private: bool,
+    is_seeded: bool,
     make: impl FnOnce(u64) -> Result<Arc<Machine>, WorldError>,
 ) -> Result<Arc<Machine>, WorldError> {
+    let runs_private =
+        PRIVATE.with_borrow(|private| private.as_ref().is_some_and(|it| !it.ended.load(SeqCst)));
+    if runs_private && is_seeded {
+        return Err(WorldError::AlreadyAlive);
+    }
     if is_private {
-        if PRIVATE.with_borrow(Option::is_some) {
+        let current = CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let runs_here =
+            |it: &Machine| matches!(it.sched, Scheduler::Seeded(_)) && it.owner == thread::current().id();
+        if current.is_some_and(|current| runs_here(&current)) {
             return Err(WorldError::AlreadyAlive);
         }
         let machine = make(WORLDS.fetch_add(1, SeqCst))?;
@@ -114,6 +128,7 @@ impl Machine {
         let device = |ordinal| Device::new(ordinal, settings.capacity, !settings.is_private);
         Ok(Self {
             id,
+            owner: thread::current().id(),
             mode: settings.mode,
             fabric: settings.fabric,
             nccl_release,
@@ -206,12 +221,11 @@ impl Machine {
             part.stop();
         }
         self.sched.stop(self);
-        if PRIVATE.with_borrow(|private| private.as_ref().is_some_and(|other| Arc::ptr_eq(other, self))) {
-            PRIVATE.set(None);
-        } else {
-            *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = None;
+        let is_this = |other: &mut Arc<Machine>| Arc::ptr_eq(other, self);
+        if PRIVATE.with_borrow_mut(|private| private.take_if(is_this)).is_none() {
+            CURRENT.write().unwrap_or_else(PoisonError::into_inner).take_if(is_this);
         }
-        forget_locals(None);
+        forget_locals(self.id, None);
         let noted = std::mem::take(&mut *self.noted());
         let calls: BTreeMap<String, u64> = self.faults.all_calls();
         Report { leaks, misuse: noted.misuse, notes: noted.notes, calls }

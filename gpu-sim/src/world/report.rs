@@ -72,8 +72,8 @@ impl std::fmt::Display for Report {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// Only one world can exist in a process.
-    #[error("a world is alive in this process; finish it before starting another")]
+    /// The process has a world already, or this thread runs a seeded world already.
+    #[error("a world is alive in this process or on this thread; finish it before starting another")]
     AlreadyAlive,
     /// The world has ended already.
     #[error("the world has ended")]
