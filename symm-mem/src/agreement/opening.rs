@@ -71,9 +71,12 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
         Some(OpeningFailure::Failed { rank, cause }) => {
             PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
         }
-        Some(OpeningFailure::Lost { missing, .. }) => {
-            let rank = missing.first().copied().unwrap_or(u32::MAX);
-            let cause = "it did not answer while the members opened each other's memory".to_owned();
+        Some(OpeningFailure::Lost { missing, noticed }) => {
+            let (rank, what) = match (missing.first(), noticed.first()) {
+                (Some(missing), _) => (*missing, "it did not answer"),
+                (None, noticed) => (noticed.copied().unwrap_or_default(), "it got no answer"),
+            };
+            let cause = format!("{what} while the members opened each other's memory");
             PeerMappings::Unmapped { reason: Unmapped::Failed { rank, cause } }
         }
     };

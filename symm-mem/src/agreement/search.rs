@@ -81,22 +81,28 @@ wire_struct!(Recalled { operation, is_last });
 /// Evaluates a round of the search. `answers` are the hashes of all ranks at the points of `range`.
 pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) -> Finding {
     let (points, answers) = (range.points(), Vec::from_iter(answers));
+    let is_unknown =
+        |index: usize| answers.iter().any(|answer| answer.at.get(index).copied().flatten().is_none());
     let equal = |index: usize| {
-        let mut hashes = answers.iter().map(|answer| answer.at.get(index).copied().flatten());
-        let first = hashes.next().flatten();
-        first.is_some() && hashes.all(|hash| hash == first)
+        let mut hashes = answers.iter().map(|answer| answer.at.get(index));
+        let first = hashes.next();
+        !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
-    match (0..points.len()).find(|index| !equal(*index)) {
-        None => Finding::Operation { sequence: range.high },
-        Some(0) => {
-            // If a rank has no hash at `low`, then `low` is the length of the shortest log. All logs may be equal up to
-            // this length. So operation `low` may be the first one that differs.
-            let is_forgotten = answers.iter().any(|answer| answer.at.first().is_none_or(Option::is_none));
-            let before = range.low + u64::from(is_forgotten);
-            Finding::End { divergence: Divergence::Forgotten { before } }
-        }
-        Some(index) => {
-            let (low, high) = (points[index - 1], points[index]);
+    // The logs differ in an operation before `high`, or in operation `high` if no rank's hash shows a difference there.
+    let forgotten = || {
+        let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
+        Finding::End { divergence: Divergence::Forgotten { before } }
+    };
+    // If the hashes are equal at a point, the histories are equal up to it.
+    match (0..points.len()).rfind(|index| equal(*index)) {
+        Some(last) if last + 1 == points.len() => Finding::Operation { sequence: range.high },
+        // Allocations during the search can remove hashes. In the first round, a shortest log that ends before `low`
+        // has the same effect.
+        None if is_unknown(0) => forgotten(),
+        Some(last) if is_unknown(last + 1) => forgotten(),
+        None => Finding::End { divergence: Divergence::Forgotten { before: range.low } },
+        Some(last) => {
+            let (low, high) = (points[last], points[last + 1]);
             match high - low {
                 1 => Finding::Operation { sequence: low },
                 _ => Finding::Narrower { range: Range { low, high } },
@@ -157,14 +163,59 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Threads may allocate during the search, so that a rank loses the hashes below some length, except those at
+        /// powers of two.
+        #[test]
+        fn hashes_that_a_rank_loses_are_no_difference(
+            common in 0u64..3000,
+            rest in proptest::collection::vec(1u64..3000, 2..5),
+            losses in proptest::collection::vec(proptest::collection::vec(0u64..6000, 0..4), 2..5),
+        ) {
+            let high = common + *rest.iter().min().expect("there are ranks");
+            let mut range = Range { low: 0, high };
+            let mut lost = vec![0; rest.len()];
+            for round in 0..8 {
+                let answers: Vec<Hashes> = (0..rest.len()).map(|rank| {
+                    lost[rank] += losses.get(rank).and_then(|it| it.get(round)).copied().unwrap_or(0);
+                    let hash = |&at: &u64| {
+                        let is_known = at >= lost[rank] || at == 0 || at.is_power_of_two();
+                        is_known.then_some(if at <= common { at } else { at ^ (rank as u64 + 1) << 40 })
+                    };
+                    Hashes { at: range.points().iter().map(hash).collect() }
+                }).collect();
+                match narrow(range, answers) {
+                    Finding::Narrower { range: narrower } => range = narrower,
+                    Finding::Operation { sequence } => {
+                        prop_assert_eq!(sequence, common);
+                        return Ok(());
+                    }
+                    Finding::End { divergence: Divergence::Forgotten { before } } => {
+                        prop_assert!(before > common && lost.iter().any(|lost| *lost > 0));
+                        return Ok(());
+                    }
+                    Finding::End { divergence } => panic!("{divergence}"),
+                }
+            }
+            prop_assert!(false, "the search does not end");
+        }
+    }
+
     #[test]
     fn what_is_forgotten_is_said() {
-        let range = Range { low: 10, high: 12 };
-        let answer = |first| Hashes { at: vec![first, Some(1), Some(2)] };
+        let narrowed = |low, high, answers: [&[Option<u64>]; 2]| {
+            narrow(Range { low, high }, answers.map(|at| Hashes { at: at.to_vec() }))
+        };
         let forgotten = |before| Finding::End { divergence: Divergence::Forgotten { before } };
-        assert_eq!(narrow(range, [answer(Some(1)), answer(Some(2))]), forgotten(10));
-        // No rank has the hash at length 10, so operation 10 may be the first one that differs.
-        assert_eq!(narrow(range, [answer(None), answer(None)]), forgotten(11));
+        let differ = [&[Some(1), Some(2), Some(3)][..], &[Some(4), Some(5), Some(6)][..]];
+        assert_eq!(narrowed(10, 12, differ), forgotten(10));
+        // The shortest log ends at length 10, where a rank has no hash. Operation 10 may be the first one that differs.
+        assert_eq!(narrowed(10, 10, [&[None], &[Some(1)]]), forgotten(11));
+        // Length 12 is known to differ, length 11 no longer has a hash.
+        assert_eq!(
+            narrowed(10, 12, [&[Some(1), None, Some(2)], &[Some(1), Some(3), Some(4)]]),
+            forgotten(12)
+        );
         let recalled = Recalled { operation: None, is_last: true };
         assert_eq!(name(10, [(0, recalled.clone()), (1, recalled)]), forgotten(11));
     }
