@@ -144,7 +144,8 @@ impl Memberships {
         match peers.zip(mapping) {
             Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
             None => {
-                let group_state = self.known_state(group);
+                // The reasons are those of this pool's segments.
+                let group_state = self.known_state(group).filter(|_| block.memory().id() == self.id());
                 let ordinal = block.placement().ordinal;
                 Err(group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned()))
             }

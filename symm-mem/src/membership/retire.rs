@@ -9,6 +9,7 @@ use std::{
 };
 
 use bootstrap::agreement::{self, remove_left};
+use caching_alloc::core::symmetric::SymmetricSegment;
 use cuda_driver::{Context, graph::is_capturing};
 use process_group::{
     comm::{CommError, Group, Window},
@@ -315,8 +316,8 @@ impl Memberships {
     fn take_out(&self, ordinals: &[u32]) -> u64 {
         let is_reached = self.remove_segments(ordinals);
         let mut arena = self.memory().arena();
-        let bytes = |it: &u32| arena.segments().get(*it as usize).map_or(0, |segment| segment.bytes);
-        let bytes: u64 = ordinals.iter().map(bytes).sum();
+        let segment = |ordinal: &u32| arena.segments().get(*ordinal as usize).copied();
+        let segments: Vec<SymmetricSegment> = ordinals.iter().filter_map(segment).collect();
         for ordinal in ordinals {
             let out = arena.retire(*ordinal);
             debug_assert!(out.is_ok(), "{out:?}");
@@ -327,7 +328,8 @@ impl Memberships {
         }
         // The arena does not retry a failed release. Memory that its source fails to release is left out of the count.
         let failed = arena.give_back().err().unwrap_or_default();
-        bytes.saturating_sub(failed.iter().map(|(memory, _)| memory.bytes).sum())
+        let is_freed = |it: &&SymmetricSegment| failed.iter().all(|(memory, _)| *memory != it.memory);
+        segments.iter().filter(is_freed).map(|segment| segment.bytes).sum()
     }
 
     /// Poisons the groups of `group_states` for which `is_dead` returns true, and returns them.

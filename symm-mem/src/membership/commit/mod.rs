@@ -120,9 +120,9 @@ impl Memberships {
         let (rank, store) = (self.domain().rank(), &**self.domain().store());
         let object = object_of(self.domain(), group);
         let (result, failure) = driver::run(start, store, object, &mut member);
-        // `member.offered` is dropped only when this function returns. No member uses the offer any more: all members
-        // have opened the memory, or none will.
-        let Member { windows, opened, .. } = member;
+        let Member { windows, opened, offered, .. } = member;
+        // No member uses the offer any more: all members have opened the memory, or none will.
+        drop(offered);
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
         let cause = failure.as_ref().map(ToString::to_string);

@@ -105,7 +105,10 @@ impl Memberships {
                 unsafe { communicator.register(DevicePtr(address), *bytes as usize, deadline) };
             let registration = registration.map_err(|error| error.to_string())?;
             if !registration.is_effective() {
-                return Err("NCCL registers nothing with NCCL_LOCAL_REGISTER=0".to_owned());
+                return Err(
+                    "NCCL registers nothing with NCCL_LOCAL_REGISTER=0 or NCCL_P2P_USE_CUDA_MEMCPY=1"
+                        .to_owned(),
+                );
             }
             registered.push((*ordinal, Arc::new(PlainRegistration::new(registration))));
         }

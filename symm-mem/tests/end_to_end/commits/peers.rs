@@ -163,6 +163,12 @@ fn one_member_that_declines_is_named_to_all() {
             let report = pool.commit(&rank.world, options().map_peers(rank.rank != 1)).unwrap();
             let text = report.unmapped.expect("rank 1 shares nothing").to_string();
             assert_eq!(text, "rank 1 shares no memory: CommitOptions::map_peers is false");
+            // The reason is that of this pool's segment 0, not that of another pool's.
+            let (other, foreign) = rank.pool_with_bucket();
+            let refused = |block| pool.symmetric_memory(block, rank.world.id()).unwrap_err();
+            assert!(matches!(refused(&block).kind(), ErrorKind::NotMapped { ordinal: 0, reason: Some(_) }));
+            assert!(matches!(refused(&foreign).kind(), ErrorKind::NotMapped { ordinal: 0, reason: None }));
+            drop((foreign, other));
             drop((block, pool));
             rank.leave();
         },
