@@ -131,8 +131,8 @@ impl Plan {
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
     /// no other code reads the buffer. If the plan fails before that, these accesses stay forbidden until both ends of
-    /// the transfer have dropped the plan. A graph that captures this call is not launched after this rank has dropped
-    /// the plan.
+    /// the transfer have dropped the plan. A graph that captures this call is launched only before this rank drops the
+    /// plan: by [`launch`](Self::launch), or with [`watch`](Self::watch) between the launch and the drop.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
@@ -145,8 +145,9 @@ impl Plan {
     /// Copies this rank's buffer of transfer `at` to the peer, once the peer is [ready](Self::ready).
     ///
     /// # Safety
-    /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call
-    /// is not launched after this rank has dropped the plan.
+    /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call is
+    /// launched only before this rank drops the plan: by [`launch`](Self::launch), or with [`watch`](Self::watch)
+    /// between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
@@ -160,7 +161,8 @@ impl Plan {
     ///
     /// # Safety
     /// No other code uses this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// not launched after this rank has dropped the plan.
+    /// launched only before this rank drops the plan: by [`launch`](Self::launch), or with [`watch`](Self::watch)
+    /// between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
@@ -174,7 +176,8 @@ impl Plan {
     /// buffer belongs to this rank again.
     ///
     /// # Safety
-    /// A graph that captures this call is not launched after this rank has dropped the plan.
+    /// A graph that captures this call is launched only before this rank drops the plan: by [`launch`](Self::launch),
+    /// or with [`watch`](Self::watch) between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
