@@ -131,7 +131,7 @@ impl World {
             _ => return Err(Violation(format!("rank {rank} ends what it has not begun"))),
         };
         let state = self.rank(rank);
-        let poisoned = groups.iter().all(|group| state.is_poisoned(*group));
+        let poisoned = groups.iter().all(|group| state.pool_of(kind).poison(*group).is_some());
         met.iter().for_each(|name| self.network.keys.meet(name));
         if !lost && self.reaches_store(rank) {
             let store = self.network.at_once();

@@ -344,7 +344,7 @@ impl World {
         } else {
             (sharing::Outcome::Alone { gone }, None)
         };
-        self.soon(Event::Answer(rank, token, Answer::Shared(outcome, mapped)));
+        self.answer_soon(rank, token, Answer::Shared(outcome, mapped));
         Ok(())
     }
 
@@ -421,12 +421,12 @@ impl World {
                 self.ask(rank, Goal::Meeting(token), request)?;
                 if over {
                     let over = self.rank(rank).over();
-                    self.soon(Event::Answer(rank, token, over));
+                    self.answer_soon(rank, token, over);
                 }
             }
             Want::Register { segments, joined, until: at, verdict_key } => {
                 let at = until(self, at);
-                self.at(at, Event::Answer(rank, token, Answer::Registered(Outcome::Blocked, Vec::new())));
+                self.answer_at(at, rank, token, Answer::Registered(Outcome::Blocked, Vec::new()));
                 self.watched.push((verdict_key, rank, token));
                 return self.register(rank, token, segments, &joined);
             }
@@ -437,27 +437,27 @@ impl World {
                     }
                     Trouble::RestsLate if self.scenario.is_culprit(rank) => {
                         let at = until(self, at);
-                        self.at(at, Event::Answer(rank, token, Answer::Quiet(Release::Blocked {})));
+                        self.answer_at(at, rank, token, Answer::Quiet(Release::Blocked {}));
                         return Ok(());
                     }
                     _ => Release::Done {},
                 };
-                self.soon(Event::Answer(rank, token, Answer::Quiet(release)));
+                self.answer_soon(rank, token, Answer::Quiet(release));
             }
             Want::Deregister(at) => {
                 let at = until(self, at);
-                self.at(at, Event::Answer(rank, token, Answer::Deregistered(Release::Blocked {})));
+                self.answer_at(at, rank, token, Answer::Deregistered(Release::Blocked {}));
                 let release = self.deregister(rank)?;
-                self.soon(Event::Answer(rank, token, Answer::Deregistered(release)));
+                self.answer_soon(rank, token, Answer::Deregistered(release));
             }
             Want::OpenSegments(agreed) => {
                 let outcome = self.open_segments(rank, &agreed);
-                self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
+                self.answer_soon(rank, token, Answer::Opened(outcome));
             }
             Want::Share(records) => self.soon(Event::Share(rank, token, records)),
             Want::Open(agreement) => {
                 let outcome = self.open(rank, &agreement)?;
-                self.soon(Event::Answer(rank, token, Answer::Opened(outcome)));
+                self.answer_soon(rank, token, Answer::Opened(outcome));
             }
             Want::Search(_) => {}
         }

@@ -162,13 +162,13 @@ pub fn shrink(seed: u64, limits: &Limits) -> Limits {
         least
     };
     let mut at = *limits;
-    for phases in (1..=3).rev() {
+    for phases in (1..limits.phases).rev() {
         at = attempt(Limits { phases, ..at });
     }
-    for groups in (1..=4).rev() {
+    for groups in (1..limits.groups).rev() {
         at = attempt(Limits { groups, ..at });
     }
-    for requests in [12, 6, 3, 1, 0] {
+    for requests in [12, 6, 3, 1, 0].into_iter().filter(|less| *less < limits.requests) {
         at = attempt(Limits { requests, ..at });
     }
     at

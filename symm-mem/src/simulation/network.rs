@@ -149,8 +149,9 @@ impl Network {
     pub(super) fn receive(&mut self, id: ClientId, now: Duration) -> Vec<client::Output> {
         let Some(link) = self.link(id) else { return Vec::new() };
         let count = mem::take(&mut link.held).max(1).min(link.down.len());
-        let pieces: Vec<Vec<u8>> = link.down.drain(..count).collect();
-        link.client.step(client::Input::Received(&pieces.concat()), now)
+        let mut bytes = link.down.pop_front().unwrap_or_default();
+        link.down.drain(..count.saturating_sub(1)).for_each(|piece| bytes.extend(piece));
+        link.client.step(client::Input::Received(&bytes), now)
     }
 
     /// Tells the client that the deadline of its call with this number has passed. Does nothing if the call has ended.

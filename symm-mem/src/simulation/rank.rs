@@ -18,6 +18,7 @@ use super::{
     exchanges::Exchanges,
     library::{Extent, Life},
     random::Random,
+    results::Kind,
     scenario::Action,
     violation::Violation,
     work::{Answer, MappingKey, Work},
@@ -290,6 +291,11 @@ impl Rank {
 
     pub(super) fn is_poisoned(&self, id: GroupId) -> bool {
         self.pool.poison(id).is_some()
+    }
+
+    /// Returns the pool of a meeting of this kind.
+    pub(super) fn pool_of(&self, kind: Kind) -> &SymmetricPool {
+        if matches!(kind, Kind::Second(_)) { &self.second } else { &self.pool }
     }
 
     /// Returns a range that overlaps `bytes` and is used by a graph or the capture of the rank, if there is one.

@@ -124,7 +124,7 @@ impl World {
                 Ok(serials) => (Outcome::Registered, serials),
                 Err(cause) => (Outcome::Failed { ordinal: None, cause }, Vec::new()),
             };
-            self.soon(Event::Answer(rank, token, Answer::Registered(outcome, serials)));
+            self.answer_soon(rank, token, Answer::Registered(outcome, serials));
         }
         Ok(())
     }

@@ -91,8 +91,8 @@ impl World {
     /// Sends bytes to the store (`up`) or to the rank, sometimes in two pieces.
     fn send(&mut self, (id, mut bytes): Sent, up: bool) {
         let cut = if self.random.one_in(16) { self.random.below(bytes.len() as u64) as usize } else { 0 };
-        let rest = bytes.split_off(cut);
-        for piece in [bytes, rest].into_iter().filter(|piece| !piece.is_empty()) {
+        let rest = (cut > 0).then(|| bytes.split_off(cut));
+        for piece in [Some(bytes), rest].into_iter().flatten().filter(|piece| !piece.is_empty()) {
             self.network.push(id, up, piece);
             self.soon(if up { Event::AtStore(id) } else { Event::AtRank(id) });
         }
@@ -155,7 +155,7 @@ impl World {
                 self.at(self.now + RETRY_INTERVAL, Event::Repeat(Box::new(asked)));
             }
             Goal::Meeting(token) => {
-                self.soon(Event::Answer(asked.rank, token, work::Answer::Store(Answer::StoreFailed)));
+                self.answer_soon(asked.rank, token, work::Answer::Store(Answer::StoreFailed));
             }
             Goal::Resume => self.soon(Event::Resume(asked.rank)),
             Goal::Closed(_) => {}
@@ -228,7 +228,7 @@ impl World {
         for (key, rank, token) in ended {
             let outcome = Outcome::Failed { ordinal: None, cause: "aborted".to_owned() };
             if self.network.value(&key).is_some_and(is_dead) && !self.random.one_in(4) {
-                self.soon(Event::Answer(rank, token, work::Answer::Registered(outcome, Vec::new())));
+                self.answer_soon(rank, token, work::Answer::Registered(outcome, Vec::new()));
             }
         }
     }

@@ -46,7 +46,7 @@ pub(super) enum Event {
     /// The rank makes a request again.
     Repeat(Box<Asked>),
     /// An answer to the request with this token arrives at the rank's state machine.
-    Answer(u32, u64, work::Answer),
+    Answer(u32, u64, Box<work::Answer>),
     /// The rank maps its peers' memory.
     Share(u32, u64, Vec<Record>),
     /// The rank's delayed registration of windows begins in the library.
@@ -86,8 +86,10 @@ pub(super) struct World {
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     pub(super) steps: u64,
-    /// True if the current event is a step of a rank.
-    is_step: bool,
+    /// The rank of which the current event is a step.
+    stepped: Option<u32>,
+    /// The [code](Rank::code) of each rank after its last step.
+    codes: Vec<u64>,
     pub(super) record: u64,
     /// The states that were visited, each as a hash. May contain a state several times.
     pub(super) states: Vec<u64>,
@@ -131,6 +133,7 @@ impl World {
             Rank::new(number, &domain, extra, program, memory, &lives, &mut random)
         };
         let ranks = (0..).zip(programs).map(rank).collect::<Result<Vec<Rank>, Violation>>()?;
+        let codes = ranks.iter().map(Rank::code).collect();
         let mut network = Network::new(ranks.len());
         for rank in &ranks {
             let generation = rank.pool.id().generation.to_string();
@@ -152,7 +155,8 @@ impl World {
             ended: Vec::new(),
             uses: BTreeMap::new(),
             steps: 0,
-            is_step: false,
+            stepped: None,
+            codes,
             record: 0,
             states: Vec::new(),
             trace: trace.then(Vec::new),
@@ -177,12 +181,12 @@ impl World {
                 return Err(Violation("the run does not end".into()));
             }
             self.record = Random(self.record ^ time ^ order).next() ^ id;
-            self.is_step = false;
+            self.stepped = None;
             self.happen(event)?;
             self.returned()?;
-            // An event that is not a step changes no rank.
-            if self.is_step {
-                self.visit();
+            // A step changes only its rank. Other events change no rank.
+            if let Some(rank) = self.stepped {
+                self.visit(rank);
             }
         }
         Ok(())
@@ -202,6 +206,16 @@ impl World {
     pub(super) fn soon(&mut self, event: Event) {
         let time = self.now + self.delay();
         self.at(time, event);
+    }
+
+    /// Lets an answer arrive at a rank with this token at `time`.
+    pub(super) fn answer_at(&mut self, time: u64, rank: u32, token: u64, answer: work::Answer) {
+        self.at(time, Event::Answer(rank, token, Box::new(answer)));
+    }
+
+    /// Lets an answer arrive at a rank with this token after a random time.
+    pub(super) fn answer_soon(&mut self, rank: u32, token: u64, answer: work::Answer) {
+        self.soon(Event::Answer(rank, token, Box::new(answer)));
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
@@ -263,7 +277,7 @@ impl World {
             }
             Event::Repeat(asked) => self.go_on(*asked),
             Event::Resume(rank) => self.resume(rank),
-            Event::Answer(rank, token, answer) => self.answer(rank, token, answer),
+            Event::Answer(rank, token, answer) => self.answer(rank, token, *answer),
             Event::Share(rank, token, records) => self.share(rank, token, &records),
             Event::Enter(rank, token, group, extents) => self.enter(rank, token, group, extents, false),
             Event::Collect(rank) => self.collect(rank),
@@ -275,7 +289,7 @@ impl World {
     /// dies.
     pub(super) fn strike(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
-        self.is_step = true;
+        self.stepped = Some(rank);
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
         let state = self.rank(rank);
         state.steps += 1;
@@ -308,11 +322,12 @@ impl World {
         })
     }
 
-    /// Records the state for the coverage count. A state consists of the trouble and the codes of all ranks. The order
+    /// Records the state after a step of `rank`, for the coverage count. A state consists of the trouble and the codes of all ranks. The order
     /// of the ranks makes no difference. The code of a rank covers its meeting and request, and flags for a dead rank,
     /// a lost store, a capture, graphs, and a poisoned group.
-    fn visit(&mut self) {
-        let mut ranks: Vec<u64> = self.ranks.iter().map(Rank::code).collect();
+    fn visit(&mut self, rank: u32) {
+        self.codes[rank as usize] = self.ranks[rank as usize].code();
+        let mut ranks = self.codes.clone();
         ranks.sort_unstable();
         let mut hasher = DefaultHasher::new();
         std::mem::discriminant(&self.scenario.trouble).hash(&mut hasher);
