@@ -318,25 +318,25 @@ fn may_pass(error: &StoreError) -> bool {
 /// Reads keys without waiting. Returns their values in order, and `None` for a key without a value.
 pub(super) fn fetch(store: &dyn Store, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
     let mut present: Vec<&str> = keys.iter().map(String::as_str).collect();
-    // Usually all keys have values, and two requests suffice.
+    // Usually all keys have values, and a check and a read suffice.
     if !store.check(&present)? {
         present = existing(store, &present)?;
     }
-    let mut values = Vec::new();
-    while !present.is_empty() && values.is_empty() {
-        match store.multi_get(&present, Deadline::now()) {
-            Ok(read) => values = read,
-            Err(error @ StoreError::Timeout { .. }) => {
-                // A key was removed after the check.
-                let remaining = existing(store, &present)?;
-                if remaining.len() == present.len() {
-                    return Err(error);
-                }
-                present = remaining;
+    let mut removals = 0..keys.len();
+    let values = loop {
+        let read = match &*present {
+            [] => Ok(Vec::new()),
+            [key] => store.get(key, Deadline::now()).map(|value| vec![value]),
+            present => store.multi_get(present, Deadline::now()),
+        };
+        match read {
+            // A key was removed after the check.
+            Err(StoreError::Timeout { .. }) if removals.next().is_some() => {
+                present = existing(store, &present)?
             }
-            Err(error) => return Err(error),
+            read => break read?,
         }
-    }
+    };
     let mut read = present.into_iter().zip(values).peekable();
     Ok(keys.iter().map(|key| read.next_if(|(name, _)| name == key).map(|(_, value)| value)).collect())
 }

@@ -1,6 +1,9 @@
 //! Keys that an agreement leaves in the store, and keys that are removed while a member reads them.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use super::{
     super::{Ending, Failure, Place, remove_left, run, session::fetch},
@@ -52,6 +55,38 @@ impl Store for Removing {
         deadline: Deadline,
     ) -> Result<Option<Reply>> {
         self.0.call_when_there(keys, request, deadline)
+    }
+}
+
+/// A store that counts its requests.
+struct Counting(HashStore, AtomicUsize);
+
+impl Store for Counting {
+    fn call(&self, request: Request) -> Result<Option<Reply>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.call(request)
+    }
+
+    fn call_when_there(
+        &self,
+        keys: Vec<Vec<u8>>,
+        request: Option<Request>,
+        deadline: Deadline,
+    ) -> Result<Option<Reply>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.call_when_there(keys, request, deadline)
+    }
+}
+
+#[test]
+fn a_fetch_checks_each_key_only_if_one_is_missing_and_reads_once() {
+    for (present, requests) in [("", 5), ("c", 6), ("abd", 6), ("abcd", 2)] {
+        let store = Counting(HashStore::new(), AtomicUsize::new(0));
+        present.chars().for_each(|key| store.0.set(&key.to_string(), key.to_string().as_bytes()).unwrap());
+        let names = ["a", "b", "c", "d"].map(str::to_owned);
+        let expected = names.each_ref().map(|key| present.contains(&**key).then(|| key.clone().into_bytes()));
+        assert_eq!(fetch(&store, &names).unwrap(), expected);
+        assert_eq!(store.1.into_inner(), requests, "{present}");
     }
 }
 
