@@ -47,3 +47,25 @@ pub(crate) fn forget_locals(world: u64, task: Option<u64>) {
     let gone: Vec<_> = LOCALS.with_borrow_mut(|map| map.extract_if(|key, _| is_gone(key)).collect());
     drop(gone);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_state_of_one_world_is_forgotten() {
+        let add = |world| {
+            with_local(world, |count: &mut u32| {
+                *count += 1;
+                *count
+            })
+        };
+        // No world has these numbers.
+        let (first, second) = (u64::MAX, u64::MAX - 1);
+        assert_eq!((add(first), add(second)), (1, 1));
+        forget_locals(first, Some(1));
+        assert_eq!((add(first), add(second)), (2, 2));
+        forget_locals(first, None);
+        assert_eq!((add(first), add(second)), (1, 3));
+    }
+}

@@ -42,6 +42,8 @@ pub(crate) struct Machine {
     notes: Mutex<Notes>,
     initialised: AtomicBool,
     ended: AtomicBool,
+    /// True after the last task has ended.
+    is_gone: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +77,7 @@ pub(crate) fn machine() -> Option<Arc<Machine>> {
     // Destructors of other thread-local variables may call this after the end of `PRIVATE`.
     let private = PRIVATE.try_with(|private| private.borrow().clone()).ok().flatten();
     // Another thread may have ended the world.
-    let private = private.filter(|private| !private.ended.load(SeqCst));
+    let private = private.filter(|private| !private.is_gone.load(SeqCst));
     private.or_else(|| CURRENT.read().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
@@ -85,8 +87,8 @@ pub(super) fn install(
     is_seeded: bool,
     make: impl FnOnce(u64) -> Result<Arc<Machine>, WorldError>,
 ) -> Result<Arc<Machine>, WorldError> {
-    let runs_private =
-        PRIVATE.with_borrow(|private| private.as_ref().is_some_and(|it| !it.ended.load(SeqCst)));
+    // True also if another thread has ended the world: its tasks are still on this thread.
+    let runs_private = PRIVATE.with_borrow(Option::is_some);
     if runs_private && is_seeded {
         return Err(WorldError::AlreadyAlive);
     }
@@ -143,6 +145,7 @@ impl Machine {
             notes: Mutex::default(),
             initialised: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
         })
     }
 
@@ -221,6 +224,7 @@ impl Machine {
             part.stop();
         }
         self.sched.stop(self);
+        self.is_gone.store(true, SeqCst);
         let is_this = |other: &mut Arc<Machine>| Arc::ptr_eq(other, self);
         if PRIVATE.with_borrow_mut(|private| private.take_if(is_this)).is_none() {
             CURRENT.write().unwrap_or_else(PoisonError::into_inner).take_if(is_this);
