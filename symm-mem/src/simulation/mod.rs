@@ -10,7 +10,8 @@
 //! gives the same run.
 //!
 //! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
-//! that the trouble concerns.
+//! that the trouble concerns. A program consists of *phases*. In each phase, the ranks allocate and free blocks and
+//! commit their groups, and they may also retire segments, or run a rendezvous or an exchange.
 //!
 //! | file | subject |
 //! |---|---|
@@ -162,10 +163,10 @@ pub fn shrink(seed: u64, limits: &Limits) -> Limits {
         least
     };
     let mut at = *limits;
-    for phases in (1..limits.phases).rev() {
+    for phases in (1..=3).rev().filter(|less| *less < limits.phases) {
         at = attempt(Limits { phases, ..at });
     }
-    for groups in (1..limits.groups).rev() {
+    for groups in (1..=4).rev().filter(|less| *less < limits.groups) {
         at = attempt(Limits { groups, ..at });
     }
     for requests in [12, 6, 3, 1, 0].into_iter().filter(|less| *less < limits.requests) {
@@ -189,8 +190,8 @@ pub struct Summary {
     pub violations: BTreeMap<u64, Violation>,
 }
 
-/// Runs all `seeds` on `threads` threads, at least one. Calls `done` after every seed that is a multiple of 64, with
-/// about the number of seeds run so far.
+/// Runs all `seeds` on `threads` threads, or on one thread if `threads` is 0. After every seed that is a multiple of
+/// 64, calls `done` with the approximate number of seeds run so far.
 pub fn explore(seeds: Range<u64>, limits: &Limits, threads: usize, done: &(dyn Fn(u64) + Sync)) -> Summary {
     let summary = Mutex::new(Summary::default());
     let next = AtomicU64::new(seeds.start);

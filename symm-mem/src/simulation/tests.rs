@@ -10,13 +10,20 @@ use super::{
     device::Devices,
     explore,
     library::{Extent, Library, Life, Met},
-    run,
+    run, shrink,
 };
 
 /// The number of seeds: 2000, which draws every trouble many times. The environment variable `TEST_EFFORT` multiplies
 /// it.
 fn seeds() -> u64 {
     2_000 * crate::common::test_effort()
+}
+
+#[test]
+fn limits_of_a_seed_without_violation_stay() {
+    for limits in [Limits::default(), Limits { phases: 2, groups: 0, requests: 2, ..Limits::default() }] {
+        assert_eq!(shrink(0, &limits), limits);
+    }
 }
 
 #[test]

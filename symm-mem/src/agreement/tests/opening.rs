@@ -107,6 +107,26 @@ proptest! {
 }
 
 #[test]
+fn a_member_that_opened_nothing_and_knows_no_culprit_is_named_itself() {
+    let opened = |outcome| Report::Outcome(Answer::Opened { outcome });
+    let alone = |gone| opened(sharing::Outcome::Alone { gone });
+    let reason = |others: [Report<Answer>; 2]| {
+        let [second, third] = others;
+        let reports = [(0, opened(sharing::Outcome::Mapped)), (1, second), (2, third)];
+        match CommitProtocol::judge(&Plan::Open { agreed: agreed() }, &reports) {
+            Decision::Agreed { agreed: Agreed { peers: PeerMappings::Unmapped { reason }, .. } } => {
+                reason.to_string()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let text = reason([alone(vec![]), alone(vec![])]);
+    assert!(text.contains("rank 1") && text.contains("it got no answer"), "{text}");
+    let text = reason([alone(vec![2]), Report::Late]);
+    assert!(text.contains("rank 2") && text.contains("it did not answer"), "{text}");
+}
+
+#[test]
 fn the_rank_that_prevents_the_mapping_is_named() {
     let all = || -> Vec<_> { (0..3).map(|rank| offered(rank, 1, &Handle::DESCRIPTOR, true, 2)).collect() };
     let unmapped = |offers| match decided(offers) {

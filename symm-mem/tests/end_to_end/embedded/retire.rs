@@ -1,6 +1,12 @@
 //! Retirement of segments, graphs that keep them, and groups that are committed later.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use caching_alloc::{
     core::{MemoryInfo, SegmentMemory, SegmentSource, ShareHandle, ShareKind, SourceError},
@@ -229,9 +235,20 @@ fn a_failed_deregistration_is_told_to_all_and_the_memory_stays() {
     assert!(matches!(results[0], Poison::RetirementFailed { .. }), "{results:?}");
 }
 
-/// A source that releases memory, but says that it has failed.
+/// A source that releases memory, but says at the first release that it has failed.
 #[derive(Debug)]
-struct Failing(VirtualMemorySource);
+struct Failing(VirtualMemorySource, AtomicBool);
+
+/// A pool with segments of 2 MiB. On rank 0, its source is [`Failing`].
+fn pool_that_fails_to_release(rank: &job::Rank) -> SymmetricPool {
+    let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
+    let source = VirtualMemorySource::new(&rank.context, Sharing::by_descriptor()).expect("virtual memory");
+    let source: Arc<dyn SegmentSource> = match rank.rank {
+        0 => Arc::new(Failing(source, AtomicBool::new(true))),
+        _ => Arc::new(source),
+    };
+    SymmetricPool::with_source(&rank.domain, source, geometry).expect("its steps are small")
+}
 
 impl SegmentSource for Failing {
     fn device(&self) -> u32 {
@@ -244,7 +261,10 @@ impl SegmentSource for Failing {
 
     fn release(&self, memory: &SegmentMemory) -> Result<(), SourceError> {
         self.0.release(memory)?;
-        Err(SourceError::Failed { call: "cuMemUnmap", source: "it fails always".into() })
+        if self.1.swap(false, Ordering::Relaxed) {
+            return Err(SourceError::Failed { call: "cuMemUnmap", source: "it is the first release".into() });
+        }
+        Ok(())
     }
 
     fn is_exportable(&self) -> bool {
@@ -263,14 +283,7 @@ impl SegmentSource for Failing {
 #[test]
 fn memory_that_the_source_does_not_release_is_not_counted() {
     on_ranks(2, |rank| {
-        let geometry = Geometry { first_segment: 2 << 20, largest_segment: 2 << 20 };
-        let source =
-            VirtualMemorySource::new(&rank.context, Sharing::by_descriptor()).expect("virtual memory");
-        let source: Arc<dyn SegmentSource> = match rank.rank {
-            0 => Arc::new(Failing(source)),
-            _ => Arc::new(source),
-        };
-        let pool = SymmetricPool::with_source(&rank.domain, source, geometry).expect("its steps are small");
+        let pool = pool_that_fails_to_release(&rank);
         drop(pool.allocate(2 << 20).expect("there is room"));
         assert_eq!(windows(&pool.commit(&rank.world, options())), (1, 1));
         let report = retire(&pool, &[0], &[&rank.world]).expect("nothing holds it");
@@ -278,6 +291,30 @@ fn memory_that_the_source_does_not_release_is_not_counted() {
         drop(pool);
         rank.leave();
     });
+}
+
+#[test]
+fn memory_of_an_earlier_retirement_is_not_subtracted() {
+    let fail = Action::Fail(1);
+    run(
+        2,
+        NCCL_2_28_9,
+        |world| world.faults().inject(Injection::new("ncclCommWindowRegister", fail)).unwrap(),
+        |rank| {
+            let pool = pool_that_fails_to_release(&rank);
+            drop(pool.allocate(2 << 20).expect("there is room"));
+            pool.commit(&rank.world, options()).expect_err("a registration fails");
+            // The poisoned group keeps the memory.
+            let report = retire(&pool, &[0], &[&rank.tp]).expect("nothing holds it");
+            assert_eq!(report.bytes, 0);
+            pool.forget(rank.world.id());
+            drop(pool.allocate(2 << 20).expect("there is room"));
+            let report = retire(&pool, &[1], &[&rank.tp]).expect("nothing holds it");
+            assert_eq!(report.bytes, 2 << 20, "rank 0 fails to release the first segment, not this one");
+            drop(pool);
+            rank.abandon();
+        },
+    );
 }
 
 #[test]
