@@ -26,8 +26,8 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 /// domain's *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks
 /// that wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
-/// In all domains of one store, a rank must have one and the same number: its rank in the job. Otherwise the ranks
-/// cannot detect that they wait for each other in agreements of different pools.
+/// A rank must have the same number in all domains of one store: its rank in the job. Otherwise the ranks cannot detect
+/// that they wait for each other in agreements of different pools.
 #[derive(Clone)]
 pub struct Domain {
     inner: Arc<Inner>,
@@ -65,7 +65,8 @@ pub enum DomainError {
         /// The error of the store.
         source: StoreError,
     },
-    /// The value in the store for this domain was not written by one of its ranks.
+    /// The domain's random number in the store does not have 8 bytes, so a program other than the domain's ranks has
+    /// written it.
     #[error(
         "domain {uid:#x}: its random number in the store has {bytes} bytes, expected 8: does another program write there?"
     )]
@@ -81,10 +82,10 @@ impl Domain {
     /// Creates the domain with number `uid` and these `ranks` on rank `rank`. The order of `ranks` does not matter, and
     /// duplicates are ignored.
     ///
-    /// Not collective. The call counts in `store` how often this rank has created the domain, so that a second
-    /// generation of a domain does not read the keys of the first. The first rank that creates a generation also writes
-    /// a random number to the store, which the other ranks read. The number distinguishes the domain from domains with
-    /// the same `uid` and generation in other stores.
+    /// Not collective. The call increments this rank's counter for `uid` in `store`. The count is the generation, which
+    /// is part of the domain's store keys. So a second generation of a domain does not read the keys of the first. The
+    /// first rank that creates a generation also writes a random number to the store, which the other ranks read. The
+    /// number distinguishes the domain from domains with the same `uid` and generation in other stores.
     ///
     /// # Errors
     /// [`DomainError`].
@@ -129,7 +130,7 @@ impl Domain {
         self.inner.uid
     }
 
-    /// This rank's number, as in [`ranks`](Self::ranks).
+    /// This rank's number, one of [`ranks`](Self::ranks).
     pub fn rank(&self) -> u32 {
         self.inner.rank
     }

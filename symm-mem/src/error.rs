@@ -1,4 +1,4 @@
-//! The error of the operations on which ranks agree. Names the operation, its group, pool or plan, and the reason.
+//! The error of the operations on which ranks agree. It names the operation, its group, pool or plan, and the reason.
 
 use std::{error, fmt, sync::Arc};
 
@@ -20,7 +20,8 @@ use crate::{
 /// - If another process runs as this rank, or if this rank has another list of members than the others, the others may
 ///   have agreed without this rank.
 /// - Segments without windows are registered by `ncclCommRegister` (a *plain registration*) on all members or on none.
-///   If the members undo a plain registration and one member cannot undo it, only that member gets `Poisoned`.
+///   If one member's registration fails, all members undo theirs. If a member cannot undo it, only that member gets
+///   `Poisoned`.
 ///
 /// ```
 /// # use symm_mem::{Error, ErrorKind};
@@ -226,7 +227,8 @@ mod tests {
                 .to_string()
         };
         assert_eq!(text(Some("world")), format!("commit of group world (1.0): the group ended: {reason}"));
-        // If the call has no group name, or another one, the cause's text is kept in full.
+        // If the call has no group name, or a name that differs from that in the cause, the cause's text is kept in
+        // full.
         assert_eq!(text(None), format!("commit of group 1.0: the group ended: world: {reason}"));
         assert_eq!(text(Some("w")), format!("commit of group w (1.0): the group ended: world: {reason}"));
     }

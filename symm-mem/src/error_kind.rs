@@ -35,8 +35,8 @@ pub enum ErrorKind {
     ///
     /// After a commit, the group is poisoned on all members, with one exception in plain registrations: see
     /// [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's communicator, create the group
-    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until
-    /// then, the memory of retired segments is not freed.
+    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until the
+    /// pool has forgotten the group, it does not free the memory of retired segments.
     ///
     /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Of the groups
     /// that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not report,
@@ -86,14 +86,14 @@ pub enum ErrorKind {
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
     )]
     Unreadable {
-        /// True if groups of this rank are poisoned: for every commit, and for a retirement that was given groups.
-        /// Always false for other operations.
+        /// True for a commit, and for a retirement that was given groups: these groups are then poisoned on this rank.
+        /// False for other operations.
         poisoned: bool,
         /// The decoding error.
         source: Malformed,
     },
-    /// The agreement's state machine got an input that it had not requested. This is a bug of this crate. The groups
-    /// of a commit or a retirement are poisoned.
+    /// The agreement's state machine got an input that it had not requested. This is a bug of this crate. The group of
+    /// a commit, or every group that was given to a retirement, is then poisoned on this rank.
     #[error("the ranks' agreement was driven out of step; this is a bug of symm-mem")]
     OutOfStep,
     /// The group has members outside of the pool's domain. Only the ranks of the domain promise to make the same
@@ -158,9 +158,9 @@ pub enum ErrorKind {
     /// The list of an exchange's members lacks this rank, or contains an index that is not less than the group's size.
     #[error("ranks {members:?} are no part of a group of {world} ranks to which rank {rank} belongs")]
     NotAMember {
-        /// The members of the exchange, as places in the group.
+        /// The members of the exchange, as ranks in the group.
         members: Vec<usize>,
-        /// This rank's place in the group.
+        /// This rank, as a rank in the group.
         rank: usize,
         /// Size of the group.
         world: usize,
@@ -176,7 +176,7 @@ pub enum ErrorKind {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A thread of an exchange cannot be started: the one that closes plans, or the one that bounds the waits of
+    /// A thread of an exchange cannot be started: the one that closes plans, or the one that enforces the deadlines of
     /// transfers.
     #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),

@@ -1,4 +1,5 @@
-//! The [`Object`] of an agreement about groups: if a group ends, the agreement's waits end.
+//! [`GroupObject`], through which an agreement learns that one of its groups has ended. The agreement then ends its
+//! waits for other ranks.
 
 use std::{any::Any, sync::Arc};
 
@@ -11,7 +12,7 @@ use process_group::{
 
 use crate::agreement::ending::gone;
 
-/// The groups that an agreement is about.
+/// The [`Object`] of an agreement about one or more groups: it reports the end of these groups to the agreement.
 pub(crate) struct GroupObject<C, H> {
     /// This rank's number in the agreement.
     pub(crate) rank: u32,
@@ -19,10 +20,10 @@ pub(crate) struct GroupObject<C, H> {
     pub(crate) store: Arc<dyn Store>,
     /// Returns an error once one of the groups has ended.
     pub(crate) check: C,
-    /// Returns the handles of the groups whose end ends the waits at once. The end of any other group is noticed at the
-    /// next call of `check`.
+    /// Returns handles on the groups' health monitors. If a group with a handle ends, the agreement's current wait ends
+    /// at once. If another group ends, the wait ends at the next call of `check`.
     pub(crate) health: H,
-    /// Returns true if a group's end, given as its error, must not end the waits. `check` must ignore the same ends.
+    /// Returns true for an error that ended a group, but must not end the waits. `check` must ignore the same errors.
     pub(crate) ignores: fn(&GroupError) -> bool,
 }
 

@@ -1,7 +1,7 @@
 //! Symmetric memory: pools with the same block layout on every rank. The ranks agree to register pool segments as
 //! NCCL windows.
 //!
-//! The ranks of a [`Domain`] make the same requests of a [`SymmetricPool`] in the same order. A
+//! The ranks of a [`Domain`] must make the same requests of a [`SymmetricPool`] in the same order. A
 //! [`commit`](SymmetricPool::commit) registers the pool's new segments as windows of one group. It registers them on
 //! all members or on none, in the same order on every member. If the members made different requests, every member gets
 //! the same error before its deadline. The error names the ranks, the segment, the different values, and the first
@@ -45,7 +45,7 @@
 //! # Invariants
 //! | | invariant | enforced by |
 //! |---|---|---|
-//! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places and logs; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
+//! | I1 | only a commit creates windows; allocation, free, look-up and collectives create none | [`SymmetricPool::allocate`] only places a block and logs the request; only `commit` (or `attach`) and [`SymmetricPool::retire`] call the communicator |
 //! | I2 | a group lies inside the pool's domain | [`ErrorKind::GroupOutsideDomain`], before the rank offers any segment to the members |
 //! | I3 | a segment is identified by (pool, ordinal) and a group by (number, epoch), never by an address or a handle | [`PoolId`], [`GroupId`]; ordinals are never reused |
 //! | I4 | a group's committed log only grows, is equal on all members, and contains each segment at most once | [`agreement::GroupLog`]; its hash is in every record ([`Poison::CommittedLogDiverged`]) |
@@ -55,7 +55,7 @@
 //! | I8 | the ranks agree on the registration state of a segment; no rank determines it alone | [`Standing`] changes only by the agreed result of a commit or a retirement, or when the group is poisoned or forgotten |
 //! | I9 | memory is freed only after its last use | the pool, its blocks, [`GraphPin`]s, graphs that use the memory and every communicator with windows in it keep the memory allocated; the last of them to be dropped frees it. The memory of a retired segment is freed once all ranks have reported that its windows are deregistered |
 //! | I10 | a pool does not grow during a declared capture, and no window is created or removed during any capture | [`PoolCapture`] freezes the pool; if the driver reports a capturing stream, a commit or retirement ends with [`Refusal::CommitDuringCapture`] on all members |
-//! | I11 | a block used by captured work is not placed again while the graph lives | each use pins it ([`process_group::graph_memory`]); the graph and its executables hold the pin |
+//! | I11 | a block used by captured work is not placed again while the graph lives | each use in a capture pins the block ([`process_group::graph_memory`]); the graph and its executables hold the pin |
 //!
 //! A window stays until its communicator is gone, or until all ranks of the domain [retire](SymmetricPool::retire)
 //! its segment. A segment can be retired only if no rank has a block or a graph that uses it.

@@ -15,7 +15,7 @@ use super::{
 /// A rank's support of windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WindowSupport {
-    /// The library supports windows for this group, as far as the rank can know before it registers one.
+    /// The library supports windows for this group, as far as the rank can determine before it registers a window.
     Available,
     /// The library does not support windows for this group, or the caller of the commit requested none.
     Unavailable {
@@ -37,7 +37,7 @@ pub struct Capabilities {
 wire_struct!(Capabilities { library, windows });
 
 impl Capabilities {
-    /// Returns the first capability that differs between members, and each member's value to show in the error. Returns
+    /// Returns the first capability that differs between members, and each member's value for the error text. Returns
     /// `None` if all capabilities are equal. `by_rank` applies a function to the capabilities of every member, and
     /// returns the results by rank.
     pub(super) fn difference(

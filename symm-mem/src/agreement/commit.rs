@@ -78,9 +78,9 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// All steps of a search share the time limits of its first step, because the steps are short and may be many. The
-    /// opening of memory shares the limits of the registration. If no time is left for the opening, the segments are
-    /// committed nevertheless.
+    /// All steps of a search share the time limits of its first step, because the steps are short, and there may be
+    /// many of them. The opening of memory shares the limits of the registration. If no time is left for the opening,
+    /// the segments are committed nevertheless.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }
@@ -120,8 +120,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Some members may have registered or opened segments. If the last action is a step of the search, no member
-        // has.
+        // Some members may have registered or opened segments. But if the last action is a step of the search, the
+        // members have agreed on the failure instead of a plan to register, so no member has done so.
         Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

@@ -37,10 +37,10 @@ fn poison(poison: Poison) -> Decision {
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
 /// 4. Every rank is ready.
-/// 5. In each group, the ranks have enqueued equal numbers of collectives, and equal numbers of matching sends and
-///    receives.
-/// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not refuse
-///    the commit.
+/// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
+///    peer as the peer has enqueued receives from this rank.
+/// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not lead to
+///    a refusal.
 /// 7. If the segments become windows, they fit into the symmetric address space.
 pub fn decide(records: &[(u32, Record)]) -> Decision {
     let mut sorted: Vec<Ranked<'_>> = records.iter().map(|(rank, record)| (*rank, record)).collect();
@@ -105,8 +105,8 @@ fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
 }
 
 /// Returns a refusal if ranks have different domains or policies. The pool, the group and the number of the commit need
-/// no check here, because they are part of the agreement's name. [`bootstrap::agreement`] compares the members of the
-/// group.
+/// no check here, because they are part of the agreement's name. The lists of the group's members need no check either,
+/// because [`bootstrap::agreement`] has compared them.
 fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
     let lists: ValuesByRank<RankList> = split(records, |record| record.domain.clone());
     if !lists.is_unanimous() {
@@ -284,9 +284,9 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // Each rank computes its value as if NCCL had reserved the memory size of the rank's own device. But NCCL reserves
-    // the memory size of the largest device on every member. So the greatest value, which the rank with the largest
-    // device has posted, is correct for all members.
+    // On every member, NCCL reserves address space of the memory size of the largest device. Each rank knows only its
+    // own device, and computes `address_space_left` as if its device were the largest. So the greatest value, which the
+    // rank with the largest device has posted, is correct for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })

@@ -121,8 +121,8 @@ impl Ending {
     }
 }
 
-/// Takes the store's error from the failed agreement of `member`. If there is no error of the store, returns
-/// [`StoreError::RankTaken`] if another process runs as this rank, and `None` otherwise.
+/// Takes the store's error from the failed agreement of `member`. If there is none, but another process runs as this
+/// rank, returns [`StoreError::RankTaken`]. Otherwise returns `None`.
 pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) -> Option<StoreError> {
     let is_taken = failed.ending == agreement::Ending::Failed(Failure::Taken { rank: member.rank });
     let taken = || StoreError::RankTaken { rank: member.rank as usize, at: member.name.clone() };

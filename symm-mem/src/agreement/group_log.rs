@@ -43,7 +43,7 @@ pub struct Situation {
     pub address_space_left: Option<u64>,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The pool still has the log's hash at every length from this one to the log's end.
+    /// A length of the allocation log. The pool still has the log's hash at this length and at all greater ones.
     pub log_since: u64,
     /// All segments of the pool that are not retired, in ascending order of ordinals.
     pub segments: Vec<Segment>,
@@ -70,7 +70,7 @@ pub struct GroupLog {
     /// The length up to which a commit has found the members' allocation logs equal.
     equal: u64,
     /// The ordinal after the last segment that the group has committed. A segment with a lower ordinal is never new to
-    /// the group: the group has committed it, or it was retired first.
+    /// the group: the group has committed it, or the pool retired it before the group could commit it.
     next: u32,
     poison: Option<Poison>,
 }
@@ -114,7 +114,6 @@ impl GroupLog {
         self.committed
     }
 
-    /// Replaces the members.
     pub(crate) fn set_members(&mut self, members: Vec<u32>) {
         self.members = members;
     }
@@ -153,7 +152,7 @@ impl GroupLog {
         ordinal >= self.next
     }
 
-    /// The length up to which a commit has found the members' allocation logs equal. 0 if there was no such commit.
+    /// The length up to which a commit has found the members' allocation logs equal, or 0 if there was no such commit.
     pub(crate) fn equal_length(&self) -> u64 {
         self.equal
     }
@@ -169,7 +168,8 @@ impl GroupLog {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
 
-    /// Begins the next commit. Returns this rank's part in it, and the new segments that its record offers.
+    /// Begins the next commit. Returns the arguments with which this rank starts the agreement, and the new segments in
+    /// this rank's record.
     pub fn begin(&mut self, situation: Situation) -> (Start<CommitProtocol>, Vec<Segment>) {
         let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
             situation;

@@ -115,8 +115,8 @@ impl Operation {
     }
 }
 
-/// For each part of an operation: true if all operations of a list have an equal part. An error text names such a part
-/// only once.
+/// For each part of an operation: true if the part is equal in all operations of a list. An error text names such a
+/// part only once.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shared {
     tag: bool,
@@ -178,7 +178,7 @@ fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> St
 /// The point at which the allocation histories of ranks diverge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Divergence {
-    /// All histories are equal before this operation.
+    /// All histories are equal before this operation, and differ in it.
     At {
         /// The number of the operation in the log, from 0.
         sequence: u64,
@@ -188,12 +188,14 @@ pub enum Divergence {
         /// repeat the request. If the request then succeeds, the allocation replaces the refused request in the log.
         can_grant: bool,
     },
-    /// The first difference cannot be found. Either the ranks' logs no longer contain the operation that differs, or
-    /// the pools differ before their first operation, because they have different [geometries](crate::Geometry).
+    /// The first difference cannot be found, for one of three reasons. The ranks' logs no longer contain the operation
+    /// that differs. Or allocations during the search have removed hashes from a log. Or the pools differ before their
+    /// first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
         /// The number of the first operation that differs is less than this value. 0 if the hashes of the empty logs
-        /// differ, so that the pools differ before their first operation. The search compares these hashes only if its
-        /// range begins at length 0.
+        /// differ, which means that the pools differ before their first operation. If the range of the search does not
+        /// begin at length 0, the search does not compare the hashes of the empty logs, and this value is greater than
+        /// 0 even for such pools.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

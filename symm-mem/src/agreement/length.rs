@@ -22,9 +22,9 @@ type Decision = agreement::Decision<LengthProtocol>;
 
 impl Protocol for LengthProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// If a rank with another member list arrives after the others, it finds their stored list and fails with
-    /// [`Refusal::MembersMismatch`]. Without the stored list, it would wait until its patience ends. Members remove the
-    /// stored keys after the next meeting.
+    /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
+    /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
+    /// its patience ends. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = u64;
@@ -55,7 +55,7 @@ impl Protocol for LengthProtocol {
 }
 
 impl Start<LengthProtocol> {
-    /// Prepares agreement number `round` of rank `rank` with `members`, which are all ranks of the domain. This rank
+    /// Prepares the start of agreement number `round` on rank `rank`. `members` are all ranks of the domain. This rank
     /// needs `bytes` bytes. `deadline` is the time limit of the agreement.
     #[must_use]
     pub fn length(
@@ -77,7 +77,7 @@ pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }
 
-/// Converts the ending of an agreement on a length on `member`.
+/// Converts the ending that an agreement on a length has on `member`.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

@@ -1,5 +1,5 @@
-//! Ids of meetings. A meeting is one agreement of the ranks on a commit, a retirement or a length. The id determines
-//! the name of the agreement in the store.
+//! Ids of meetings. A meeting is one agreement of the ranks on a commit, on a retirement, or on the length of an
+//! allocation. The id determines the name of the agreement in the store.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum MeetingKind {
     },
     /// To retire segments. All ranks of the domain take part.
     Retire {},
-    /// To agree on a length. All ranks of the domain take part.
+    /// To agree on the length of an allocation. All ranks of the domain take part.
     Length {},
 }
 
@@ -27,7 +27,7 @@ pub enum MeetingKind {
 pub struct MeetingId {
     /// The number of the pool's domain.
     pub domain: u64,
-    /// The generation of the domain.
+    /// The [generation](PoolId::generation) of the domain.
     pub generation: u64,
     /// The pool's number in the domain.
     pub pool: u32,

@@ -3,19 +3,19 @@
 //! runs it.
 //!
 //! - [`CommitProtocol`]: the members of a group agree on the segments to be registered as windows. [`Record`] is the
-//!   contribution of a rank; [`decide()`] and [`judge_registrations`] are pure functions of the members' messages.
-//!   [`GroupLog`] is the state that a rank keeps from one commit to the next.
+//!   message of a rank to the other members. [`decide()`] and [`judge_registrations`] are pure functions of the
+//!   members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
 //! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
-//! - [`RetireProtocol`], [`LengthProtocol`]: all ranks of the domain agree to retire segments, or on the length of an
-//!   allocation.
-//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reason why an operation is refused, a group is poisoned, or segments
-//!   have no windows. A group is poisoned if its members may have different windows. Every member gets the same reason,
-//!   with the exceptions that [`Poison`] lists.
+//! - [`RetireProtocol`]: all ranks of the pool's [domain](crate::Domain) agree to retire segments. [`LengthProtocol`]:
+//!   they agree on the length of an allocation.
+//! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why an operation is refused, why a group is poisoned, and why
+//!   segments have no windows. A group is poisoned if its members may have different windows. Every member gets the
+//!   same reason, with the exceptions that [`Ending`] and [`Poison`] list.
 //! - [`MeetingId`]: identifies a meeting. A meeting is one agreement on a commit, a retirement or a length, and has a
 //!   name in the store.
 //!
 //! Out of scope: stores, communicators, memory, threads. In production, [`bootstrap::agreement::run`] drives the state
-//! machines over a store. In tests, the seeded simulation also drives them.
+//! machine of each agreement over a store. In tests, the seeded simulation also drives these state machines.
 
 mod capabilities;
 mod commit;
@@ -90,10 +90,10 @@ pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", vers
 /// The lower bound of the time limit of an action. The actions are: registering or deregistering windows, waiting until
 /// the device is idle, and opening the memory of peers.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
-/// The lower bound of the time that a member waits for the outcomes of the others, counted from the time limit of the
-/// action.
+/// The lower bound of the time limit of a member's wait for the outcomes of the others. This time begins at the
+/// deadline of the action.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The time limit of two actions and the waits for their outcomes together, if all lower bounds apply.
+/// The sum of the time limits of two actions and of the two waits for their outcomes, if all lower bounds apply.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

@@ -1,7 +1,6 @@
 //! The last part of a commit: every member opens the new segments and signal pads of the others. If one member fails,
-//! no member keeps the memory open.
-//!
-//! The commit succeeds nevertheless. Its result then contains the reason ([`Unmapped`]).
+//! no member keeps the memory open. The commit succeeds nevertheless, and its result contains the reason
+//! ([`Unmapped`]).
 
 use bootstrap::agreement::Report;
 
@@ -12,7 +11,8 @@ use super::{
 };
 use crate::sharing::{self, OpeningFailure};
 
-/// Decides whether the members can open each other's first `segments` new segments. `records` must be sorted by rank.
+/// Decides whether every member can open the first `segments` new segments of every other member. `records` must be
+/// sorted by rank.
 pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },
@@ -84,8 +84,8 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
 }
 
 impl Agreed {
-    /// Returns the decision that follows the registration, or takes its place if there is none: to open the members'
-    /// memory. If the memory cannot be opened, returns the final agreement.
+    /// Returns the decision to open the members' memory. If the memory cannot be opened, returns the final agreement.
+    /// This decision follows the registration, or replaces it if no windows are to be registered.
     pub(super) fn open(self) -> Decision {
         match self.peers {
             PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },

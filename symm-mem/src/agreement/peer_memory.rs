@@ -26,12 +26,13 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// The members number the segments that they have mapped, of all pools. This is the lowest number that the rank has
-    /// not used yet. The commit numbers its segments from the highest `next` among the members.
+    /// The number after the greatest one that the rank has given to a mapped segment, or 0 if there is none. The
+    /// members of a group number the segments that they map for each other, over all pools. A commit gives its first
+    /// mapped segment the highest `next` among the members, and numbers the following segments consecutively.
     pub next: u64,
     /// The rank's signal pad. `None` if the members have opened the pads in an earlier commit.
     pub pad: Option<Export>,
-    /// The segments of the record, in the same order.
+    /// The new segments in the rank's [record](super::Record::segments), in the same order.
     pub segments: Vec<Export>,
 }
 wire_struct!(OfferedMemory { site, next, pad, segments });
@@ -93,7 +94,7 @@ pub enum Unmapped {
         /// The rank that cannot open the memory.
         peer: u32,
     },
-    /// A rank's device cannot access the memory of another device.
+    /// A rank's device cannot access the memory of another rank's device.
     NoPeerAccess {
         /// The rank whose device has no access.
         rank: u32,

@@ -1,11 +1,11 @@
 //! The agreement on the plain registration (`ncclCommRegister`) of segments that have no windows: all members register
 //! them, or none does.
 //!
-//! Each rank chooses the transport of an NCCL call by itself. If a buffer is registered on only some ranks, they choose
-//! different transports, and the call hangs. So every member registers, posts its outcome, and keeps the registration
-//! only if all members succeeded. [`SymmetricPool::commit`](crate::SymmetricPool::commit) requires that no thread
-//! enqueues collectives on the new segments meanwhile. So no collective uses a registration before all members have
-//! agreed on it.
+//! Each rank chooses the transport of an NCCL call by itself. If a buffer is registered on only some ranks, the ranks
+//! choose different transports, and the call hangs. So every member registers, posts its outcome, and keeps the
+//! registration only if all members succeeded. [`SymmetricPool::commit`](crate::SymmetricPool::commit) requires that no
+//! thread enqueues collectives on the new segments meanwhile. So no collective uses a registration before all members
+//! have agreed on it.
 
 use std::convert::Infallible;
 
@@ -68,9 +68,9 @@ impl PlainProtocol for RegistrationProtocol {
     }
 }
 
-/// Converts the ending of the agreement. A failure of the agreement poisons the group, because members are lost, or
-/// their registrations are unknown. A member registers before the agreement begins. So a member that loses the store is
-/// always in doubt, even if it has posted no record.
+/// Converts the ending of the agreement. A failure of the agreement poisons the group, because some members are lost or
+/// the states of their registrations are unknown. A member registers before the agreement begins. So a member that
+/// loses the store is always in doubt, even if it has posted no record.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

@@ -79,7 +79,7 @@ impl From<Rejection> for Ending {
     }
 }
 
-/// The decision to take after a search.
+/// The decision to take after the search for the first operation that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum After {
     /// To refuse the commit. Nothing is registered.

@@ -21,7 +21,7 @@ pub enum Poison {
         logs: ValuesByRank<LogPoint>,
     },
     /// A rank's registration failed. Or a plain registration failed on another member, and the rank could not undo its
-    /// own.
+    /// own plain registration.
     #[error("RegistrationFailed: on rank {rank}{}: {cause}", match ordinal {
         Some(ordinal) => format!(", segment {ordinal}"),
         None => String::new(),
@@ -47,7 +47,7 @@ pub enum Poison {
         /// The members that reported that their registration or deregistration did not return in time, ascending.
         blocked: Vec<u32>,
     },
-    /// The registration did not return in time on some members, and all members have reported an outcome.
+    /// All members have reported an outcome, but on some of them, the registration did not return in time.
     #[error("RegistrationBlocked: registration did not return on {} in time", Ranks(ranks))]
     RegistrationBlocked {
         /// The ranks, ascending.

@@ -17,7 +17,7 @@ impl RankList {
     /// can take.
     const MOST: u32 = 1 << 20;
 
-    /// Returns the runs. Each is its first rank and its number of ranks.
+    /// Returns the runs of consecutive ranks. Each run is a pair of its first rank and its number of ranks.
     fn runs(&self) -> Vec<(u32, u32)> {
         let mut runs: Vec<(u32, u32)> = Vec::new();
         for &rank in &self.0 {

@@ -157,14 +157,15 @@ pub struct Record {
     pub capabilities: Capabilities,
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The symmetric address space that is left in the rank's communicator, in bytes. The rank computes it as if NCCL
-    /// had reserved the memory size of the rank's own device. `None` if unknown.
+    /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
+    /// address space of the memory size of the largest device among the members. The rank knows only the size of its
+    /// own device, and computes the value as if NCCL had reserved that size.
     pub address_space_left: Option<u64>,
     /// The group's log of committed and retired segments.
     pub committed: LogPoint,
     /// The pool's allocation log.
     pub log: LogPoint,
-    /// The rank still has the allocation log's hash at every length from this one to the log's end.
+    /// A length of the allocation log. The rank still has the log's hash at this length and at all greater ones.
     pub log_since: u64,
     /// The segments that the group has not committed, in ascending order of ordinals.
     pub segments: Vec<Segment>,

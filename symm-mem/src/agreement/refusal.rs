@@ -73,7 +73,7 @@ pub enum Refusal {
     SegmentShapeMismatch {
         /// The ordinal of the segment.
         ordinal: u32,
-        /// The number of new segments before it that all ranks have in common.
+        /// The number of new segments before this segment. All ranks have them in common.
         common: u32,
         /// The segment's shape on each rank.
         shapes: ValuesByRank<Shape>,
@@ -90,8 +90,8 @@ pub enum Refusal {
         describe_divergence(divergence.as_deref())
     )]
     AllocationDiverged {
-        /// The first segment after the histories diverged, or `None` if they diverged after the last segment. Always
-        /// `None` in a retirement.
+        /// The first segment that was created after the histories diverged, or `None` if they diverged after the
+        /// creation of the last segment. Always `None` in a retirement.
         ordinal: Option<u32>,
         /// The number of new segments that all ranks have in common. 0 in a retirement.
         common: u32,
@@ -209,8 +209,8 @@ pub enum Refusal {
         "AddressSpaceExhausted: the new windows take {needed} bytes of symmetric address space, rank {rank} has {left} left; use fewer, or a new communicator"
     )]
     AddressSpaceExhausted {
-        /// The rank whose device has the most memory, the lowest of several. This device determines the size of the
-        /// address space on all members.
+        /// The rank whose device has the most memory, or the lowest such rank if there are several. This device
+        /// determines the size of the address space on all members.
         rank: u32,
         /// The bytes that the new windows need.
         needed: u64,
@@ -228,7 +228,7 @@ pub enum Refusal {
         /// Otherwise empty. Every rank in the circle gets the same list.
         circle: Vec<Waiting>,
     },
-    /// While other members waited for a rank, the rank ended the group or was found lost.
+    /// A rank ended the group, or was found lost, while other members waited for the rank.
     #[error("MemberLost: rank {rank} takes no part any more: {cause}")]
     MemberLost {
         /// The rank.
@@ -247,9 +247,10 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the domain, by rank. For a rank that waits: the generation in whose agreement it waits.
-        /// For a missing rank: the number of times that it has created the domain. Missing ranks that are not behind
-        /// have no entry, unless they are in the circle.
+        /// The generations of the domain, by rank. If `circle` is empty: the generation in which the present members
+        /// wait, and for each missing rank that has created the domain fewer times, that number of times. Otherwise:
+        /// for each rank in `circle` that waits in an agreement of this domain, the generation in which the rank waits.
+        /// The remaining ranks have no entry.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
@@ -346,8 +347,9 @@ impl Refusal {
         self
     }
 
-    /// Returns the point at which the histories diverge. Returns `None` if no search was made, or if this kind of
-    /// refusal has no such field. The search may have ended with [`Divergence::NotFound`].
+    /// Returns the result of the search for the point at which the histories diverge. The result is
+    /// [`Divergence::NotFound`] if a rank did not answer. Returns `None` if no search was made, or if this kind of
+    /// refusal has no such field.
     pub fn divergence(&self) -> Option<&Divergence> {
         match self {
             Refusal::SegmentCountMismatch { divergence, .. }

@@ -1,7 +1,7 @@
 //! Retirement: all ranks of a domain retire segments, or none does.
 //!
-//! All ranks of the domain take part, also ranks whose groups have not committed the segments. The reason is that every
-//! rank computes the placement of blocks from the list of segments, so the lists must stay equal.
+//! All ranks of the domain take part, including ranks whose groups have not committed the segments. The reason is that
+//! every rank computes the placement of blocks from the list of segments, so the lists must stay equal.
 //!
 //! | phase | action |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | deregistration | every rank unmaps its peers' segments, then deregisters its windows, group by group |
 //!
 //! In every release of NCCL, deregistration is a local operation that frees symmetric addresses. The free addresses
-//! determine where later windows are placed, and this must be equal on all ranks. So all ranks deregister in one order:
+//! determine the placement of later windows, which must be equal on all ranks. So all ranks deregister in one order:
 //! groups by ascending id, and within a group by ascending ordinal of the segments. They begin only after all devices
 //! are idle. Each rank frees its memory last, after all ranks have posted that their windows are gone.
 
@@ -273,7 +273,7 @@ pub enum Retired {
     Everywhere {},
     /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
     /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
-    /// poisoned. A rank with a poisoned group does not free the memory yet.
+    /// poisoned. A rank frees the memory only when none of its groups of this pool is poisoned any more.
     Poisoned {
         /// The reason.
         poison: Poison,
@@ -293,9 +293,9 @@ type Decision = agreement::Decision<RetireProtocol>;
 
 impl Protocol for RetireProtocol {
     const PROTOCOL: wire::Protocol = PROTOCOL;
-    /// If a rank with another member list arrives after the others, it finds their stored list and fails with
-    /// [`Refusal::MembersMismatch`]. Without the stored list, it would wait until its patience ends. Members remove the
-    /// stored keys after the next meeting.
+    /// True, so that the member list stays in the store. If a rank with another list arrives after the others, it finds
+    /// the stored list and fails with [`Refusal::MembersMismatch`]. Without the stored list, the rank would wait until
+    /// its patience ends. Members remove the stored keys after the next meeting.
     const KEEPS_RESULT: bool = true;
 
     type Record = RetirementRecord;
@@ -308,10 +308,11 @@ impl Protocol for RetireProtocol {
         decide_retirement(records)
     }
 
-    /// Only a failed wait for an idle device is final.
+    /// Returns true for a failed wait for an idle device: this outcome alone decides the verdict, so the members do not
+    /// wait for the other outcomes.
     ///
     /// An outcome of the deregistration is never final. Every live rank posts one before the time limit. If a failure
-    /// ended the wait earlier, ranks that are still deregistering would be blamed too.
+    /// were final, the verdict would also blame the ranks that are still deregistering.
     fn is_final(outcome: &RetireOutcome) -> bool {
         matches!(outcome, RetireOutcome::Quiet { release: Release::Failed { .. } })
     }
@@ -333,8 +334,8 @@ impl Protocol for RetireProtocol {
 }
 
 impl Start<RetireProtocol> {
-    /// Prepares retirement number `round` of rank `rank` with `members`, which are all ranks of the domain. `record` is
-    /// the record of this rank. `deadline` is the time limit of the retirement.
+    /// Prepares the start of retirement number `round` on rank `rank`. `members` are all ranks of the domain. `record`
+    /// is the record of this rank. `deadline` is the time limit of the retirement.
     #[must_use]
     pub fn retirement(
         pool: PoolId,
@@ -349,8 +350,8 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending of a retirement on `member`. `last` is the plan of the last action that this member has begun,
-/// or `None` if it has begun none. If the agreement failed after this member began to deregister, returns
+/// Converts the ending that a retirement has on `member`. `last` is the plan of the last action that this member has
+/// begun, or `None` if it has begun none. If the agreement failed after this member began to deregister, returns
 /// [`Retired::Poisoned`], because some windows may be gone.
 ///
 /// # Errors

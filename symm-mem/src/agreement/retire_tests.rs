@@ -1,5 +1,5 @@
-//! Tests of retirements in which one rank dies, before each of its steps. A seed determines the order of the ranks'
-//! steps.
+//! Tests of retirements in which one rank dies. There is one run for each step before which the rank can die. A seed
+//! determines the order of the ranks' steps.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -133,8 +133,9 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result in time. After a refusal, no rank has deregistered windows.
-    /// After a success, all ranks have. The only other possible result is a poison that names the dead rank.
+    /// If a rank dies, all other ranks get the same result before the time limit. If the result is a refusal, no rank
+    /// has deregistered windows. If it is a success, all ranks have deregistered theirs. The only other possible result
+    /// is a poison that names the dead rank.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {

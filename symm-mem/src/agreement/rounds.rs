@@ -1,11 +1,12 @@
-//! Numbers the meetings of a rank, and remembers the meetings that may have left keys in the store.
+//! The numbers of a rank's [meetings](super::MeetingId), and the list of the meetings that may have left keys in the
+//! store.
 
 /// The maximum number of meetings in [`Rounds::left`]. The keys of older meetings stay in the store.
 const MOST: usize = 64;
 
-/// Counts the meetings of one kind that a rank has had about a pool, and remembers the meetings that may have left keys
-/// in the store. A meeting leaves keys if a member did not take part or did not acknowledge the result, or if its kind
-/// of agreement keeps the result in the store.
+/// The counter of the meetings of one kind that a rank has had about a pool, and the list of those that may have left
+/// keys in the store. A meeting leaves keys in two cases: a member did not take part or did not acknowledge the result,
+/// or [`KEEPS_RESULT`](bootstrap::agreement::Protocol::KEEPS_RESULT) is true for the kind of agreement.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,

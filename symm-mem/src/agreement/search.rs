@@ -14,7 +14,7 @@ use super::{
 /// The greatest number of parts into which one round divides a range.
 const PARTS: u64 = 32;
 
-/// Lengths of the allocation log between which the histories diverge.
+/// A range of lengths of the allocation log. The search looks for the first difference in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The lower end. In later rounds, a length at which all ranks have the same hash. In the first round, the shortest
@@ -88,7 +88,8 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
         let first = hashes.next();
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
-    // The logs differ in an operation before `high`, or in operation `high` if no rank's hash shows a difference there.
+    // If the hashes of all ranks at `high` are known, they differ, so the first operation that differs has a number
+    // below `high`. Otherwise, it may also be operation `high`.
     let forgotten = || {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }
@@ -96,8 +97,8 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     // If the hashes are equal at a point, the histories are equal up to it.
     match (0..points.len()).rfind(|index| equal(*index)) {
         Some(last) if last + 1 == points.len() => Finding::Operation { sequence: range.high },
-        // Allocations during the search can remove hashes. In the first round, a shortest log that ends before `low`
-        // has the same effect.
+        // A hash can be unknown for two reasons. Either an allocation during the search has removed it. Or, in the
+        // first round, the shortest log ends at a length at which another rank no longer has the hash.
         None if is_unknown(0) => forgotten(),
         Some(last) if is_unknown(last + 1) => forgotten(),
         None => Finding::End { divergence: Divergence::Forgotten { before: range.low } },
@@ -191,7 +192,8 @@ mod tests {
                         return Ok(());
                     }
                     Finding::End { divergence: Divergence::Forgotten { before } } => {
-                        prop_assert!(before > common && lost.iter().any(|lost| *lost > 0));
+                        prop_assert!((common + 1..=high + 1).contains(&before));
+                        prop_assert!(lost.iter().any(|lost| *lost > 0));
                         return Ok(());
                     }
                     Finding::End { divergence } => panic!("{divergence}"),
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(narrowed(10, 12, differ), forgotten(10));
         // The shortest log ends at length 10, where a rank has no hash. Operation 10 may be the first one that differs.
         assert_eq!(narrowed(10, 10, [&[None], &[Some(1)]]), forgotten(11));
-        // Length 12 is known to differ, length 11 no longer has a hash.
+        // The hashes differ at length 12. At length 11, one rank no longer has its hash.
         assert_eq!(
             narrowed(10, 12, [&[Some(1), None, Some(2)], &[Some(1), Some(3), Some(4)]]),
             forgotten(12)

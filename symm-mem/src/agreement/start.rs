@@ -1,5 +1,5 @@
-//! The start of a meeting on one member, and the failures that are common to all kinds of meetings. A meeting is one
-//! agreement on a commit, a retirement or a length.
+//! The start of a meeting on one member, and the conversion of the failures that are common to all kinds of meetings. A
+//! meeting is one agreement on a commit, on a retirement, or on the length of an allocation.
 
 use std::time::Duration;
 
@@ -49,9 +49,10 @@ impl<P: Protocol> Start<P> {
     }
 }
 
-/// Returns a member's patience in a meeting with up to two actions: 3/8 of `deadline`. Each action, together with the
-/// wait for its outcomes, takes up to 3/4 of the longest patience among the members. So if all members have the same
-/// deadline and no lower bound applies, the meeting takes at most 15/16 of the deadline.
+/// Returns a member's patience in a meeting with up to two actions: 3/8 of `deadline`. The patience limits the member's
+/// wait for the records of the others. Each action, together with the wait for its outcomes, takes up to 3/4 of the
+/// longest patience among the members. So if all members have the same deadline, and the lower bounds of these limits
+/// do not apply, the meeting takes at most 15/16 of the deadline.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -62,9 +63,9 @@ pub(super) fn evidence(name: &str, missing: &[Absentee]) -> Vec<String> {
     domain.map_or_else(Vec::new, |domain| missing.iter().map(|it| generation_key(domain, it.rank)).collect())
 }
 
-/// Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of another epoch of the group. Returns
-/// [`Refusal::GenerationMismatch`] if missing ranks have not created this generation of the domain yet, so that they
-/// cannot take part in its meetings. Otherwise returns `None`. See [`Protocol::explain`].
+/// Returns [`Refusal::EpochMismatch`] if a missing rank waits in a commit of the same group, but of another epoch.
+/// Returns [`Refusal::GenerationMismatch`] if missing ranks have not created this generation of the domain yet, so that
+/// they cannot take part in its meetings. Otherwise returns `None`. See [`Protocol::explain`].
 pub(super) fn explain(absence: &Absence<'_>) -> Option<Refusal> {
     let Absence { name, members, missing, waited_ms, values } = *absence;
     let meeting = MeetingId::named(name)?;
@@ -152,8 +153,9 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// Returns the generations of `domain` in whose meetings the ranks of a circular wait are waiting, or `None` if all
-/// generations are equal. A generation is the number of times that a rank has created the domain.
+/// For each rank of a circular wait that waits in a meeting of `domain`, returns the generation in the meeting's name.
+/// Returns `None` if all these generations are equal. A generation is the number of times that a rank has created the
+/// domain.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

@@ -4,8 +4,8 @@
 //! that both ends share. With its claim, the end that comes first also offers its buffer, if the peer has mapped it.
 //! The end that comes second reads the other end's entry, compares it with its own, and takes the offer.
 //!
-//! After an abort or a failed launch, a receiver withdraws its offers of eager (not captured) messages that are not
-//! taken, but not those of captured messages. An offer is either taken or withdrawn, never both. So after an offer was
+//! After an abort or a failed launch, a receiver withdraws its offers that the sender has not taken. It withdraws only
+//! offers of eager (not captured) messages. An offer is either taken or withdrawn, never both. So after an offer was
 //! withdrawn, the sender does not copy into the buffer. Exception: a later message has reused the word (see the comment
 //! in [`take`]). A sender does not withdraw its offers: the peer only reads the buffer.
 
@@ -50,7 +50,7 @@ pub(super) fn claim(shared: &AtomicU64, number: u64, way: Way) -> Claim {
     if claimed.is_ok() { Claim::First } else { Claim::Second }
 }
 
-/// Waits until an end has claimed message `number`, or `is_over` returns true, for at most `limit`.
+/// Spins until an end has claimed message `number` or `is_over` returns true, but for at most `limit`.
 pub(super) fn await_claim(shared: &AtomicU64, number: u64, limit: Duration, is_over: impl Fn() -> bool) {
     let begun = Instant::now();
     while shared.load(Ordering::Acquire) >> 2 != number + 1 && !is_over() && begun.elapsed() < limit {

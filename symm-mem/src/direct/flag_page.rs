@@ -2,21 +2,22 @@
 //! of the rank's messages.
 //!
 //! The page is host memory so that a host thread can end a stream's wait with a plain store. If a stream wrote the word
-//! instead, its write could be behind the wait in the same hardware queue.
+//! instead, its write could be behind the wait in the same hardware queue, and would then never run.
 //!
-//! Every peer has a section of the page. In it, every slot of a ring has two words: *full* (the peer has put a chunk
-//! into this rank's memory) and *empty* (the peer has taken a chunk out of its own memory). Zero-copy messages have
-//! eight more words: *ready* and *done* ([`Phase`]), for both directions, and for captured and for eager (not captured)
-//! messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after a message all
-//! these words have their initial values, and a graph can run any number of times. Every direction has one more word,
-//! which no stream waits for. In it, this rank's streams record which messages they have [passed](FlagPage::passed).
+//! The page has a section for every peer. The section has two words for every slot number of a ring: *full* (the peer
+//! has put a chunk into this rank's memory) and *empty* (the peer has taken a chunk out of its own memory). Zero-copy
+//! messages have eight more words: *ready* and *done* ([`Phase`]), for both directions, and for captured and for eager
+//! (not captured) messages. The peer's stream sets a word, and the stream that waited for the word resets it. So after
+//! a message all these words have their initial values, and a graph can run any number of times. Every direction has
+//! one more word, which no stream waits for. In it, this rank's streams record which messages they have
+//! [passed](FlagPage::passed).
 //!
-//! After the words, the section has two logs of half messages (a half describes one end of a message): this rank's
-//! [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The last part of
-//! the section are the [claims](super::claim) of the messages from the peer, which both ends write.
+//! After the words, the section has two logs of [half messages](super::half) (a half describes one end of a message):
+//! this rank's [sends to](Way::Send) and [receives from](Way::Receive) the peer. Only this rank writes these logs. The
+//! section ends with the [claims](super::claim) of the messages from the peer, which both ends write.
 //!
-//! The page begins with a flag, which this rank sets before it ends its waits. Data that it sends or receives
-//! afterwards is invalid.
+//! The page begins with a flag. After an abort, this rank *gives up*: it sets the flag, and then ends the waits of its
+//! streams. Data that the rank sends or receives afterwards is invalid.
 
 use std::{
     io,
@@ -33,13 +34,14 @@ use process_group::{group::path::Way, link::SharedMemory};
 /// Alignment of the words, in bytes. Each word has a cache line of its own.
 const LINE: usize = 64;
 
-/// Offset of the flag by which the rank announces that it ends its waits.
+/// Offset of the flag by which the rank announces that it has given up.
 const GAVE_UP: usize = 0;
 
-/// Number of words for every peer for zero-copy messages: two directions, two phases, and eager or captured messages.
+/// Number of words of a peer's section for zero-copy messages: two directions, two phases, and eager or captured
+/// messages.
 const SIGNALS: usize = 8;
 
-/// Number of words for every peer that [`FlagPage::passed`] reads: one for each direction.
+/// Number of words of a peer's section for [`FlagPage::passed`]: one for each direction.
 const PASSED: usize = 2;
 
 /// Capacity of a log in half messages, and number of claims for each peer.
@@ -198,8 +200,9 @@ impl FlagPage {
         self.device + self.layout.passed(peer, way)
     }
 
-    /// Returns how far this rank's streams are in the messages with `peer`: the lower 32 bits of `n + 1`, if message
-    /// `n` is the last one that they have passed. Returns 0 if they have passed none. Considers only eager messages
+    /// Returns how far this rank's streams are in the messages with `peer` in direction `way`. A stream has *passed* a
+    /// message once it has executed the message's operations on this rank. If message `n` is the last passed one,
+    /// returns the lower 32 bits of `n + 1`. Returns 0 if no message has been passed. Considers only eager messages
     /// that the sender copies into the receiver's buffer.
     pub(super) fn passed(&self, peer: usize, way: Way) -> u32 {
         self.word_at(self.layout.passed(peer, way)).load(Ordering::Acquire)
@@ -225,19 +228,20 @@ impl FlagPage {
         &self.words_at(at, 1)[0]
     }
 
-    /// Announces that this rank ends its waits.
+    /// Announces that this rank has given up. The caller then ends the waits of this rank's streams.
     pub(super) fn give_up(&self) {
         self.word_at(GAVE_UP).store(1, Ordering::SeqCst);
     }
 
-    /// Returns whether the page's rank has announced that it ends its waits.
+    /// Returns whether the page's rank has announced that it has given up.
     pub(super) fn has_given_up(&self) -> bool {
         self.word_at(GAVE_UP).load(Ordering::SeqCst) != 0
     }
 
     /// Ends the current waits of streams for this rank's words by setting the words. Leaves out words of zero-copy
-    /// messages for which `held` returns true. Returns true if this call has set a word that was not set. If the
-    /// previous call has set this word too, a stream has passed a wait for it in between.
+    /// messages for which `held` returns true. Returns true if this call has set a word that was not set. Only a stream
+    /// resets a word, after its wait for the word. So if two calls have set the same word, a stream has completed a
+    /// wait for the word between them.
     pub(super) fn release(&self, held: impl Fn(usize, Signal) -> bool) -> bool {
         let mut moved = false;
         let mut set = |word: &AtomicU32| moved |= word.swap(1, Ordering::AcqRel) != 1;

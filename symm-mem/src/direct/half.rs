@@ -12,7 +12,7 @@ pub(super) struct Half(pub(super) u64);
 const ELEMENTS: u32 = 8;
 
 impl Half {
-    /// Packs the half. Counts from 2^56 elements on are truncated. No device has memory for so many.
+    /// Packs the half. An element count of 2^56 or more is truncated. No device has memory for so many elements.
     pub(super) fn of(buffer: &Buffer, captured: bool) -> Self {
         Self((buffer.elements as u64) << ELEMENTS | (buffer.dtype as u64) << 1 | u64::from(captured))
     }

@@ -37,7 +37,8 @@ pub(super) struct State {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
     next: [usize; 2],
-    /// First stream of the last eager call. Keeping it alive prevents the reuse of its handle for another stream.
+    /// The lane's first stream in the last eager call. Keeping it alive prevents the reuse of its handle for another
+    /// stream.
     last: Option<Stream>,
     /// Id of the capture of the last captured call.
     captured: Option<u64>,
@@ -133,7 +134,7 @@ impl Lane {
             }
         };
         let info = stream.capture_info()?;
-        // An invalidated capture has no id.
+        // An invalidated capture has no id. So two ids that are `None` do not mean the same capture.
         let is_own = capture.is_some() && info.id == capture;
         Ok((info.status == CaptureStatus::None || is_own).then_some(stream))
     }
@@ -143,8 +144,8 @@ impl Lane {
         self.pushes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes `stream` wait for the lane's earlier work. In a capture, that is the work of the same capture. Without a
-    /// capture, it is the eager work.
+    /// Makes `stream` wait for the lane's earlier work: in a capture, for the lane's work in the same capture, and
+    /// otherwise for the lane's eager work.
     pub(super) fn follow(
         &self,
         state: &State,
@@ -197,7 +198,7 @@ impl Lane {
         // Another thread may be capturing in global mode. Without relaxed mode, the queries would invalidate that
         // capture.
         let _relaxed = RelaxedCapture::enter(self.end.context().driver());
-        // A broken context runs nothing any more.
+        // If a query fails, the context is broken, and runs nothing any more.
         let is_past = |end: &Event| end.query().unwrap_or(true);
         let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).clone();
         is_past(&self.end)

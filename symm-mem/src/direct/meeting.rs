@@ -204,7 +204,7 @@ impl Own {
 /// of this agreement, because it loses the store or the group ends, gets an error even if the others succeed.
 ///
 /// `attempt` is a name that the members use for this call only. If a rank has no flag page, its record contains the
-/// reason. So the others do not try to connect to its endpoint.
+/// reason, and the members agree on a refusal. So the others do not try to connect to its endpoint.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,

@@ -1,9 +1,10 @@
-//! Point-to-point messages without a NCCL communicator: `P2pPolicy::Direct` of process-group, through symmetric memory
-//! and copy engines.
+//! The path of `P2pPolicy::Direct` of process-group: point-to-point messages through symmetric memory and copy engines,
+//! without a NCCL communicator.
 //!
-//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on the group's `send`, `recv` and batches
-//! use this path. They enqueue on the caller's streams, and the messages from one rank to another are matched in the
-//! order of calls. Work handles, the flight recorder, aborts and timeouts work as for messages through NCCL.
+//! Build a group with [`P2pPolicy::Direct`], and call [`install`]. From then on the group's messages use this path:
+//! `send` and `recv`, also in batches. They are enqueued on the caller's streams, and the messages from one rank to
+//! another are matched in the order of calls. Work handles, the flight recorder, aborts and timeouts work as for
+//! messages through NCCL.
 //!
 //! ```no_run
 //! # use process_group::{ProcessGroup, comm::DataType, group::{Buffer, P2pPolicy}, store::Deadline};
@@ -59,8 +60,8 @@
 //!
 //! 1. The stream of the first end signals *ready*. Then it waits for *done*.
 //! 2. The stream of the second end waits for *ready*. Then it copies the whole message by one copy engine, between its
-//!    own buffer and its mapping of the first end's buffer: the copy reads from the peer if this end receives, and
-//!    writes to the peer if it sends. Then it signals *done*.
+//!    own buffer and its mapping of the first end's buffer. If the second end receives, the copy reads from the peer.
+//!    If it sends, the copy writes to the peer. After the copy, the stream signals *done*.
 //!
 //! The buffer of the second end may lie anywhere. If the buffer of the first end lies in no mapped segment, the message
 //! goes through the [ring](#the-ring), wherever the other buffer lies. The program does not control which end comes
@@ -70,29 +71,30 @@
 //!
 //! If two ranks send each other messages at once, each rank should make one of the two copies. If one rank makes both,
 //! its copies are a write and a read. The driver gives both to one copy engine, which runs them one after the other.
-//! (The driver does so for virtual memory and for memory opened by IPC, also for bare copies on two streams.) A rank
-//! that calls later than its peer would be the second end of both messages, and so make both copies. To avoid this, a
-//! sender does not claim its message at once. It first waits on the host until the receiver has called its receive, or
-//! has called a send to this rank. If both ranks call at about the same time, each of them is then the second end of
-//! one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for 256 MiB. If
-//! one rank calls after the end of the other's wait, it makes both copies. The sender does not wait if the receiver has
-//! never called a receive from it before, or if the buffer of the last such receive lies in no mapped segment. For
-//! captured messages, the capture decides which end is first, for all runs of the graph. So let the ranks capture at
-//! about the same time, for example after a barrier.
+//! (The driver does so for virtual memory and for memory opened by IPC, also for two copies on two streams without this
+//! path.) A rank that calls later than its peer would be the second end of both messages, and so make both copies. To
+//! avoid this, a sender does not claim its message at once. It first waits on the host until the receiver has called
+//! its receive, or has called a send to this rank. If both ranks call at about the same time, each of them is then the
+//! second end of one of the two messages. The wait takes at most an eighth of the time of a copy at 400 GB/s: 84 µs for
+//! 256 MiB. A rank that calls after the end of the other rank's wait makes both copies. The sender does not wait if the
+//! receiver has never called a receive from it before, or if the buffer of the last such receive lies in no mapped
+//! segment. The ends claim a captured message during the capture, so its first end is the same in all runs of the
+//! graph. So let the ranks capture at about the same time, for example after a barrier.
 //!
-//! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy. In both directions
-//! they take 1.05 to 1.13 times as long, and 2.0 times if one rank makes both copies.
+//! Measured on two H200: 256 MiB in one direction take 1.02 to 1.07 times as long as a bare copy (a copy in one
+//! direction without this path). 256 MiB in each direction take 1.05 to 1.13 times as long as that bare copy, and 2.0
+//! times if one rank makes both copies.
 //!
 //! No host thread waits for the copy itself. The send of a zero-copy message completes only when the receiver has the
-//! data. The send of a message through the ring can complete earlier, so a sender can run ahead of its peer with such
-//! messages.
+//! data. The send of a message through the ring can complete earlier, so a sender can run ahead of its peer with
+//! messages through the ring.
 //!
 //! A commit maps the segments ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), even if it makes no
-//! windows. If the pool is dropped, the path keeps its memory until the group ends. The path does not use windows, for
-//! two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a graph may still copy. And
-//! NCCL returns the addresses of peers' windows only from release 2.29 on.
+//! windows. If the pool is dropped, the path keeps the pool's memory until the group ends. The path does not use
+//! windows, for two reasons. NCCL unmaps a window when its communicator is aborted, while a stream or a graph may still
+//! copy. And NCCL returns the addresses of peers' windows only from release 2.29 on.
 //!
-//! A buffer must stay allocated until the stream of its own rank has completed the message, as for every message. A
+//! A buffer must stay allocated until the stream of its own rank has completed the message, as on any other path. A
 //! free in stream order after the message is safe: the first end's stream completes the message only after the copy. A
 //! graph pins the blocks that its messages use on its own rank. The graph of the second end also pins the segment of
 //! its own rank that has the same pool and ordinal as the first end's segment. The ranks retire these segments
@@ -148,17 +150,18 @@
 //!
 //! If all ranks use batches, the messages of a batch complete whatever the order of the calls within the batch is, even
 //! if streams share hardware queues. Separate calls that all ranks make in the same order complete too. In two other
-//! cases, the messages complete only if no stream blocks another one:
+//! cases, the messages complete only if no stream blocks another one in a shared hardware queue:
 //!
 //! - The ranks make separate calls in different orders, for example if two ranks first receive, then send.
 //! - One end makes a send and a receive in separate calls. The other end makes both in one batch, and is the second
 //!   end. Zero-copy messages may then wait for each other.
 //!
-//! In these cases every stream needs its own hardware queue, also the streams that the path creates. If a device has
-//! more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
+//! In these two cases, every stream needs its own hardware queue. This includes the streams that the path creates. If a
+//! device has more than eight streams, `CUDA_DEVICE_MAX_CONNECTIONS=32` gives more queues.
 //!
-//! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host until the
-//! [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use several batches.
+//! If each of two ranks has more than 512 messages to the other in one batch, both may wait on the host for the other
+//! one until the [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use
+//! several batches.
 //!
 //! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table above. Each
 //! message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy messages of any length, or
@@ -182,8 +185,8 @@
 //! work handles report the reason. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
-//! withdraws its offers that no sender has taken, except those of captured messages. If an offer is taken or captured,
-//! the streams of both ends get extra time to wait for each other:
+//! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken, or
+//! that belongs to a captured message, the streams of both ends get extra time to wait for each other:
 //!
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
 //! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
@@ -369,9 +372,9 @@ impl fmt::Display for DirectOptions {
 ///
 /// If the members agree that they have no path, all get an error and may try again. The group stays usable without a
 /// path: its messages fail with [`GroupErrorKind::NoPath`] until one is installed. The error has one of these kinds,
-/// the same on all members except in the second case:
-/// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, or if the memory cannot be shared or differs in size
-///   (also because the options differ).
+/// the same on all members except in the second case below:
+/// - [`ErrorKind::RendezvousRefused`] if a member does not arrive, if the memory cannot be shared, or if its size
+///   differs between members (for example because their options differ).
 /// - If a member has invalid options or cannot allocate its memory, that member gets its own error, for example
 ///   [`ErrorKind::Options`]. The others get [`ErrorKind::RendezvousRefused`].
 /// - [`ErrorKind::OptionsDiffer`] if the options differ although the memory has the same size.

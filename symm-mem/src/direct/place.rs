@@ -1,7 +1,7 @@
-//! The place of a buffer in the segments that all members have mapped, in 64 bits.
+//! The place of a buffer in the segments that all members have mapped, encoded in 64 bits.
 
-/// A segment's number and an offset in that segment, packed into 64 bits: the number plus one in the upper 20 bits, and
-/// the offset in bytes in the lower 44.
+/// The number of a segment in [`MappedSegments`](crate::membership::MappedSegments), and an offset in that segment. The
+/// upper 20 bits contain the number plus one, and the lower 44 bits the offset in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(pub(super) u64);
 

@@ -1,6 +1,6 @@
-//! Messages of a lane that the sender copies into the receiver's buffer. An abort first gives these copies time to
-//! complete, because the receiver may reuse its buffer after its abort has returned. Messages that are not captured are
-//! *eager*.
+//! The zero-copy messages of a [lane](super::lane) whose copies the sender makes, into the receiver's buffer. An abort
+//! first gives these copies time to complete, because the receiver may reuse its buffer after its abort has returned.
+//! Messages that are not captured are *eager*.
 
 use std::collections::VecDeque;
 
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 /// yet.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
-    /// Numbers of the eager messages, ascending. A message that this rank's streams have passed stays here until the
-    /// next [`note`](Self::note).
+    /// Numbers of the eager messages, ascending. A stream has *passed* a message once it has executed the message's
+    /// operations on this rank. A passed message stays here until the next [`note`](Self::note).
     eager: VecDeque<u64>,
     /// Number of captured messages. They are not removed after a run, because their graphs may run again at any time.
     captured: usize,
@@ -41,8 +41,8 @@ impl Pushes {
         }
     }
 
-    /// Returns whether the sender may still copy an eager message (or a captured one, if `captured`) into the
-    /// receiver's buffer. `is_taken` returns false for the eager messages that the sender will not copy.
+    /// Returns whether the sender may still copy an eager message (or, if `captured` is true, a captured message) into
+    /// the receiver's buffer. `is_taken` returns false for the eager messages that the sender will not copy.
     ///
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
     /// last one first. On the receiver, `is_taken` also withdraws the message's offer if the peer has not taken the

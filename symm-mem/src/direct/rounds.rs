@@ -9,8 +9,9 @@
 //! Between two copies of one stream the copy engine idles: the stream signals the end of the first copy, and waits for
 //! the slot of the next one. Both operations access host memory, which takes time. So the chunks of a large message
 //! alternate between two streams: one stream copies while the other signals and waits. Within a call, a slot belongs to
-//! one stream: if two streams waited for the same word of host memory, one signal could release both. Calls of a lane
-//! do not overlap. All zero-copy messages of a lane in a call use the lane's first stream.
+//! one stream: if two streams waited for the same word of host memory, one signal could release both. In a later call,
+//! the slot may belong to the other stream, because the calls of a lane do not overlap. All zero-copy messages of a
+//! lane in a call use the lane's first stream.
 //!
 //! # Why this cannot deadlock
 //! Assume that all ranks make matching calls in the same order. Streams may share a hardware queue, in which earlier
@@ -18,7 +19,8 @@
 //! it is enough to show one total order of the operations of all ranks with two properties: each operation comes after
 //! those that it waits for, and the operations of each rank are in the order in which the rank enqueued them.
 //!
-//! A call is enqueued in rounds: in each round one piece of every lane. A round has four phases:
+//! A call is enqueued in rounds. A round contains the next piece of every lane that still has pieces. It has four
+//! phases:
 //!
 //! 1. Every offer signals that its buffer is ready.
 //! 2. Every chunk of a lane that sends is put into its slot, and signalled.
@@ -26,8 +28,9 @@
 //!    signalled.
 //! 4. Every offer waits until its message was copied.
 //!
-//! A sender waits until the slot of its chunk is empty, which the peer signalled in an earlier round. Every other wait
-//! is for a signal of an earlier phase of the same round. The stream of a chunk does not matter.
+//! A sender waits until the slot of its chunk is empty. The slot has been empty from the beginning, or the peer
+//! signalled this in an earlier round or call. Every other wait is for a signal of an earlier phase of the same round.
+//! The argument does not depend on the stream of a chunk.
 //!
 //! In a call of one lane, the signal of a chunk is delayed, and enqueued together with the next wait of the same
 //! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
@@ -36,16 +39,16 @@
 //! With two streams, up to d other chunks are enqueued between a chunk and its signal. Let the ring have s slots. Then
 //! a chain of waits leads from each chunk c only to earlier chunks, so the waits form no cycle:
 //!
-//! - Chunk c is sent once its slot is empty. The receiver signals this, at the latest, after it received chunk
-//!   c + d − s.
+//! - Chunk c is sent once its slot is empty, which chunk c − s used before. The receiver signals this, at the latest,
+//!   after it received chunk c + d − s.
 //! - Chunk c + d − s is received once it is signalled. The sender signals this, at the latest, after it sent chunk
 //!   c + 2d − s.
 //! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
 //! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
 //!
-//! So four slots are enough. With two streams and fewer slots, a call of one lane signals each chunk at once, as a call
-//! of several lanes always does. Before a zero-copy message, all earlier chunks are signalled, because the peer may
-//! need these signals before it reaches the message.
+//! So four or more slots are enough. With two streams and fewer than four slots, a call of one lane signals each chunk
+//! at once, as a call of several lanes always does. Before a zero-copy message, all earlier chunks are signalled,
+//! because the peer may need these signals before it reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -83,7 +86,7 @@ pub(super) struct Step {
     pub(super) action: Action,
 }
 
-/// The action of a step. The numbers are indices of pieces.
+/// The action of a step. The numbers are indices in [`Load::pieces`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Signals the peer that the stream has moved chunk `tell`, if any. Then waits until the slot of `chunk` is empty

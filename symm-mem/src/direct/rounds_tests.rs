@@ -25,9 +25,9 @@ type Message = (usize, usize, Mode);
 /// A word that a stream waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Word {
-    /// Rank of the flag page, peer, whether the word means *full* (or else *empty*), and slot.
+    /// Rank of the flag page, peer, whether the word means *full* (otherwise *empty*), and slot.
     Slot(usize, usize, bool, usize),
-    /// Rank of the flag page, peer, whether the page's rank sends, and whether the word means *done* (or else
+    /// Rank of the flag page, peer, whether the page's rank sends, and whether the word means *done* (otherwise
     /// *ready*).
     Signal(usize, usize, bool, bool),
 }

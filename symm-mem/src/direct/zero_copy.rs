@@ -1,4 +1,4 @@
-//! Enqueues the zero-copy messages of one lane.
+//! Enqueues the zero-copy messages of one lane (one direction between this rank and a peer).
 //!
 //! The rank that claims a message first is the *first end*, and the other rank is the *second end*. The stream of the
 //! first end signals *ready*, and waits for *done*. The stream of the second end waits for *ready*, copies the whole
@@ -85,8 +85,8 @@ impl ZeroCopy<'_> {
         unsafe { stream.write_value32(self.told(Phase::Ready), 1) }
     }
 
-    /// Makes the stream wait until the peer has copied the message. Then the stream [reports](Self::pass) to the host
-    /// that it has passed the message.
+    /// Makes the stream wait until the peer has copied the message. If the message is eager, and the peer has copied
+    /// into this rank's buffer, then makes the stream [report](Self::pass) to the host that it has passed the message.
     ///
     /// # Safety
     /// As [`ready`](Self::ready).

@@ -27,7 +27,7 @@ const ASK: Duration = Duration::from_millis(20);
 /// the device does not answer, or if the ranks of this process always have a transfer under way (see [quiet]).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The work of the closing thread, and its signals.
+/// The state that the closing thread shares with the other threads of the exchange.
 pub(super) struct Closer {
     /// Time that peers have to close memory that this rank lent to them, after this rank has closed the plan.
     lease: Duration,
@@ -43,7 +43,7 @@ struct State {
     leases: Vec<(Arc<Core>, Lease)>,
     /// Peers' memory that this rank no longer needs. The thread closes each allocation that has no other holder.
     borrowed: Vec<Open>,
-    /// Plans that all peers have closed too: their memory can be freed.
+    /// Plans that this rank and all peers have closed. Their memory can be freed.
     over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
     /// The thread has taken `closing`, `leases`, `borrowed` and `over`, and has not put the remainder back yet.
@@ -73,8 +73,9 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Hands peers' memory to the thread, which closes the memory. The caller must not close it: the call may block
-    /// until the device is idle, and the device's work may depend on the caller's next call.
+    /// Hands peers' memory to the thread, which closes the memory. The caller must not close the memory itself: the
+    /// driver may block the caller until the device is idle, and the device may wait for work that the caller has not
+    /// enqueued yet.
     pub(super) fn let_go(&self, open: Open) {
         if !open.is_empty() {
             self.tell(|state| state.borrowed.push(open));
@@ -105,14 +106,14 @@ impl Closer {
         !state.busy && state.is_empty()
     }
 
-    /// Takes the plans whose peers did not close in time.
+    /// Removes and returns the plans that peers did not close in time.
     pub(super) fn quarantine(&self) -> Vec<Quarantined> {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits up to four [`TICK`]s for dropped plans to be closed. Called at the start of an exchange. If a dropped
-    /// plan's allocations are still open then, the exchange keeps them open until it ends. Only after that does this
-    /// rank tell the peers that it has closed the plan.
+    /// Waits up to four [`TICK`]s for dropped plans to be closed. Called at the start of an exchange. The exchange
+    /// keeps every allocation open that is open after this wait, including those of dropped plans. So this rank reports
+    /// such a plan to its peers as closed only after the exchange.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -260,7 +261,7 @@ fn collect(
     overdue
 }
 
-/// Peers' memory that is handed to the closing thread on drop.
+/// Peers' memory. Dropping this value hands the memory to the closing thread.
 pub(super) struct Borrowed<'a> {
     pub(super) open: Open,
     closer: &'a Closer,

@@ -1,5 +1,5 @@
 //! The state of a plan, or of the transfers between the regions of two ranks. The callers that enqueue transfers and
-//! the exchange's threads share it.
+//! the exchange's threads share this state. In this file, "the plan" stands for the transfers in both cases.
 
 use std::{
     ops::{Deref, Range},
@@ -19,8 +19,8 @@ use super::{
 };
 use crate::sharing::Imported;
 
-/// Number of attempts to tell a peer that regions were dropped. If all fail, the peer's waits end at their
-/// deadlines.
+/// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's waits for
+/// this rank end at their deadlines.
 const LEFT_ATTEMPTS: u32 = 4;
 
 /// The state of a plan, or of the transfers between the regions of this rank and one peer: the signals, and the memory
@@ -31,16 +31,19 @@ pub(super) struct Core {
     /// The peers' memory that the plan uses.
     imports: Mutex<Imports>,
     fault: Arc<OnceLock<Fault>>,
-    /// The peers have been told of the fault.
+    /// True once the watch thread has reported the fault to the peers.
     pub(super) told: AtomicBool,
-    /// A graph has captured transfers of this plan. Launches of the graph may wait for [toggles](Words::toggle).
+    /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
+    /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
     pub(super) captured: AtomicBool,
-    /// Attempts left to tell the peers that this rank sends no further notification; 0 once they have been told.
+    /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
+    /// attempt, and always 0 for a plan.
     pub(super) left_attempts: AtomicU32,
-    /// The peer has dropped its regions, and sends no further notification.
+    /// True once this rank has noticed that the peer has dropped its regions.
     pub(super) peer_left: AtomicBool,
-    /// Number of watched operations, plus the number of reported failures that the watch thread has not finished with.
-    /// While it is not zero, this rank may still write signal words of the plan.
+    /// Number of the plan's operations that the watch thread watches, plus the number of the plan's failures that were
+    /// passed to the watch thread and that it has not handled yet. While the sum is not zero, this rank may still write
+    /// signal words of the plan.
     pending: AtomicUsize,
     /// Number of graph launches by this rank through `Plan::launch`.
     pub(super) launched: AtomicU32,
@@ -60,9 +63,10 @@ pub(super) struct CoreParts {
     pub(super) slots: Range<usize>,
     /// The signals of each slot, in the order of `slots`.
     pub(super) wires: Vec<Wire>,
-    /// This rank's memory, which copies of this rank and of the peers use.
+    /// This rank's buffers, or its regions. This rank and its peers copy from them and to them.
     pub(super) memory: Vec<Memory>,
-    /// True for regions. This rank tells the peers when it drops its regions.
+    /// True for regions, false for a plan. If true, the closing thread tells the peer when this rank has dropped its
+    /// regions.
     pub(super) is_regions: bool,
 }
 
@@ -74,24 +78,25 @@ impl Deref for Core {
     }
 }
 
-/// The peers' memory: held open by the plan, or, after the plan was closed, weak references to the same memory.
+/// References to the peers' memory. Until the plan is closed, they keep the memory open. Afterwards they are weak.
 #[derive(Debug)]
 enum Imports {
     Open(Vec<Arc<Imported>>),
     Closed(Vec<Weak<Imported>>),
 }
 
-/// The signals that this rank and a peer send each other: for one transfer, or for regions.
+/// The signals between this rank and a peer: those of one transfer of a plan, or those of the regions of the two ranks.
 #[derive(Debug)]
 pub(super) struct Wire {
     /// The peer, as a rank of the job.
     pub(super) peer: u32,
     pub(super) own: Words,
     pub(super) theirs: Words,
-    /// The count that this rank's last enqueued wait waits for.
+    /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes the
+    /// value there to release the wait.
     pub(super) awaited: AtomicU32,
-    /// The last round that this end has begun, or that the peer has begun if it is in this process. Not used for
-    /// regions.
+    /// The latest round of the transfer that either end has begun. Rounds that the peer has begun are known only if the
+    /// peer is in this process. Not used for regions.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -107,15 +112,15 @@ impl Wire {
     }
 }
 
-/// Progress of a transfer.
+/// Progress of a transfer, or of this rank's notifications to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     /// Number of rounds begun; for regions, number of notifications sent. The counter wraps around.
     pub(super) round: u32,
-    /// The peer may copy: `ready` was called, and `wait` was not called yet.
+    /// True between a call of `ready` and the next call of `wait`. In this time the peer may copy.
     pub(super) offered: bool,
     /// The last operation, or for regions the last notification: its stream, and the event recorded after it. The next
-    /// one runs after this event, even on another stream.
+    /// operation or notification runs after this event, even on another stream.
     pub(super) last: Option<(Stream, Arc<Event>)>,
 }
 
@@ -142,7 +147,7 @@ impl Core {
         self.fault.clone()
     }
 
-    /// Returns the fault that has stopped the plan as an error, if there is one.
+    /// Returns an error with the fault that has stopped the plan, if any.
     pub(super) fn fault(&self) -> Result<(), Fault> {
         self.fault.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -152,7 +157,8 @@ impl Core {
         let _ = self.fault.set(fault);
     }
 
-    /// Counts one more operation as under way, until [`ended`](Self::ended) is called for it.
+    /// Increments the number of operations and failures that the watch thread must handle. [`ended`](Self::ended) must
+    /// be called once for each call.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);
@@ -179,7 +185,8 @@ impl Core {
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the peers' memory, unless another holder is left.
+    /// Closes the plan: drops its references to the peers' memory. This closes each allocation that has no other
+    /// holder.
     pub(super) fn close(&self) {
         let mut imports = self.imports();
         let Imports::Open(open) = &*imports else { return };
@@ -194,12 +201,12 @@ impl Core {
         matches!(&*self.imports(), Imports::Closed(_))
     }
 
-    /// Returns whether this plan no longer keeps a peer's memory open: the plan is closed, and each allocation that it
-    /// held is closed too, or another one of `plans` holds the allocation open.
+    /// Returns true if the plan is closed, and each allocation that it kept open is in one of two states: the
+    /// allocation is closed too, or another one of `plans` keeps it open.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
-        // Do not upgrade the weak references: the upgraded reference could become the last one, and dropping it would
-        // close the memory outside of a quiet moment.
+        // Do not upgrade the weak references. An upgraded reference could become the last one. Dropping it would close
+        // the memory, possibly at a time when `quiet` does not allow that.
         let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
         left.all(|memory| {
             plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))
@@ -211,7 +218,7 @@ impl Core {
     }
 }
 
-/// Store key under which rank `from` tells rank `to` that it has closed a plan.
+/// Store key by which rank `from` reports to rank `to` that `from` has closed a plan. `key` is [`CoreParts::key`].
 pub(crate) fn closed_key(key: &str, from: u32, to: u32) -> String {
     format!("{key}/closed/{from}/{to}")
 }

@@ -15,7 +15,7 @@ pub enum Awaited {
     Done,
     /// The end of a graph launch. The graph may contain waits for `Ready` and for `Done`.
     Graph,
-    /// The peer's notification that it has transferred between regions.
+    /// The peer's notification after a transfer between regions.
     Notification,
     /// The end of this rank's copies between regions, and of earlier work of the stream.
     Copies,
@@ -42,8 +42,8 @@ pub enum Fault {
         peer: u32,
         /// The event that did not occur in time.
         awaited: Awaited,
-        /// Time since the operation that missed its deadline was enqueued. An earlier operation of the plan on the
-        /// stream may have blocked it: then `transfer`, `peer` and `awaited` are those of the earlier operation.
+        /// Time since the operation that missed its deadline was enqueued. If an earlier operation of the plan on the
+        /// same stream had not ended either, `transfer`, `peer` and `awaited` are those of the earlier operation.
         waited: Duration,
     },
     /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
@@ -80,7 +80,7 @@ pub enum TransferError {
     /// The group has no such rank.
     #[error("rank {rank} in a group of {world}")]
     NoSuchRank {
-        /// The rank, as its place in the group.
+        /// The rank within the group.
         rank: usize,
         /// Size of the group.
         world: usize,
@@ -88,7 +88,7 @@ pub enum TransferError {
     /// A transfer from a rank to itself.
     #[error("rank {rank} has a transfer with itself; copy on a stream instead")]
     ToSelf {
-        /// The rank, as its place in the group.
+        /// The rank within the group.
         rank: usize,
     },
     /// The memory is empty.
@@ -170,9 +170,9 @@ pub enum TransferError {
     /// The rank does not share the regions.
     #[error("rank {rank} of the group does not share the regions, which belong to ranks {members:?}")]
     NotShared {
-        /// The rank asked for, as its place in the group.
+        /// The rank asked for, within the group.
         rank: usize,
-        /// The members, as places in the group.
+        /// The members, as ranks within the group.
         members: Vec<usize>,
     },
     /// The call sends or awaits a notification, and its stream is capturing. Such a call cannot be captured, because
@@ -205,7 +205,7 @@ pub enum TransferError {
         /// The generation of this plan.
         found: u64,
     },
-    /// The plan has stopped, or the transfers between the regions of this rank and the peer.
+    /// The plan has stopped, or the transfers between the regions of this rank and the peer have stopped.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// The driver failed.

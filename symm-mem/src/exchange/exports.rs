@@ -43,8 +43,8 @@ impl Exports {
         &self.exports
     }
 
-    /// Returns the index of the export that contains a piece, and the offset of the piece in it in bytes. Returns
-    /// `None` if no export contains the piece.
+    /// Returns the index of the export that contains a piece, and the offset of the piece in that export, in bytes.
+    /// Returns `None` if no export contains the piece.
     pub(super) fn place(&self, piece: &Piece) -> Option<(u32, u64)> {
         let at = self.exports.iter().position(|export| export.id == piece.id)?;
         Some((u32::try_from(at).ok()?, piece.offset as u64))

@@ -21,7 +21,7 @@ pub(crate) struct Lease {
 pub(crate) enum Standing {
     /// Peers may still access the lent memory.
     Runs,
-    /// All peers have closed the plan. The time limit may have expired.
+    /// All peers have closed the plan, possibly after the time limit.
     Over,
     /// The time limit or the deadline of the close has expired, and some peers have not closed the plan.
     Overdue,

@@ -77,8 +77,8 @@ impl Memory {
     /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
     /// The block and its segments are held until no rank needs the memory any more. Then the block is freed to its
-    /// stream's cache. By then, work that the caller enqueued on other streams must have ended or be
-    /// [recorded](caching_alloc::core::Block::record_stream).
+    /// stream's cache. By then, work on the block that the caller has enqueued on other streams must have ended, or the
+    /// caller must have [recorded](caching_alloc::core::Block::record_stream) those streams.
     ///
     /// A block of a re-mappable pool may lie in several pages, and each page has its own handle. Such a block can be
     /// shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
@@ -126,8 +126,8 @@ impl Memory {
         }
     }
 
-    /// Returns the bytes of a tensor with this layout. `offset` is the distance of the tensor from the first byte of
-    /// this memory, in elements of the tensor's data type.
+    /// Returns the part of this memory that a tensor with this layout occupies. `offset` is the distance of the tensor
+    /// from the first byte of this memory, in elements of the tensor's data type.
     ///
     /// # Errors
     /// [`TransferError::NotContiguous`] if the elements are not contiguous in row-major order: copy engines move
@@ -237,8 +237,8 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
-    /// Returns the allocation in the form in which it is shared. Fails with a description if it is a segment of a pool
-    /// that was retired, or if copy engines cannot reach it.
+    /// Returns the allocation in the form in which it is shared. Fails with a description if the allocation is a
+    /// retired segment of a pool, or if copy engines cannot access it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
         self.memory.check_kind().map_err(|error| error_text(&error))?;
         let gone = || "the memory has no pages".to_owned();

@@ -48,7 +48,7 @@
 //! let cache = Memory::block(stream.context(), cache)?;
 //! let regions = exchange.share_regions("kv", &[("cache", cache)])?;
 //! let soon = Duration::from_secs(10);
-//! // A scheduler says which pages of this rank go to which pages of which rank.
+//! // A scheduler decides which pages of this rank are copied to which pages of rank 3.
 //! let (decoder, pages) = (3, [(0, 17), (1, 4), (2, 5)]);
 //! let remote_region = regions.find(decoder, "cache")?.ok_or("rank 3 has no cache")?;
 //! let list = pages.map(|(from, to)| Descriptor {
@@ -88,14 +88,14 @@
 //! | `shared` | state that an exchange, its plans and its threads share |
 //! | `error` | errors of transfers |
 //!
-//! *Ownership.* A plan, or a set of regions, holds this rank's buffers and the open memory of the peers. A peer's
+//! *Ownership.* A plan, or a set of regions, keeps this rank's buffers allocated and the peers' memory open. A peer's
 //! allocation is identified by an id that is never reused. An exchange opens each allocation once for all of its plans
 //! and regions, and closes the allocation with the last of them. Memory that peers may access is freed only after they
 //! have reported that they closed it. If they do not report this within the [lease](ExchangeOptions::lease), the memory
 //! is [quarantined](Exchange::quarantine) instead: it stays allocated.
 //!
-//! Ranks of one process use each other's memory without a handle. For ranks of different processes, the kind of memory
-//! decides:
+//! Ranks of one process use each other's memory without a handle. Between processes, the kind of memory decides how a
+//! peer opens it:
 //! - Memory of `cuMemAlloc` is opened by legacy IPC handle. This handle gives a peer the whole allocation. The driver
 //!   does not define what happens if the owner frees the allocation while a peer has it open.
 //! - Virtual memory is opened by file descriptor or fabric handle. The driver keeps the pages until the peer closes
@@ -213,9 +213,9 @@ impl Exchange {
         // If a capture is open, the calls below must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let call = info.call(OPERATION);
-        // The other members wait in the rendezvous for this rank, for half of the rendezvous's deadline. `prepared`
-        // waits for at most three eighths of that deadline. So this rank can still post its record or its error in
-        // time.
+        // The other members wait in the rendezvous for this rank, for half of the deadline in the `RendezvousOptions`.
+        // `prepared` waits for at most three eighths of that deadline. So this rank can still post its record or its
+        // error in time.
         let patience = rendezvous.inner.options.deadline / 8 * 3;
         let (slab, tools) = match prepared(&info, context, &options, patience) {
             Ok(prepared) => prepared,

@@ -36,9 +36,9 @@ use super::{
 /// polls a word in this device's own memory, which one peer writes. The words count rounds, so the signal of one round
 /// is not taken for that of a later round.
 ///
-/// *Waits can delay other work.* Streams of a device that share a hardware queue block each other: with many streams,
-/// `CUDA_DEVICE_MAX_CONNECTIONS=32` gives them more queues. The following two limits were measured on H200 with driver
-/// 580:
+/// *Waits can delay other work.* Streams of a device that share a hardware queue block each other. If the program uses
+/// many streams, set `CUDA_DEVICE_MAX_CONNECTIONS=32` to have more queues. The following two limits were measured on
+/// H200 with driver 580:
 ///
 /// - All copies that read a peer's memory go through one queue, whatever their streams and priorities, in the order of
 ///   their calls. Puts and copies within a device do not use this queue. So a `get` whose peer is not ready blocks
@@ -62,7 +62,7 @@ use super::{
 /// late, the plan fails on all ranks that take part in its transfers. The plan's waits are released, so that streams
 /// and context stay usable. A `put` or `get` whose wait is released in this way still copies, even if the peer has not
 /// called `ready`. [`check`](Self::check) then returns the [`Fault`]. On the rank that noticed the delay, the fault
-/// names the late peer. On the others, it names the peer that has given up the plan. Call `check` before you use
+/// names the late peer. On the other ranks, it names a peer that has given up the plan. Call `check` before you use
 /// transferred data. After the failure, all calls that enqueue work return the fault. To continue, exchange a plan of
 /// the same name again.
 #[derive(Clone)]
@@ -132,7 +132,8 @@ impl Plan {
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
     /// no other code reads the buffer. If the plan fails before that, these accesses stay forbidden until both ends of
     /// the transfer have dropped the plan. A graph that captures this call is launched only before this rank drops the
-    /// plan: by [`launch`](Self::launch), or with [`watch`](Self::watch) between the launch and the drop.
+    /// plan. It is launched by [`launch`](Self::launch), or [`watch`](Self::watch) is called between the launch and the
+    /// drop.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
@@ -146,8 +147,8 @@ impl Plan {
     ///
     /// # Safety
     /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// launched only before this rank drops the plan: by [`launch`](Self::launch), or with [`watch`](Self::watch)
-    /// between the launch and the drop.
+    /// launched only before this rank drops the plan. It is launched by [`launch`](Self::launch), or
+    /// [`watch`](Self::watch) is called between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
@@ -161,8 +162,8 @@ impl Plan {
     ///
     /// # Safety
     /// No other code uses this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// launched only before this rank drops the plan: by [`launch`](Self::launch), or with [`watch`](Self::watch)
-    /// between the launch and the drop.
+    /// launched only before this rank drops the plan. It is launched by [`launch`](Self::launch), or
+    /// [`watch`](Self::watch) is called between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
@@ -176,8 +177,8 @@ impl Plan {
     /// buffer belongs to this rank again.
     ///
     /// # Safety
-    /// A graph that captures this call is launched only before this rank drops the plan: by [`launch`](Self::launch),
-    /// or with [`watch`](Self::watch) between the launch and the drop.
+    /// A graph that captures this call is launched only before this rank drops the plan. It is launched by
+    /// [`launch`](Self::launch), or [`watch`](Self::watch) is called between the launch and the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
@@ -206,7 +207,8 @@ impl Plan {
     ///
     /// A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and `watch`, a
     /// thread of an exchange could close memory. That thread would wait inside the driver for the end of the launched
-    /// graph, and meanwhile block the threads of other ranks.
+    /// graph, and meanwhile block threads of other ranks. If the graph waits for work that these threads must enqueue,
+    /// the process deadlocks.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -239,8 +241,8 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns an error if the plan has failed on this rank or on a peer: transferred data is not valid then. Call this
-    /// after the streams were synchronized. Copies a few bytes from the device, and waits for this copy.
+    /// Returns an error if the plan has failed on this rank or on a peer. In that case, transferred data is not valid.
+    /// Call this after the streams were synchronized. Copies a few bytes from the device, and waits for this copy.
     ///
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].

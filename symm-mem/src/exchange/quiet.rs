@@ -7,19 +7,20 @@
 //! way. Until the memory is closed, no transfer may begin.
 //!
 //! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after
-//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]: calls that begin a round block.
-//! If one end has begun a round, the call on the other end is not held back. If no quiet moment comes, rounds are not
-//! held back again for [`REST`], because a transfer under way may depend on a held-back round in a way that this module
-//! does not know. So it is possible that no quiet moment ever comes. Code that waits for memory to be closed must use a
-//! deadline of its own.
+//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]. A *round* is one transfer or
+//! notification, with the calls of both ends, or one launch of a graph on each rank. A call that begins a round blocks
+//! while rounds are held back. If one end has already begun the round, the call of the other end does not block. If no
+//! quiet moment comes within [`HOLD`], rounds are not held back again for [`REST`], because a transfer under way may
+//! depend on a held-back round in a way that this module cannot detect. So it is possible that no quiet moment ever
+//! comes. Code that waits for memory to be closed must use a deadline of its own.
 //!
-//! Only transfers are counted. Other work on a device may also wait for another rank of the process: NCCL kernels, or
-//! kernels that wait for signals. When a program drops a plan in such a process, this other work must have ended, or
-//! must depend only on work that is already enqueued.
+//! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
+//! kernels, or kernels that wait for signals. When a program drops a plan in a process of several ranks, this other
+//! work must have ended, or must depend only on work that is already enqueued.
 //!
-//! A process of one rank closes memory without a quiet moment: its device depends on other processes, and those do not
-//! block in this process's driver. While such a process closes memory, a second rank cannot create an exchange in it,
-//! because that rank might enqueue transfers at once.
+//! A process of one rank closes memory without a quiet moment. Its device may wait for ranks of other processes, but
+//! those ranks do not block in this process's driver. While such a process closes memory, a second rank cannot create
+//! an exchange in it, because that rank might enqueue transfers at once.
 
 use std::{
     collections::HashMap,
@@ -42,11 +43,13 @@ const REST: Duration = Duration::from_secs(1);
 /// Polling interval of threads that wait in this module.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Number of transfers and graph launches under way in this process.
+/// Number of transfers and graph launches under way in this process, plus the number of failures that watch threads
+/// have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-/// Locked shared by threads that enqueue a transfer, and by threads that close memory in a process of one rank.
-/// Locked exclusively by a thread that closes memory in a process of several ranks, and by [`Present::new`]. Exclusive
-/// locks are taken only with `try_write`, so a shared lock never waits behind a thread that itself waits for the lock.
+/// Excludes transfers while memory is closed. Threads that enqueue a transfer take a shared lock. A thread that closes
+/// memory takes a shared lock in a process of one rank, and an exclusive lock in a process of several ranks.
+/// [`Present::new`] takes an exclusive lock. Exclusive locks are taken only with `try_write`. So no thread ever queues
+/// for an exclusive lock, which would block later shared locks.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -66,7 +69,7 @@ struct Holds {
     until: Option<Instant>,
 }
 
-/// Counts one more operation as under way, until [`ended`] is called for it.
+/// Increments the number of operations under way. [`ended`] must be called once for each call.
 pub(super) fn begun() {
     UNDER_WAY.fetch_add(1, Ordering::AcqRel);
 }
@@ -156,8 +159,8 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Locked until the rank is registered. A thread that closes memory as the only rank locks the gate before
-            // it checks for other ranks, so it cannot miss this rank.
+            // Locked until the rank is registered. A thread of a process of one rank locks the gate before it checks
+            // for other ranks and closes memory, so it cannot miss this rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -187,9 +190,9 @@ impl Drop for Present {
     }
 }
 
-/// The last round that any rank of this process has begun, of a sequence of rounds that several ranks run together,
-/// such as the rounds of a transfer. The ranks share the counter. It wraps around, so values are compared as serial
-/// numbers.
+/// Counter of a sequence of rounds that several ranks run together, such as the rounds of a transfer. Its value is the
+/// latest round that any rank of this process has begun. The ranks of the process share the counter. It wraps around,
+/// so values are compared as serial numbers.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 

@@ -25,9 +25,9 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host copies of the
-/// slots. Calls of users copy slots to `mirror`. The watch thread copies them to `glance`, and records the event
-/// `glanced` after each copy. `present` is the entry of this exchange in the list of ranks of this process.
+/// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host buffers for copies
+/// of the slots. Calls of users copy slots to `mirror`. The watch thread copies slots to `glance`, and records the
+/// event `glanced` after each copy. `present` is the entry of this exchange in the list of ranks of this process.
 pub(super) struct Tools {
     control: Stream,
     mirror: Mirror,
@@ -59,7 +59,7 @@ impl Tools {
 pub(super) struct Shared {
     pub(super) info: GroupInfo,
     pub(super) context: Context,
-    /// Stream for the exchange's own accesses to slots: it zeroes them, copies them to the host, and writes signals
+    /// Stream on which the exchange itself accesses slots: it zeroes slots, copies them to the host, and writes signals
     /// after a failure or a close. The signals of transfers use the callers' streams.
     pub(super) control: Stream,
     /// The slots of all ranks, mapped on this rank.
@@ -197,7 +197,8 @@ impl Mirror {
     }
 
     /// Returns the first peer, as a rank of the job, that had given the plan up when the slots were last copied. A peer
-    /// that has dropped its regions also counts, if this rank waits for a notification that the peer has not sent.
+    /// that has dropped its regions also counts as one that has given up, if this rank waits for a notification that
+    /// the peer has not sent.
     pub(super) fn abandoned(&self, core: &Core) -> Option<u32> {
         let mut slots = core.slots.clone().zip(&core.wires);
         let abandoned = slots.find(|(slot, wire)| {

@@ -50,7 +50,7 @@ impl Slots {
         Self { free: if count == 0 { Vec::new() } else { vec![whole] } }
     }
 
-    /// Allocates the first `count` adjacent slots that are free. Returns `None` if there are none.
+    /// Allocates the first `count` adjacent slots that are free. Returns `None` if no `count` adjacent slots are free.
     pub(crate) fn take(&mut self, count: usize) -> Option<Range<usize>> {
         if count == 0 {
             return Some(0..0);

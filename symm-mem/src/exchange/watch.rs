@@ -1,15 +1,15 @@
-//! The watch thread of an exchange, which enforces the deadlines of its transfers. A stream waits for a word in device
-//! memory without a time limit. A host thread that is blocked in the synchronization of such a stream cannot enforce a
-//! deadline either. So the watch thread makes no call that blocks until the device or another rank has made progress.
+//! The watch thread of an exchange, which enforces the deadlines of its transfers. A stream cannot enforce them,
+//! because it waits for a word in device memory without a time limit. A caller cannot enforce them while it is blocked
+//! in the synchronization of such a stream. The watch thread must not block in the same way, so it makes no call that
+//! waits for the device or for another rank.
 //!
 //! When a plan has failed, the thread writes two kinds of words, both on the exchange's control stream:
 //! 1. It sets the abort words of the peers.
 //! 2. It sets the words that this rank's streams wait for, which releases the streams.
 //!
 //! A released stream may then write to a peer. Because step 1 comes first, the peer can see by then that the plan has
-//! failed.
-//! While operations of the plan are under way, the thread repeats step 1 until it succeeds. After that it repeats step
-//! 2, because a peer may overwrite the words.
+//! failed. While operations of the plan are under way, the thread repeats step 1 until it succeeds. After that it
+//! repeats step 2, because a peer may overwrite the words.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -38,8 +38,8 @@ const UNANSWERED: u32 = 4;
 /// An operation that is under way.
 pub(super) struct Watched {
     pub(super) core: Arc<Core>,
-    /// The index of the transfer, and the step that the operation waits for. `None` for an operation that waits for no
-    /// step: such an operation cannot be late.
+    /// The index of the transfer, and the condition that the operation waits for. `None` for an operation that has no
+    /// deadline, such as `ready`.
     pub(super) wait: Option<(usize, Awaited)>,
     pub(super) stream: Stream,
     pub(super) done: Arc<Event>,
@@ -92,7 +92,7 @@ pub(super) struct Watch {
 struct State {
     /// Operations, in the order in which they were enqueued.
     watched: Vec<Watched>,
-    /// Failed plans that [`give_up`] has not finished with.
+    /// Failed plans that [`give_up`] has not handled yet, or must handle again.
     failed: Vec<Arc<Core>>,
     /// Events for reuse.
     spare: Vec<Arc<Event>>,
@@ -212,13 +212,13 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// The first operation of a stream among those that have not ended: its plan, its transfer, and the step that it waits
-/// for.
+/// Describes the first operation of a stream that has not ended: its plan, its transfer, and the condition that it
+/// waits for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
-/// Removes operations that have ended from `all`, and returns their events. Marks plans with late operations as failed.
-/// If the group has ended, marks all plans with operations under way as failed. Adds failed plans with operations under
-/// way to `failed`.
+/// Removes from `all` the operations that have ended, and returns their events. Marks plans with late operations as
+/// failed. If the group has ended, marks all plans with operations under way as failed. Adds failed plans with
+/// operations under way to `failed`.
 fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) -> Vec<Arc<Event>> {
     let over = if all.is_empty() { None } else { shared.info.standing().err() };
     // The first operation under way on each stream, by the stream's handle. The later ones of the stream wait for it,

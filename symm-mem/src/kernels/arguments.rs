@@ -1,5 +1,5 @@
-//! The arguments of the collective kernels beside [`Ranks`](super::Ranks). Also computes the number of blocks of a
-//! launch. The layout of [`Reduce`] and [`Gather`] is that of the device structures of the same names.
+//! The arguments of the collective kernels beside [`Ranks`](super::Ranks), and the number of blocks of a launch. The
+//! layout of [`Reduce`] and [`Gather`] is that of the device structures of the same names.
 
 use cuda_driver::module::Parameter;
 
@@ -14,7 +14,7 @@ pub(super) enum Placing {
     /// The offset of the input, in the rank's own buffer. All ranks read the input, so a block overwrites each part
     /// only after the blocks with the same number on all ranks have read that part.
     OntoInput = 2,
-    /// The same offset in every rank's buffer: each rank writes its slice there.
+    /// The same offset in the buffers of all ranks. Each rank writes its slice of the result to all of them.
     Everywhere = 3,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Reduce {
     pub(super) kernel: u32,
 }
 
-// SAFETY: `repr(C)`, numbers without padding: the device's structure of the same name.
+// SAFETY: `repr(C)`, numbers without padding. This is the layout of the device's structure of the same name.
 unsafe impl Parameter for Reduce {}
 
 /// Arguments of the kernel that copies `bytes` bytes from each rank's buffer. The bytes of rank r begin at offset
@@ -69,7 +69,7 @@ pub(super) const THREADS: u32 = 512;
 /// blocks of eight ranks (192) fit on a device with 132 multiprocessors, if each multiprocessor holds two blocks.
 pub(super) const MOST_BLOCKS: u32 = 24;
 
-/// Number of blocks that share `bytes` bytes; the same on all ranks.
+/// Number of blocks for `bytes` bytes, which the blocks share. The same on all ranks.
 pub(super) fn blocks(bytes: u64) -> u32 {
     let rows = bytes.div_ceil(PACK * u64::from(THREADS));
     u32::try_from(rows).map_or(MOST_BLOCKS, |rows| rows.clamp(1, MOST_BLOCKS))

@@ -1,7 +1,8 @@
 //! The PTX of the crate.
 //!
-//! `kernels/` holds the sources and their PTX, packed into one file. Every supported driver and device can load this
-//! PTX: its version and target architecture are the oldest that have all instructions of the kernels.
+//! The folder `kernels/` contains the sources, and one compressed file with the PTX of all of them. Every supported
+//! driver and device can load this PTX: its version and target architecture are the oldest that have all instructions
+//! of the kernels.
 
 use std::{io::Read, sync::LazyLock};
 
@@ -37,7 +38,8 @@ fn unpack(packed: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// A compilation unit of the device code: one source file with macros. Its PTX is loaded as one module.
+/// A compilation unit of the device code: one source file, compiled with certain macros. Its PTX is loaded as one
+/// module.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Unit {
@@ -128,7 +130,7 @@ pub fn defines() -> Vec<(&'static str, u32)> {
     let mut defines = vec![
         ("USER_CHANNELS", PadLayout::USER_CHANNELS),
         ("KERNEL_CHANNELS", PadLayout::KERNEL_CHANNELS),
-        // A small constant: the cast cannot truncate.
+        // The cast cannot truncate, because the constant is small.
         ("LINE", LINE as u32),
         ("MOST_RANKS", MOST_RANKS),
     ];

@@ -31,9 +31,11 @@ pub enum Target {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every rank reads and combines all inputs: fewest synchronizations, most reading. For little data.
+    /// Every rank reads the whole inputs of all ranks, and combines them for itself. For little data: no rank writes to
+    /// a peer, but each rank reads `world` times the length of the input.
     OneShot,
-    /// Every rank combines its slice and writes it to all ranks. For more data. Does not support [`Target::Address`].
+    /// Every rank combines one slice of all inputs, and writes the result to all ranks. For more data. Does not support
+    /// [`Target::Address`].
     TwoShot,
 }
 
@@ -48,7 +50,7 @@ pub struct AllReduce {
     pub elements: u64,
     /// Data type of the elements.
     pub dtype: DataType,
-    /// Operation that combines them.
+    /// Operation that combines the elements.
     pub op: ReduceOp,
     /// Algorithm.
     pub algorithm: Algorithm,
@@ -66,7 +68,7 @@ pub struct ReduceScatter {
     pub elements: u64,
     /// Data type of the elements.
     pub dtype: DataType,
-    /// Operation that combines them.
+    /// Operation that combines the elements.
     pub op: ReduceOp,
 }
 
@@ -101,15 +103,15 @@ pub struct AllToAll {
 ///
 /// Elements are combined in ascending order of the ranks, so all ranks get the same bits. Integers wrap around. An
 /// integer average is the wrapped sum divided by the number of ranks, rounded towards zero. [`F16`](DataType::F16) and
-/// [`Bf16`](DataType::Bf16) are combined in f32 and rounded once. The minimum and maximum of a number and a NaN is the
+/// [`Bf16`](DataType::Bf16) are combined in f32 and rounded once. The minimum or maximum of a number and a NaN is the
 /// number. For [`Bool`](DataType::Bool), a sum is a logical or, and a product a logical and.
 impl Kernels {
     /// Combines the inputs of all ranks; every rank gets the whole result.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller). The input, and a result at an
-    /// offset or in place, must lie entirely in every rank's buffer. Memory at an address must have room for the whole
-    /// result.
+    /// offset or in place, must lie entirely in every rank's buffer. Memory at a [`Target::Address`] must have room for
+    /// the whole result.
     ///
     /// # Errors
     /// Invalid arguments are rejected before anything is launched. [`KernelError::Driver`] from loading the code and
@@ -277,7 +279,7 @@ impl Kernels {
         share: u64,
     ) -> Result<(), KernelError> {
         let function = self.function(unit, entry)?;
-        // The grid is the same on all ranks, because `share` is.
+        // All ranks pass the same `share`, so the grid is the same on all ranks.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.
         unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
@@ -300,7 +302,7 @@ impl Kernels {
     }
 }
 
-/// Returns the index of the unit of the kernel for this type and operation, and the kernel's index in that unit.
+/// Finds the kernel for this type and operation. Returns the index of its unit (PTX module) and its index in that unit.
 /// Returns `None` if there is no such kernel.
 fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     if !op.allows(dtype) {
@@ -337,8 +339,8 @@ impl Shape<'_> {
         self.ranks.check(kernel)?;
         let bytes = elements.checked_mul(dtype.size() as u64);
         let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.ranks.world)));
-        // The kernels multiply lengths by an index of a block or a rank, which is below 2^8. The product must fit 64
-        // bits.
+        // The kernels multiply a length by the index of a block or a rank, which is below 2^8. The product must fit
+        // into 64 bits, so the length must be below 2^56.
         let fits = all.and_then(|all| self.input.checked_add(all)).is_some_and(|end| end < 1 << 56);
         bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })
     }

@@ -19,7 +19,7 @@ pub struct Late {
     /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
     /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
     pub channel: u32,
-    /// Time since the start of this wait in the kernel, by the device's clock.
+    /// Time from the start of this wait until the kernel gave up, by the device's clock.
     pub waited: Duration,
 }
 
@@ -116,7 +116,8 @@ pub enum KernelError {
         /// Length of the result in bytes.
         written: u64,
     },
-    /// A kernel that writes to all ranks was given an address of one rank.
+    /// The target of a kernel that writes to all ranks is a [`Target::Address`](super::Target::Address), which is valid
+    /// on one rank only.
     #[error("{kernel} writes to all ranks: it needs an offset in their buffers, not an address")]
     TargetOutside {
         /// The kernel.
@@ -128,7 +129,7 @@ pub enum KernelError {
         /// The kernel.
         kernel: Kernel,
     },
-    /// The device is older than the code supports.
+    /// The device's compute capability is below [`LEAST_CAPABILITY`](super::LEAST_CAPABILITY).
     #[error("device {device} is of compute capability {}.{}, the kernels need 7.0", found.0, found.1)]
     DeviceTooOld {
         /// The device's ordinal.

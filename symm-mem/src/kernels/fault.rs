@@ -13,7 +13,8 @@ use super::{Kernel, KernelError, Late};
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// The peer's consumption of the previous signal, which resets the signal's word in the peer's pad from 1 to 0.
+    /// The peer's consumption of this rank's previous signal: a wait of the peer resets the signal's word in the peer's
+    /// pad from 1 to 0.
     Room = 1,
     /// The peer's signal.
     Signal = 2,
@@ -24,7 +25,7 @@ impl Waiting {
         [(Self::Room, "WAITS_FOR_ROOM"), (Self::Signal, "WAITS_FOR_SIGNAL")];
 }
 
-/// The record's layout, as on the device.
+/// The record's layout, that of the structure `Fault` in `kernels/ranks.cuh`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Layout {
@@ -41,7 +42,7 @@ pub(super) struct Layout {
 /// The record into which the kernels of one rank write their first failure: pinned host memory, which the host may
 /// read at any time.
 ///
-/// The record must live as long as kernels that refer to it may run. A failure stays in the record until
+/// Keep the record until all kernels that got its address have ended. A failure stays in the record until
 /// [`clear`](Self::clear). Once a kernel has given up, the rank's signals are invalid. So before a rank clears its
 /// record, the kernels of all ranks must have ended, and all [`PadLayout::bytes`](super::PadLayout::bytes) of each
 /// rank's pad must be zeroed.
@@ -77,7 +78,7 @@ impl FaultRecord {
     #[must_use]
     pub fn read(&self) -> Option<Late> {
         let layout = self.layout();
-        // The device writes this word last.
+        // The device writes this word last, so the other words are complete if it is 1.
         (layout.written.load(Ordering::Acquire) == 1).then(|| {
             let number = |word: &AtomicU32| word.load(Ordering::Relaxed);
             let named = |wanted: u32| {

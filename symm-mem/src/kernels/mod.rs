@@ -3,7 +3,7 @@
 //! Every kernel gets a [`Ranks`] of the rank that launches it: the addresses of all ranks' buffers and signal pads, as
 //! mapped on that rank's device. Kernels run on the caller's stream, eagerly or captured, and synchronize through the
 //! pads. Every wait has a deadline. A kernel whose wait exceeds the deadline *gives up*: it ends, and the context stays
-//! intact. The first kernel of a rank that gives up describes the wait in the rank's [`FaultRecord`]. From then on,
+//! intact. On each rank, the first kernel to give up describes its wait in the rank's [`FaultRecord`]. From then on,
 //! this rank's kernels do nothing. To recover, wait until the kernels of all ranks have ended. Then zero all pads and
 //! [clear](FaultRecord::clear) the records.
 //!
@@ -19,7 +19,8 @@
 //! | `collectives`, `arguments` | the launches of all-reduce, reduce-scatter, all-gather and all-to-all, and their kernels' arguments |
 //! | `twins` (feature `twins`) | host functions in place of the kernels, for the simulated devices of `gpu_sim` |
 //!
-//! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler.
+//! The sources are CUDA C++ in `kernels/`; `cargo xtask codegen kernels` compiles them. Users need no compiler, because
+//! the crate contains the PTX.
 
 mod arguments;
 mod code;
@@ -52,15 +53,15 @@ pub const MOST_RANKS: u32 = 64;
 /// Addresses of the ranks' memory, a parameter of every kernel. They are plain numbers. The caller keeps the memory
 /// alive until all kernels that use these addresses have ended.
 ///
-/// The layout is that of the device's structure of the same name.
+/// The layout is that of the structure `Ranks` in `kernels/ranks.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Ranks {
     /// An array of [`world`](Self::world) addresses (u64) in memory that the device reaches: the start of each rank's
     /// buffer, as this rank's device sees it.
     pub buffers: DevicePtr,
-    /// The same for the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at first, and aligned to 128
-    /// bytes.
+    /// An array as above, of the addresses of the ranks' signal pads. A pad is [`PadLayout::bytes`] long, zero at
+    /// first, and aligned to 128 bytes.
     pub pads: DevicePtr,
     /// This rank's own pad: the same address as its entry of [`pads`](Self::pads).
     pub pad: DevicePtr,
@@ -75,8 +76,8 @@ pub struct Ranks {
     pub deadline_ns: u64,
 }
 
-// SAFETY: `repr(C)`, four addresses, two numbers of 32 bits and one of 64: the device's structure of the same name,
-// without padding or references.
+// SAFETY: `repr(C)`, four addresses, two numbers of 32 bits and one of 64. This is the layout of the device's structure
+// of the same name. It has no padding and no references.
 unsafe impl Parameter for Ranks {}
 
 /// A kind of kernel.

@@ -1,7 +1,7 @@
 //! Looks up this rank's buffer in an array of peers' buffers in device memory.
 //!
-//! A captured kernel gets the array's address and an offset as arguments. Code that creates an array registers the
-//! array here, so that the graph can pin this rank's buffer.
+//! A captured kernel gets the array's address and an offset as arguments. To pin this rank's buffer for the graph, the
+//! launch must find the buffer by the array's address. So code that creates an array registers it here.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Layout of signal pads. The device code gets the constants from here, and computes the same offsets in
+//! Layout of signal pads. The device code is compiled with the constants of this file, and computes the same offsets in
 //! `kernels/ranks.cuh`.
 
 /// Size of a cache line in bytes; the parts of a pad are aligned to it.
@@ -14,9 +14,10 @@ pub(super) const LINE: usize = 128;
 /// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
 /// The word of (channel, source rank) has the index `world * channel + source` in the pad, as in PyTorch's pads. The
-/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A put of the source waits until the
-/// word is 0, and then sets it to 1. A wait of the pad's rank waits until the word is 1, and then resets it to 0. So on
-/// one channel, at most one signal at a time is in flight from one rank to another.
+/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. The source rank puts a signal: its
+/// kernel blocks until the word is 0, and then sets it to 1. The pad's rank waits for the signal: its kernel blocks
+/// until the word is 1, and then resets it to 0. So on one channel, at most one signal at a time is in flight from one
+/// rank to another.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;

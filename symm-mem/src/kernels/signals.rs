@@ -39,8 +39,8 @@ impl Kernels {
     }
 
     /// Signals rank `to` on a channel: writes that precede the signal on this stream are visible to rank `to` after its
-    /// [`wait_signal`](Self::wait_signal). The kernel first waits until a wait of rank `to` has reset this rank's
-    /// previous signal on the channel.
+    /// [`wait_signal`](Self::wait_signal). The kernel first waits until rank `to` has consumed this rank's previous
+    /// signal on the channel.
     ///
     /// # Safety
     /// [What a launch asks of the caller](Kernels#what-a-launch-asks-of-the-caller).

@@ -17,7 +17,7 @@ use crate::{
     group_object::{GroupObject, is_closed},
 };
 
-/// The time that the abort of a poisoned group may take to free its resources.
+/// The time that the abort of a poisoned group's communicator may take to free the communicator's resources.
 pub(super) const ABORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A group of ranks that pools can be committed for.
@@ -44,14 +44,14 @@ pub trait SymmetricGroup: Sync {
         self.communicator().windows_supported()
     }
 
-    /// Returns whether the `bytes` at `ptr` are registered with this rank's communicator, other than as a window.
+    /// Returns whether the `bytes` bytes at `ptr` are registered with this rank's communicator, other than as a window.
     fn is_registered(&self, ptr: DevicePtr, bytes: u64) -> bool {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Passes the group `places`, which locates addresses in the pool. A group can use it to check that the buffers of
-    /// a collective have the same place in the pool on every rank. Called after every commit that succeeds, with the
-    /// same value for the same pool. The default implementation does nothing.
+    /// Passes `places` to the group. `places` locates addresses in the pool. The group can use it to check that the
+    /// buffers of a collective have the same place (segment and offset) in the pool on every rank. Called after every
+    /// commit that succeeds, with the same `places` for the same pool. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -80,7 +80,8 @@ pub trait SymmetricGroup: Sync {
         let _ = reason;
     }
 
-    /// The number of collectives and messages enqueued on this rank's device, for each group that counts them.
+    /// The numbers of collectives and messages enqueued on this rank's device, with one entry for each process group on
+    /// the device. The default implementation returns no entries, so that the members compare no numbers.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
     }
@@ -112,7 +113,8 @@ impl SymmetricGroup for ProcessGroup {
     }
 
     fn standing(&self) -> Result<(), GroupError> {
-        // A commit that poisons the group aborts the communicator. The commit must report the poison, not `Closed`.
+        // Ignore `Closed`: a commit that poisons the group aborts the communicator, after which `standing` returns
+        // `Closed`. The commit must report the poison instead.
         self.standing().or_else(|error| if is_closed(&error) { Ok(()) } else { Err(error) })
     }
 
@@ -148,7 +150,8 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
     }
 }
 
-/// Returns the object for an agreement of the members of `group`: if the group ends, the agreement's waits end.
+/// Returns the [`Object`] for an agreement of the members of `group`. Through it, the agreement learns that the group
+/// has ended, and then ends its waits for other members.
 pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> impl Object + use<'a> {
     GroupObject {
         rank: domain.rank(),

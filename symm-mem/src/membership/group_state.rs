@@ -89,7 +89,8 @@ impl GroupState {
         let decision = refusal::<CommitProtocol>(declined.clone().into());
         let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
         // If members are outside of the domain, this rank returns that error, whatever the stored decision is. If the
-        // list does not match the communicator, it returns the stored decision if that is a refusal.
+        // list does not match the communicator, this rank returns the stored refusal, or its own refusal if the stored
+        // decision is not a refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
@@ -169,8 +170,8 @@ impl GroupState {
         result
     }
 
-    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired: the
-    /// log has to record them again.
+    /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired. The
+    /// cleared log records these retirements again, because the next commit compares the logs of all members.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));

@@ -1,4 +1,4 @@
-//! The published table of a pool, and the index that look-ups read.
+//! The published [`Table`] of a pool, and its [`Index`], which look-ups read.
 //!
 //! Getting the current index must cost much less than the search in it. So each thread caches the last few indexes that
 //! it read. A look-up uses a cached index if the index has the pool's current version. An index contains only numbers,
@@ -94,7 +94,8 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 const KEPT: usize = 4;
 
 thread_local! {
-    /// For each `slot` of a [`Published`], the index that this thread read last. Several pools may share a slot.
+    /// For each value of [`Published::slot`], the index that this thread last read for a pool with that slot. Several
+    /// pools may share a slot.
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 

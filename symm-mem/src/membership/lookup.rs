@@ -85,7 +85,8 @@ pub(crate) struct Standings {
 }
 
 impl Standings {
-    /// Sets the state of segment `ordinal`. `window` is its window, and its offset in the window in bytes.
+    /// Sets the state of segment `ordinal`. `window` has the segment's window, and the segment's offset in the window
+    /// in bytes.
     pub(crate) fn enter(&mut self, ordinal: u32, standing: Standing, window: Option<(Window, u64)>) {
         let at = ordinal as usize;
         if self.standings.len() <= at {

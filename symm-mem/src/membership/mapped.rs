@@ -109,7 +109,7 @@ impl MappedSegments {
         }
     }
 
-    /// Removes the segments of a pool whose mappings this group no longer uses.
+    /// Removes the segments of the pool with this memory. Called once the group no longer uses their mappings.
     pub(super) fn forget(&self, memory: &Arc<Memory>) {
         self.remove(|segment| Arc::ptr_eq(&segment.memory, memory));
     }
@@ -119,8 +119,8 @@ impl MappedSegments {
         let Some(next) = new.iter().map(|segment| segment.number + 1).max() else { return };
         self.remove(|segment| segment.mapping().is_none());
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
-        // Increased after the segments are added: if a reader finds no segment for a number below `next`, the segment
-        // is retired.
+        // Increased after the segments are added. So if a reader finds no segment for a number below `next`, the
+        // segment has been removed. It is not one that is still to be added.
         let mut known = self.next_lock();
         *known = next.max(*known);
     }

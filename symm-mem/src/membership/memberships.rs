@@ -75,7 +75,7 @@ impl Memberships {
 
     /// Replaces the table with the result of `change`, which runs under the arena's lock.
     pub(super) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
-        // `publish_last` runs under the same lock, so neither update of the table loses the other's.
+        // `publish_last` runs under the same lock, so neither update of the table overwrites the other.
         let _alone = self.memory.arena();
         self.table.store(change(&self.table.load()));
         places_changed();
@@ -144,7 +144,7 @@ impl Memberships {
         match peers.zip(mapping) {
             Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
             None => {
-                // The reasons are those of this pool's segments.
+                // The state has reasons for the segments of this pool only.
                 let group_state = self.known_state(group).filter(|_| block.memory().id() == self.id());
                 let ordinal = block.placement().ordinal;
                 Err(group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned()))
@@ -212,8 +212,8 @@ impl Memberships {
 
 impl Drop for Memberships {
     fn drop(&mut self) {
-        // Other pools that are committed for a group keep the group's list of mapped segments, and the entries of the
-        // list would keep this pool's memory.
+        // A group's list of mapped segments exists as long as any pool has a state for the group. This pool's entries
+        // in the list would keep its memory allocated, so remove them.
         for group_state in self.group_states().values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }

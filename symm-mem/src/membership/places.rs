@@ -1,5 +1,5 @@
-//! Places of buffers. A place is a segment of a pool and an offset in it. At every call, the members of a group compare
-//! the places of their buffers in windows. In checked mode, they compare the places of all buffers.
+//! Places of buffers. A place is a segment of a pool and an offset in it. For every collective, the members of a group
+//! compare the places of the buffers that lie in windows. In checked mode, they compare the places of all buffers.
 
 use std::sync::{Arc, Weak};
 
@@ -48,12 +48,13 @@ impl SymmetricPlaces for Places {
     }
 }
 
-/// Makes the look-up of places in `pool` for `group`. `table` is the table of the pool.
+/// Makes an object that looks up places in `pool` for `group`. `table` is the table of the pool.
 pub(super) fn places_for(pool: PoolId, group: GroupId, table: &Arc<Published>) -> Arc<dyn SymmetricPlaces> {
     Arc::new(Places { pool, group, table: Arc::downgrade(table) })
 }
 
-/// A field of the pool's state. Its drop invalidates the places that groups have cached for the pool.
+/// A field of [`Memberships`](super::memberships::Memberships). When it is dropped with the pool, all groups discard
+/// their cached places.
 pub(super) struct PlacesInvalidation;
 
 impl Drop for PlacesInvalidation {

@@ -203,8 +203,9 @@ impl Memberships {
             }
         };
         // From the deregistration on, the end of a group does not end this rank's wait for the outcomes. Every live
-        // rank posts its outcome before the deadline. If the wait ended earlier, the ranks that are still deregistering
-        // would be named as culprits.
+        // rank posts its outcome before the deadline. If the wait ended earlier, the agreement would fail, and its
+        // failure names a single rank. The verdict over all outcomes names every rank and every ended group whose
+        // windows may remain.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {

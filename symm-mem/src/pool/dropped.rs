@@ -9,7 +9,7 @@ use cuda_driver::{
     graph::{CaptureStatus, RelaxedCapture},
 };
 
-/// The streams on which slices were dropped. Later allocations may get the memory of these slices.
+/// The streams of all slices that were dropped so far. Later allocations may get the memory of these slices.
 #[derive(Debug, Default)]
 pub(crate) struct DroppedOn(Mutex<Vec<Stream>>);
 

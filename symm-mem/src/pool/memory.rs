@@ -178,7 +178,7 @@ impl Memory {
         self.context.as_ref()
     }
 
-    /// The streams on which slices were dropped.
+    /// The streams of dropped slices.
     pub(crate) fn dropped_on(&self) -> &DroppedOn {
         &self.dropped_on
     }
@@ -295,8 +295,8 @@ impl Memory {
         }
     }
 
-    /// Pins memory for a graph that cannot own a pin: by the pins of the declared captures in progress, or forever if
-    /// there are none.
+    /// Pins memory for a graph that cannot own a pin. Adds the memory to the pins of the declared captures in progress.
+    /// If there are none, pins the memory forever.
     fn hold_without_graph(&self, address: u64, bytes: u64) {
         let pins = self.arena().pins().without_graph();
         self.hold_range(&pins, address, bytes);

@@ -21,8 +21,8 @@ pub enum SliceError {
     /// The stream is the per-thread default stream, which is a different stream on each thread.
     #[error("the per-thread default stream is another stream on each thread; use a stream of your own")]
     PerThreadStream,
-    /// The new block may get the memory of a slice that was dropped on another stream, and that stream or the stream of
-    /// this call is capturing.
+    /// The new block may get the memory of a dropped slice of another stream, and that stream or the stream of this
+    /// call is capturing.
     #[error(
         "a slice of this pool was dropped on another stream, and that stream or this one captures: allocate before the \
          capture, or use one stream for all slices of the pool"

@@ -31,7 +31,8 @@ pub struct PeerMemory {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    /// The mappings of peers' memory, by group. The key's segment ordinal is 0, because the allocation is in no pool.
+    /// The mappings of peers' memory, by group and segment ordinal. The ordinal is always 0, because the allocation is
+    /// in no pool.
     pub(super) attachments: Attachments,
     backing: Backing,
     bytes: usize,
@@ -179,7 +180,7 @@ impl PeerMemory {
     pub(crate) fn clear(&self, context: &Context) -> Result<(), cuda_driver::Error> {
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
-        // SAFETY: the memory is this long, and nobody else has been given it.
+        // SAFETY: the memory has this length, and nothing else uses it yet.
         unsafe { stream.fill_u8(self.ptr(), 0, self.bytes()) }?;
         stream.synchronize()
     }
@@ -276,7 +277,7 @@ pub trait PeerAllocator: Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<PeerMemory, AllocationError>;
 
     /// Returns the persistent memory of `id`. The first call allocates it. Later calls return the same memory, so that
-    /// a rendezvous need not map it again. They fail while a handle from an earlier call is alive
+    /// a rendezvous need not map it again. A later call fails while a handle from an earlier call is alive
     /// ([`PeerMemory::is_unique`]).
     ///
     /// # Errors

@@ -31,7 +31,8 @@ enum Memory {
 }
 
 impl Memory {
-    /// Returns the pool's memory, and the segment and offset in it. `Err` has the allocation if it belongs to no pool.
+    /// Returns the pool's memory, and the segment and offset in it. Returns the allocation as `Err` if it belongs to no
+    /// pool.
     fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
         match self {
             Self::Pool(block) => Ok((block.memory(), block.placement())),
@@ -129,18 +130,20 @@ impl Buffer {
         }
     }
 
-    /// The mapping of the allocation that is kept for `group`, if there is one.
+    /// The mapping that the buffer's allocation keeps for `group`, if there is one.
     pub(crate) fn mapping(&self, group: &Owner) -> Option<PeerMapping> {
         self.attachments().get::<PeerMapping>(group, self.ordinal()).map(Arc::unwrap_or_clone)
     }
 
-    /// Keeps a mapping of the allocation for `group`, until `group` is dropped or the allocation is freed.
+    /// Makes the buffer's allocation keep `mapping` for `group`, until the allocation is freed or its segment is
+    /// retired. If `group` is dropped before, the next call for the allocation drops the mapping.
     pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }
 
-    /// Pins the segment for the graph that `stream` captures, because the graph uses the peers' mappings of it. Does
-    /// nothing for memory that is in no pool.
+    /// Pins the segment for the graph that `stream` captures. The graph uses the peers' segments of the same number,
+    /// and all ranks retire these segments together. So the pin keeps the peers' segments mapped. Does nothing for
+    /// memory that is in no pool.
     pub(crate) fn segment_used_by_graph(&self, stream: &Stream) -> cuda_driver::Result<()> {
         match self.memory.in_pool() {
             Ok((memory, place)) => memory.segment_used_by_graph(place.ordinal, stream),
@@ -182,7 +185,8 @@ impl Buffer {
             return Ok(Some(memory.shareable()));
         }
         let retained = PhysicalMemory::retain(context, allocation.base, allocation.bytes);
-        // Another thread may have retired the segment in the meantime. Then other memory may lie at its address.
+        // If another thread has retired the segment in the meantime, `retained` may be other memory at the same
+        // address.
         match self.allocation() {
             Some(_) => retained.map(|physical| Some(Shareable::Virtual(physical))),
             None => Ok(None),

@@ -45,7 +45,7 @@ pub enum Origin {
 /// the host, and as an array for kernels. The memory may be mapped by this rank or by NCCL.
 ///
 /// Memory that this rank has mapped ([`Origin::Mapped`]) stays mapped until this value is dropped, even if the owning
-/// rank is gone. NCCL's mappings ([`Origin::Window`]) end with the window.
+/// rank is gone. NCCL's mappings ([`Origin::Window`]) exist only while the window is registered.
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
@@ -59,8 +59,8 @@ pub struct PeerBuffers {
 }
 
 impl PeerBuffers {
-    /// Creates the value from memory that this rank has mapped. `opened` has one entry for each rank: its open memory,
-    /// or `None` for this rank, whose own memory is at the address `own`.
+    /// Creates the value from memory that this rank has mapped. `opened` has one entry for each rank: its opened
+    /// memory, or `None` for this rank, whose own memory is at the address `own`.
     pub(crate) fn mapped(
         context: &Context,
         own: DevicePtr,
@@ -108,7 +108,7 @@ impl PeerBuffers {
         &self.addresses
     }
 
-    /// An array of the addresses, 8 bytes each, in this device's memory.
+    /// The address of an array of the addresses, 8 bytes each, in this device's memory.
     #[must_use]
     #[doc(alias = "get_buffer_ptrs_dev")]
     pub fn array(&self) -> DevicePtr {
@@ -135,7 +135,7 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
     Ok(array)
 }
 
-/// The mapping of an allocation of every rank, which the allocation keeps for a [`PeerGroup`](super::PeerGroup).
+/// The mappings of all ranks' allocations. This rank's allocation keeps them for a [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
     /// The number of the agreement that mapped the allocations, equal on all members.

@@ -86,8 +86,8 @@ impl GroupInfo {
         if rank >= ranks.len() || sorted.len() < ranks.len() {
             return Err(GroupInfoError::NoSuchPlace { rank, ranks });
         }
-        // If the hashes of two groups' names collide, both groups use the same keys in the store. Their members get an
-        // error if the two groups' lists of ranks or numbers of rendezvous differ.
+        // If the hashes of two groups' names collide, both groups use the same keys in the store. The members then get
+        // an error if the two groups have different lists of ranks, or have made different numbers of rendezvous calls.
         let uid = crate::agreement::hash::chain(0, name.bytes().map(u64::from));
         let id = GroupId { uid, epoch: 0 };
         Ok(Self { id, name: name.into(), rank, ranks: ranks.into(), store, health: None })
@@ -140,7 +140,7 @@ impl GroupInfo {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 
-    /// The object for an agreement of the members. It ends the agreement's waits once the group has ended.
+    /// The group as the [`Object`] of an agreement of its members: once the group has ended, the agreement's waits end.
     pub(crate) fn object(&self) -> impl Object + use<'_> {
         GroupObject {
             rank: self.ranks[self.rank],
@@ -157,8 +157,8 @@ impl GroupInfo {
     }
 
     /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange is kept, because all members get it, unless
-    /// its reason is missing or lost members.
+    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange is kept, because all members get it. But a
+    /// refusal that only names missing or lost members is replaced too.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),
@@ -188,8 +188,8 @@ impl fmt::Debug for GroupInfo {
     }
 }
 
-/// A registry of groups by name, for programs that pass the names of groups, as PyTorch programs do. A name can be set
-/// only once until it is [forgotten](Self::forget). Each rank has a registry of its own.
+/// A registry of groups by name, for programs that pass the names of groups, as PyTorch programs do. A name that is set
+/// cannot be set again until it is [forgotten](Self::forget). Each rank has a registry of its own.
 #[derive(Debug, Default)]
 pub struct Groups {
     by_name: Mutex<HashMap<String, GroupInfo>>,

@@ -6,7 +6,7 @@ use cuda_driver::{Context, DevicePtr};
 
 use super::{Buffer, Layout, PeerBuffers, PeerGroup, ViewError};
 
-/// A tensor in the memory of this rank or of a peer. The address is that on this rank's device.
+/// A tensor in the memory of this rank or of a peer. The address is valid on this rank's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerView {
     /// The address of the tensor's first element.
@@ -18,9 +18,8 @@ pub struct PeerView {
 /// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is local and
 /// cheap.
 ///
-/// This rank's memory stays allocated, and the other ranks' memory stays mapped, until all handles on this rank are
-/// dropped. Do not drop the last handle while work on the devices uses the memory: unmapping does not wait for that
-/// work.
+/// This rank's memory stays allocated, and the other ranks' memory stays mapped, until all clones of this value are
+/// dropped. Do not drop the last clone while work on the device uses the memory: unmapping does not wait for that work.
 #[derive(Clone)]
 pub struct SymmetricMemory {
     pub(super) group: Arc<PeerGroup>,

@@ -23,16 +23,17 @@
 //! | module | subject |
 //! |---|---|
 //! | root | [`Rendezvous`]: a group's calls of `rendezvous`, and their results |
-//! | [`protocol`] | the agreement without I/O |
+//! | [`protocol`] | the agreement of one rendezvous: its messages and its decision, without I/O |
 //! | `allocation`, `buffer` | [`PeerMemory`] and its allocators; [`Buffer`]: a `PeerMemory` or a block of a pool |
 //! | `buffers`, `memory`, `layout`, `error` | [`PeerBuffers`], [`SymmetricMemory`], its views and their errors |
 //! | `pads`, `signals` | signals between ranks, and the order of operations on them |
 //! | `group` | [`GroupInfo`]: the required information on a group |
-//! | `peer_group` | a group with its signal pads, which all its [`SymmetricMemory`] shares |
+//! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
-//! A [`Rendezvous`] maps an allocation once. In a pool, the whole segment is mapped, so all its blocks share one
-//! mapping. The mappings exist until the allocation and all handles on this rank are dropped. A peer's mapping keeps
-//! the pages allocated, so no rank can free memory that another rank has mapped.
+//! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
+//! so all blocks of the segment share one mapping. A rank keeps its mappings of the peers' memory until its own
+//! allocation is freed or its segment is retired, and every [`SymmetricMemory`] of it is dropped. Each mapping keeps
+//! the peer's pages allocated, so no rank can free memory that another rank has mapped.
 
 mod allocation;
 mod buffer;
@@ -86,13 +87,13 @@ use crate::{
 /// The name of the operation in the errors of a rendezvous.
 const OPERATION: &str = "rendezvous";
 
-/// Options of a group's rendezvous. Give the same options on all members. If `shared_devices` differs, the rendezvous
-/// is refused.
+/// Options of a [`Rendezvous`]. Give the same options on all members. If `shared_devices` differs, [`Rendezvous::new`]
+/// is refused on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. A member waits for half of this time for the others to call. A short time limit
-    /// does not shorten the two later phases: a member has at least 10 s to map the memory, and then waits for the
-    /// outcomes of the others with a limit of at least 5 s.
+    /// The time limit of the agreement. A member waits for half of this time for the others to call. The two later
+    /// phases have lower bounds, whatever this time is: a member has at least 10 s to map the memory, and then waits
+    /// for the outcomes of the others with a limit of at least 5 s.
     pub deadline: Duration,
     /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
     pub shared_devices: bool,
@@ -132,7 +133,8 @@ impl RendezvousOptions {
     }
 }
 
-/// A group's rendezvous: its signal pads, and the members' mappings of each other's memory. Cheap to clone.
+/// A group's signal pads, and the mappings of the members' memory on this rank. Each rendezvous of the group is a call
+/// of a method of this object. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,
@@ -161,7 +163,7 @@ struct Candidate {
 }
 
 impl Rendezvous {
-    /// Creates the rendezvous of a process group. Collective over the group, like [`new`](Self::new).
+    /// Creates the `Rendezvous` object of a process group. Collective over the group, like [`new`](Self::new).
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -169,14 +171,14 @@ impl Rendezvous {
         Self::new(GroupInfo::from(group), group.context(), options)
     }
 
-    /// Creates the rendezvous of a group, with the device of `context` on this rank. Collective: all members must call
-    /// it the same number of times. In the call each member maps the signal pads of the others.
+    /// Creates the `Rendezvous` object of a group. The device of this rank is that of `context`. Collective: all
+    /// members must call it the same number of times. In the call, each member maps the signal pads of the others.
     ///
     /// # Errors
-    /// If the members refuse, all of them get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A member
-    /// gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]),
-    /// if it cannot read the decision ([`ErrorKind::Unreadable`]), or for a bug of this crate
-    /// ([`ErrorKind::OutOfStep`]).
+    /// If the members agree to refuse, all of them get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A
+    /// member gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
+    /// ([`ErrorKind::GroupOver`]), if it cannot read the decision ([`ErrorKind::Unreadable`]), or for a bug of this
+    /// crate ([`ErrorKind::OutOfStep`]).
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
         let call = info.call(OPERATION);
         let life = life(&info).map_err(|error| call.error(error))?;
@@ -190,7 +192,7 @@ impl Rendezvous {
         let own = known
             .map_err(Into::into)
             .and_then(|_| OwnPad::make(context, rendezvous.group().world_size(), options.handles));
-        // A rank without a pad posts the reason to the others.
+        // A rank that could not make its pad takes part too, and posts the reason to the others.
         let candidate = own.as_ref().map(|own| Candidate { buffer: (&own.memory).into(), mapped: None });
         let (_, peers) = rendezvous.meet(candidate.map_err(|error| error_text(&**error)))?;
         let own = own.map_err(|_| call.error(ErrorKind::OutOfStep))?;
@@ -204,10 +206,10 @@ impl Rendezvous {
         &self.inner.group.info
     }
 
-    /// Maps the corresponding buffers of all other members. Collective: all members must call it in the same order,
-    /// each with an allocation of its own, or each with a block of the same pool segment. The buffers must have the
-    /// same size, and the same offset in their allocations. The members agree on every call. If an earlier rendezvous
-    /// has mapped the memory on all members, it is not mapped again.
+    /// Maps the corresponding buffers of all other members. Collective: all members must make their calls in the same
+    /// order. In one call, each member gives an allocation of its own, or each gives a block of the same pool segment.
+    /// The buffers must have the same size, and the same offset in their allocations. Every call is an agreement of the
+    /// members. But if an earlier rendezvous has mapped the memory on all members, the call maps nothing.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
@@ -238,7 +240,8 @@ impl Rendezvous {
     #[doc(alias = "empty_strided_p2p")]
     pub fn empty(&self, layout: &Layout) -> Result<SymmetricMemory, Error> {
         let (context, options) = (&self.inner.group.context, &self.inner.options);
-        // An open capture must neither refuse the allocation nor be invalidated by it.
+        // During an open capture, the driver could refuse the allocation, or the allocation could invalidate the
+        // capture. The relaxed mode prevents both.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let allocated = || {
             let bytes = layout.bytes().ok_or(AllocationError::Size { bytes: None })?;
@@ -254,8 +257,8 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the peers' buffers from an earlier rendezvous for any buffer in the same allocation or pool segment.
-    /// Contacts no other rank.
+    /// Returns the [`SymmetricMemory`] of `buffer`, if an earlier rendezvous has mapped its allocation or pool segment.
+    /// That rendezvous may have been for another buffer in the same allocation or segment. Contacts no other rank.
     ///
     /// # Errors
     /// [`ErrorKind::RendezvousMissing`] if there was no such rendezvous.
@@ -269,8 +272,8 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the mapping of the allocation or pool segment of `buffer`, from an earlier rendezvous. `None` if there
-    /// was no such rendezvous. Contacts no other rank.
+    /// Returns the mapping that an earlier rendezvous made for the allocation or pool segment of `buffer`. `None` if
+    /// there was no such rendezvous. Contacts no other rank.
     pub(crate) fn mapping(&self, buffer: &Buffer) -> Option<PeerMapping> {
         buffer.mapping(&self.inner.group.mappings)
     }
@@ -294,7 +297,7 @@ impl Rendezvous {
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let Inner { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
-        // Mapping must not become part of an open capture, or invalidate it.
+        // Mapping must neither become part of an open capture nor invalidate the capture.
         let _relaxed = RelaxedCapture::enter(context.driver());
         let mut next = self.inner.next.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *next;
@@ -399,10 +402,10 @@ impl Rendezvous {
     }
 }
 
-/// Counts in the store how often this rank has created a [`Rendezvous`] for the group, and returns the count with this
-/// one included. The count is part of all keys, so a later `Rendezvous` of the group does not read the keys of an
-/// earlier one. [`Rendezvous::new`] calls this function first, so that the ranks' counts stay equal if a later step
-/// fails.
+/// Counts in the store how often this rank has created a [`Rendezvous`] for the group, and returns the count, including
+/// the current one. The count is part of all keys, so a later `Rendezvous` of the group does not read the keys of an
+/// earlier one. [`Rendezvous::new`] calls this function first, so that the counts of all ranks stay equal even if a
+/// later step fails on some of them.
 fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)

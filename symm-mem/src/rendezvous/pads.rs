@@ -29,7 +29,7 @@ use cuda_driver::{
 use super::{PeerBuffers, PeerMemory, protocol::Subject};
 use crate::kernels::{FaultRecord, KernelError, Kernels, PadLayout};
 
-/// The direction of a signal: to the peer, or from the peer.
+/// The direction of a signal, to the peer or from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Way {
     To,
@@ -65,7 +65,7 @@ impl OwnPad {
         let bytes = PadLayout::new(u32::try_from(world).unwrap_or(u32::MAX)).bytes();
         let handles = handles.map_or_else(|| HandleTypes::granted(context), Ok)?;
         let memory = PeerMemory::about(context, bytes, handles, Subject::Pads)?;
-        // Cleared before it is shared, so that an early signal of a peer is not erased.
+        // Clear the pad before the peers map it. Later, this could erase a signal that a peer has already sent.
         memory.clear(context)?;
         Ok(Self { memory, fault: FaultRecord::new(context)? })
     }
@@ -120,9 +120,9 @@ impl Pads {
                 waited.push(&last.done);
             }
         }
-        // Reuses the event if all of `slots` have the same event and no other slot has it. That is correct because this
-        // operation runs after the one that recorded the event. The reference count is then the number of slots, plus
-        // one for the clone in `first`.
+        // Reuse the event of the last operation if all of `slots` have that event and no other slot has it. In this
+        // case the event's reference count is the number of slots, plus one for the clone in `first`. Recording the
+        // event again is correct, because this operation runs after the last one.
         let first = slots.first().and_then(|slot| lasts.get(slot)).map(|last| last.done.clone());
         let mine = first.filter(|event| {
             let names = |slot| lasts.get(slot).is_some_and(|last: &Last| Arc::ptr_eq(&last.done, event));

@@ -7,13 +7,14 @@ use cuda_driver::Context;
 use super::{GroupInfo, pads::Pads};
 use crate::{kernels::PadLayout, pool::Owner, sharing::Site};
 
-/// The members of a group that have mapped each other's memory, and their signal pads.
+/// A group whose members map each other's memory, with its signal pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
     /// This rank's site, without an endpoint.
     pub(crate) site: Site,
-    /// The owner of the group's mappings. Each mapped allocation keeps its mapping under this owner.
+    /// Identifies the group in the [`Attachments`](crate::pool::Attachments) of an allocation, which keep the
+    /// allocation's mapping for each group.
     pub(crate) mappings: Owner,
     /// Set once the members have mapped each other's pads.
     pads: OnceLock<Pads>,

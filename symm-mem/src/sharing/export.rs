@@ -71,8 +71,8 @@ impl Handle {
         }
     }
 
-    /// Returns whether a rank at site `to` can open memory of a rank at site `from` by these handles. Does not consider
-    /// whether the device of `to` can access the memory.
+    /// Returns whether a rank at site `to` can open memory of a rank at site `from`: by these handles, or inside one
+    /// process without a handle. Does not consider whether the device of `to` can access the memory.
     pub(crate) fn can_be_opened(&self, from: &Site, to: &Site) -> bool {
         let same_host = from.host == to.host;
         match self {

@@ -18,7 +18,7 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// This crate passes handles and addresses on, and never accesses the memory.
 ///
 /// Ranks of the process that owns the memory use [`ptr`](Self::ptr) of the owner, and keep the owner's value alive.
-/// Ranks of other processes open the memory with [`open`](Self::open) of their own memory of the same
+/// Ranks of other processes open the memory by a call of [`open`](Self::open) on their own memory of the same
 /// [`kind`](Self::kind). On one host they can use a file descriptor, and on any host a handle. If a rendezvous has
 /// ranks in several processes, the memory of each rank needs a descriptor or a handle.
 ///
@@ -80,8 +80,8 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// }
 /// ```
 pub trait ForeignMemory: fmt::Debug + Send + Sync {
-    /// The kind of device, as in [`DeviceKind::Other`](crate::rendezvous::DeviceKind::Other). Ranks with different
-    /// kinds are refused before any memory is opened.
+    /// The kind of device, as in [`DeviceKind::Other`](crate::rendezvous::DeviceKind::Other). A rendezvous refuses
+    /// ranks with different kinds before any memory is opened.
     fn kind(&self) -> &str;
 
     /// The address of the first byte on this rank.

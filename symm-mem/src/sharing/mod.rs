@@ -16,8 +16,8 @@
 //! | `outcome` | the outcome of opening, and the members' judgement of all outcomes |
 //! | `local_registry` | the registry in which ranks of one process find each other's resources |
 //!
-//! Other modules select the memory to share, and run the agreements: `membership`, [`rendezvous`](crate::rendezvous)
-//! and [`exchange`](crate::exchange).
+//! The modules `membership`, [`rendezvous`](crate::rendezvous), [`exchange`](crate::exchange) and
+//! [`direct`](crate::direct) select the memory to share, and run the agreements.
 
 mod export;
 mod foreign;

@@ -25,7 +25,7 @@ pub(crate) trait Share: Clone + 'static {
     /// The registry in which ranks of this process find such resources.
     fn registry() -> &'static LocalRegistry<Self>;
 
-    /// Exports the handles for the record.
+    /// Exports the handles that this rank posts in its record.
     fn handle(&self) -> Result<Handle, String>;
 
     /// Exports a file descriptor. Called only if [`Handle::has_descriptor`] is true for the result of
@@ -102,7 +102,8 @@ impl<T: Share> Offer<T> {
 
     /// Fetches resources of the other members, and sends them the file descriptors that they need. `own` is the index
     /// of this rank in `parties`. `wanted(from, to)` returns the exports that the member with index `to` fetches from
-    /// the one with index `from`, as indices into its exports. `wanted` must return the same on all members.
+    /// the member with index `from`, as indices into the exports of `from`. `wanted` must return the same on all
+    /// members.
     ///
     /// The keys of the result are the indices of the party and of its export. On failure, returns the outcome that this
     /// rank posts.

@@ -81,7 +81,8 @@ fn import(
     map(context, &physical, bytes).map(Imported::Mapped).map_err(said)
 }
 
-/// Opens a peer's memory of another kind of device with this rank's memory of that kind.
+/// Opens a peer's foreign memory: calls [`ForeignMemory::open`](super::ForeignMemory::open) of this rank's first shared
+/// memory of the same kind.
 fn foreign(
     offer: &Offer<Shareable>,
     kind: &str,

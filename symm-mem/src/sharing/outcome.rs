@@ -56,9 +56,9 @@ pub(crate) enum OpeningFailure {
     },
 }
 
-/// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not
-/// depend on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes
-/// precedence over [`Outcome::Alone`] of a rank that only waited for the missing one.
+/// Judges the outcomes of all members. Returns `None` if all of them have opened all memory. The result does not depend
+/// on the order of `reports`. A failure takes precedence over a missing outcome. A missing outcome takes precedence
+/// over [`Outcome::Alone`], because a rank that posts `Alone` usually waited for the missing rank.
 pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure> {
     let mut reports: Vec<&(u32, Report<Outcome>)> = reports.iter().collect();
     reports.sort_by_key(|(rank, _)| *rank);
@@ -74,7 +74,8 @@ pub(crate) fn judge(reports: &[(u32, Report<Outcome>)]) -> Option<OpeningFailure
     };
     let missing = ranks_that(|report| !matches!(report, Report::Outcome(_)));
     let noticed = ranks_that(|report| matches!(report, Report::Outcome(Outcome::Alone { .. })));
-    // A rank that exits after it has posted its outcome is not missing. But others may not have opened its memory yet.
+    // A rank that exits after it has posted its outcome is not missing. But others may not have opened its memory yet,
+    // and then post [`Outcome::Alone`] with this rank.
     let gone = reports.iter().filter_map(|(_, report)| match report {
         Report::Outcome(Outcome::Alone { gone }) => Some(gone.iter().copied()),
         _ => None,

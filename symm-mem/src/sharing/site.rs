@@ -46,7 +46,7 @@ pub struct Site {
     /// The UUIDs of the devices that this process sees but the rank's device cannot access.
     pub unreachable: Vec<Uuid>,
     /// The endpoint of the listener from which processes of the same host fetch file descriptors
-    /// ([`process_group::link`]). Empty if the rank shares no memory in this agreement.
+    /// ([`process_group::link`]). Empty if the rank has no listener for this agreement.
     pub endpoint: Vec<u8>,
 }
 wire_struct!(Site { host, process, device, unreachable, endpoint });

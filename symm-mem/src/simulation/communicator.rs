@@ -22,7 +22,7 @@ use super::violation::Violation;
 /// Memory registered by `ncclCommRegister`.
 pub(super) type Registration = *mut c_void;
 
-/// The ended calls of those that [`Communicator::register`] has begun.
+/// The calls that [`Communicator::register`] has begun and that have ended.
 pub(super) type Ends = Arc<Mutex<Vec<End>>>;
 
 /// The end of a call that registers windows.

@@ -54,7 +54,7 @@ impl Devices {
         self.device(rank, Sharing::by_descriptor(), bytes, in_a_row)
     }
 
-    /// Returns one rank's source of the memory that it lends. All ranks lend memory of the same device.
+    /// Returns a source of memory for one rank to lend. All ranks lend memory of the same device.
     pub(super) fn lending(&self) -> Result<Device, Violation> {
         self.device(self.ranks as u32, Sharing::none(), AMPLE, false)
     }

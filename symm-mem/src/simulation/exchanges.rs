@@ -38,7 +38,7 @@ pub(super) struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // `Device::release` records an error, which `left_plans` reports at the end of the run.
+        // If the release fails, `Device::release` records the error, and `left_plans` reports it at the end of the run.
         let _ = self.device.release(&self.memory);
     }
 }

@@ -57,7 +57,8 @@ impl Keys {
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {
-            // The second of two equal writes may arrive after the key was removed. No rank reads the key again.
+            // The second of two equal writes may arrive after a rank has removed the key. This write creates the key
+            // again, and no rank reads or removes the key after that.
             if self.repeated.contains(key) && self.removed.contains(key) {
                 return false;
             }

@@ -127,7 +127,7 @@ impl World {
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
-    /// Skips a commit on the rank, and counts it.
+    /// Counts a commit that the rank skips.
     pub(super) fn skip(&mut self, rank: u32, group: u64) {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
@@ -465,8 +465,8 @@ impl World {
     }
 }
 
-/// Changes a record so that it differs from the peers' records of this meeting and of later meetings. `how` selects the
-/// change.
+/// Changes a record so that it differs from the peers' records, both of this meeting and of later ones. `how` selects
+/// the change.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

@@ -15,8 +15,8 @@ use bootstrap::store::{
 
 use super::{keys::Keys, requests::Asked, violation::Violation};
 
-/// The time limit for the answer to a request that does not wait. It is longer than any run, so no such request times
-/// out: an open connection loses no bytes, and the answer arrives.
+/// The time limit for the answer to a request that does not wait for a key. It is longer than any run, so it never
+/// expires. No shorter limit is needed: an open connection loses no bytes, so every such request gets its answer.
 const PATIENCE: Duration = Duration::from_secs(1 << 32);
 /// The connection of [`AtOnce`].
 const OBSERVER: ClientId = 0;
@@ -94,7 +94,7 @@ impl Network {
         (0..).zip(&self.links).filter(|(_, link)| of_rank(link)).map(|(id, _)| id).collect()
     }
 
-    /// Opens a connection for a request, and returns the client's greeting, which is to be sent.
+    /// Opens a connection for a request. Returns the client's greeting, which the caller must send.
     pub(super) fn open(&mut self, asked: Asked, now: Duration) -> Result<Sent, Violation> {
         let id = self.links.len() as ClientId;
         let mut client = Client::new(Limits::default(), PATIENCE, id as u32);

@@ -1,8 +1,8 @@
 //! The invariants of a run, which hold under every trouble.
 //!
-//! - Members of a meeting get the same result. They get it at most `FLOORS` after the deadline, the sum of the minimum
-//!   time limits of the phases after a decision. A rank that repeats failed requests to the store may take longer.
-//!   Every live rank gets a result.
+//! - Members of a meeting get the same result. They get it at most `FLOORS` after the deadline. `FLOORS` is the least
+//!   time limit of all actions after a decision and of the waits for their outcomes together. A rank that repeats
+//!   failed requests to the store may take longer. Every live rank gets a result.
 //! - A rank that has lost the store treats its group as dead if the result of the other members changes the group.
 //! - Ranks that wait for each other in two meetings get an error with this circle of waits. Ranks may list different
 //!   members of the domain. If one of them then gets a result other than a refusal, every rank in its list gets the
@@ -134,8 +134,9 @@ impl World {
             };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
-            // An agreement on a length has no phases after the decision. But a rank whose patience has ended searches
-            // for a circular wait. It reads the places of all ranks twice, and repeats both reads at most once.
+            // An agreement on a length has no actions after the decision. But a rank whose patience has ended searches
+            // for a circular wait. It makes two reads of the meetings in which all ranks wait, and repeats both reads
+            // at most once.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
@@ -275,8 +276,9 @@ impl World {
                 }
                 Poison::MembersLost { .. } => inside && trouble.silences_past_budgets(),
                 Poison::RegistrationBlocked { .. } => affected && trouble.blocks_past_budgets(),
-                // The culprit has skipped a commit. If the group is created anew after that, the culprit has made one
-                // commit less than the other members. So the members' logs differ.
+                // The culprit has skipped a commit without counting it. If the culprit then creates the group anew, its
+                // committed log begins again, and its next commit has the number of the skipped one. The other members
+                // may still wait in that commit with the committed log of the old group. So the members' logs differ.
                 Poison::CommittedLogDiverged { .. } => affected && trouble == Trouble::Absent,
                 Poison::WindowsUnsupported { .. } => affected && trouble == Trouble::SomeWithoutWindows,
                 Poison::RetirementFailed { rank, .. } => {
@@ -292,7 +294,8 @@ impl World {
             return if fits { Ok(()) } else { wrong(format!("rank {rank} registers nothing: {cause}")) };
         }
         let Some(refusal) = said.refusal() else { return Ok(()) };
-        // A rank that has skipped a commit meets the others at another point of its program. So every refusal fits.
+        // A rank that has skipped a commit without counting it meets the other members at another point of its program.
+        // So every refusal fits.
         if trouble == Trouble::Absent && affected {
             return Ok(());
         }

@@ -277,8 +277,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The other members may have agreed on the plan, and may access this rank's memory. So the rank keeps it in
-            // a lease.
+            // The other members may have agreed on the plan, and may access this rank's memory. So a lease keeps the
+            // memory and the slots of the plan.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(end.read)
@@ -286,8 +286,9 @@ impl World {
 
     /// Simulates the transfers of one plan with this name: reads the number at the start of the peer's memory, and
     /// copies no data. If `former` is true, the plan is the first one with this name that the rank keeps, else the last
-    /// one. Checks that the rank admits transfers of the last agreed generation and of no other, and that they reach
-    /// slots of this plan and memory that is still lent. Skips transfers with dead peers.
+    /// one. Checks that the rank admits the plan's transfers if the plan has the last agreed generation, and refuses
+    /// them otherwise. Checks that admitted transfers use slots of the peer that belong to this plan, and memory that
+    /// the peer still lends. Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));
@@ -366,8 +367,9 @@ impl World {
         Ok(())
     }
 
-    /// Keeps the plan's memory and slots, which peers may access, until all peers have closed the plan. If the lease
-    /// expires first, the plan is moved to quarantine.
+    /// Keeps the plan's memory and slots, which peers may access, in a lease until all peers have closed the plan. If
+    /// the lease expires first, [`collect`](Self::collect) moves the plan to quarantine, where it stays until the end
+    /// of the run.
     fn lend(&mut self, rank: u32, group: u64, plan: Plan) {
         let until = self.now + self.scenario.lease;
         let lease = Lease::new(plan.peers.clone(), Duration::from_micros(until));
@@ -378,8 +380,8 @@ impl World {
         self.at(until, Event::Collect(rank));
     }
 
-    /// Reads from the store which peers have closed the plans under a lease. If all peers have closed a plan, frees its
-    /// slots and drops it. If the lease has expired before, moves the plan to quarantine.
+    /// For each plan under a lease, reads from the store which peers have closed it. If all peers have, frees the
+    /// plan's slots and drops the plan. If the lease has expired before that, moves the plan to quarantine.
     pub(super) fn collect(&mut self, rank: u32) -> Result<(), Violation> {
         let now = Duration::from_micros(self.now);
         let reaches_store = self.reaches_store(rank);
@@ -401,8 +403,9 @@ impl World {
         Ok(())
     }
 
-    /// Checks that all handles, leases, slots and memory of exchanges are free after all ranks have closed them. Plans
-    /// may be in quarantine only if the trouble delays ranks or the leases are short.
+    /// Checks the state of the live ranks' exchanges at the end of the run: no handle is open, no lease runs, no lent
+    /// memory is allocated, and all slots are free except those of plans in quarantine. Plans may be in quarantine only
+    /// if the trouble delays ranks or the leases are short.
     pub(super) fn left_plans(&mut self) -> Result<(), Violation> {
         let slow = self.scenario.trouble.delays() || self.scenario.lease < super::scenario::LONG_LEASE;
         for state in self.ranks.iter_mut().filter(|state| !state.dead) {

@@ -51,7 +51,7 @@ type Entry = (u64, u64, Option<(u32, u64)>);
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// The number of commits begun or skipped, over all lives of the group in its epoch.
+    /// The number of commits begun or skipped, over all [lives](Life) of the group in its epoch.
     pub(super) commits: u64,
     /// The number of commits of the second pool begun, over the same lives.
     pub(super) seconds: u64,
@@ -84,8 +84,8 @@ impl Membership {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives and both ends of all their
-    /// messages. `theirs` is the state of the group on `other`.
+    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives, and both ends of all
+    /// messages between them. `theirs` is the state of the group on `other`.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
         let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
         self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
@@ -151,7 +151,7 @@ pub(super) struct Span {
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
-    /// The number of operations in the pool's log at the start.
+    /// The number of operations in the pool's log when the meeting began.
     pub(super) history: usize,
     pub(super) registered: bool,
     /// True if the last request of the meeting waits for a key of the store.
@@ -306,8 +306,8 @@ impl Rank {
     }
 
     /// Returns true if the rank stops waiting in its meeting because its watchdogs have reported that a member is dead.
-    /// In an agreement on a length, a rank never stops for this reason. In a retirement, it does not after it has begun
-    /// to deregister.
+    /// In an agreement on a length, a rank never stops for this reason. In a retirement, it stops for this reason only
+    /// before it begins to deregister.
     pub(super) fn is_over(&self) -> bool {
         let Some((task, reported_dead)) = self.task.as_ref().zip(self.reported_dead) else { return false };
         let in_group =

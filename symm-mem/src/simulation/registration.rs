@@ -1,5 +1,5 @@
-//! The ranks' registrations with the library: windows, which are paired between ranks, and plain registrations, which
-//! are local.
+//! The ranks' registrations with the library: windows, which all members of a group register together, and plain
+//! registrations, which each rank makes alone.
 
 use std::{
     sync::{Arc, Mutex},
@@ -101,7 +101,8 @@ impl World {
             devices.fail_next("ncclCommWindowRegister")?;
         }
         let registered = self.library.register(group, rank, extents, token);
-        // If not all members have joined, no call was made, and the fault would hit a later call.
+        // If not all members have joined the communicator, `register` has made no call to the library. The injected
+        // fault must not hit a later call, so it is removed.
         devices.fail_no_more();
         registered
     }
@@ -134,7 +135,8 @@ impl World {
     fn may_register(&self, met: &[Met]) -> Result<(), Violation> {
         let wrong = |rank: u32, what: &str| Err(Violation(format!("rank {rank} registers windows {what}")));
         for Met { group, rank, bytes, .. } in met.iter().filter(|met| met.serials.is_ok()) {
-            // The largest device determines the address space of all members.
+            // The device with the most memory determines the address space of all members. Each rank computes the space
+            // from its own device, so the greatest value applies to all members.
             let uid = group.group.uid;
             let members = self.scenario.groups[&uid].iter();
             let space = members.map(|rank| self.scenario.address_space(uid, *rank)).max().unwrap_or(0);

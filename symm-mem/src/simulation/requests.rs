@@ -133,7 +133,7 @@ impl Store for Replay<'_> {
         then: Option<Request>,
         _: Deadline,
     ) -> Result<Option<Reply>, StoreError> {
-        // `TcpStore` also sends the read of a single key together with the check that the key exists.
+        // Like `TcpStore`, sends the read of a single key together with the check that the key exists.
         let peeks = matches!(then, Some(Request::Get { .. }));
         self.reply(Call::WhenThere { keys, then, peeks, deadline: self.deadline })
     }

@@ -50,7 +50,7 @@ pub(super) struct Ended {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) deadline: u64,
-    /// The number of operations in the log of the rank's pool at the start.
+    /// The number of operations in the log of the rank's pool when the meeting began.
     pub(super) history: usize,
     pub(super) registered: bool,
     /// True if, after the meeting, all groups of the meeting are poisoned on this rank, or if the meeting uses no
@@ -118,7 +118,8 @@ impl Said {
         }
     }
 
-    /// Returns the longest time in µs that the phases after a decision may take beyond the deadline.
+    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline, because of actions
+    /// after the decision or of the last repetition of a failed request.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));

@@ -7,14 +7,15 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// With [`Trouble::ShortDeadline`], the deadline of all ranks except the culprit. It is so long that the time limit of
-/// a registration exceeds `ACTION_FLOOR`.
+/// With [`Trouble::ShortDeadline`], replaces [`DEADLINE`] on all ranks except the culprit, in all meetings except
+/// commits of the second pool. It is so long that the time limit of a registration exceeds `ACTION_FLOOR`.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the last commits. A rank may come late to them, because it has waited for absent ranks and missing
 /// answers in its earlier meetings. This deadline is longer than all these waits together.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease in µs. It is longer than any program without delays, so peers close lent memory before the lease expires.
+/// A lease in µs. It is longer than the program of any run in which the trouble delays no rank. So in these runs, peers
+/// close lent memory before the lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +39,8 @@ pub(super) enum Action {
         policy: Policy,
         deadline: Duration,
     },
-    /// Skips a commit and counts it, as a `PoolScope` without new segments does.
+    /// Skips a commit, but counts it, so that the rank's later commits have the same numbers as on the other members. A
+    /// `PoolScope` does the same if the pool has no new segments.
     Skip {
         group: u64,
     },
@@ -77,8 +79,8 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in up to `count` segments and retires these segments. The first one has index `nth`
-    /// modulo the number of segments that are not retired.
+    /// Retires up to `count` consecutive segments after it has freed the rank's blocks in them. In the list of segments
+    /// that are not retired, the first one has the index `nth` modulo the length of the list.
     Retire {
         nth: u64,
         count: u64,
@@ -149,7 +151,7 @@ pub(super) struct Scenario {
     pub(super) slowest: u64,
     /// True if connections sometimes break before the answer to a write arrives. The rank then makes the request again.
     pub(super) repeats: bool,
-    /// The least time in µs from a rank's death to its report by the watchdogs of other ranks. `None` if they never
+    /// The least time in µs after which the watchdogs of the other ranks report a dead rank. `None` if they never
     /// report it.
     pub(super) noticed: Option<u64>,
     /// The time in µs that peers have to close lent memory after the lender has dropped its plan.
@@ -457,7 +459,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes commits of both pools for one group. Does so only in some phases.
+    /// In some phases, writes commits of both pools for one group.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -505,7 +507,7 @@ impl Writer<'_> {
             true => Subject::Persistent { id: self.random.below(2) },
             false => Subject::Block { nth: self.random.next() },
         };
-        // The second rendezvous finds the memory already mapped.
+        // If there is a second rendezvous, it finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {
             self.members(group, &Action::Meet { group, what, deadline: DEADLINE });
         }

@@ -2,7 +2,8 @@
 //!
 //! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
 //! dies. In some runs, a connection also breaks at random when the store answers a request that writes. The rank then
-//! makes the whole request again. In production, only a member in doubt repeats a request.
+//! makes the whole request again. In production, only a member [in doubt](super::work::Work::is_in_doubt) repeats a
+//! request.
 
 use std::{mem, time::Duration};
 
@@ -220,7 +221,7 @@ impl World {
 
     /// Ends the registration of members if the verdict in the store says that their group is dead. In production,
     /// another thread of the member then aborts the communicator. Leaves out some members at random, because the abort
-    /// may come too late. A verdict never changes, so members with any other verdict are forgotten.
+    /// may come too late. A verdict never changes, so members whose commit has a verdict are no longer watched.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

@@ -1,4 +1,10 @@
-//! The trouble of a run: one fault or one difference between ranks.
+//! The trouble of a run: one fault, or one difference between ranks.
+//!
+//! The *culprit* is the rank that the trouble concerns. A few troubles, such as [`Trouble::StoreDies`], do not concern
+//! one rank. A *phase* is a part of the ranks' programs that contains requests to the pools, commits of the groups, and
+//! sometimes other actions. A program has several phases. A trouble that concerns one phase occurs in a phase that the
+//! seed selects. A *step* of a rank is an event that the rank handles. For example, the rank executes an action of its
+//! program, or one of its calls to the store ends. The steps of a rank are counted from 1.
 
 use std::time::Duration;
 
@@ -11,29 +17,32 @@ pub(super) enum Trouble {
     ExtraSegment,
     ExtraBlock,
     OtherSize,
-    /// The culprit's device has less memory than the others.
+    /// The culprit's device has less memory than the devices of the other ranks.
     Exhausted,
-    /// The culprit captures work during the commits of one phase. The capture is declared to the pool.
+    /// The culprit captures work during the commits of one phase. It declares the capture to the pool.
     Capturing,
-    /// Like [`Capturing`](Self::Capturing), with a capture that is not declared.
+    /// Like [`Capturing`](Self::Capturing), but the culprit does not declare the capture to the pool.
     CapturingUndeclared,
     PrepareFails,
     /// In one phase, all ranks commit their groups one by one, and the culprit does so in the opposite order.
     Swapped,
-    /// The culprit comes this many ms later to the commits of one phase.
+    /// In one phase, the culprit pauses for this many ms before its commits.
     Late(u64),
-    /// The culprit skips a commit and does not count it.
+    /// The culprit skips a commit of one group, and does not add it to its own count of commits for this group. So the
+    /// number of each later commit of the culprit is one less than on the other members.
     Absent,
-    /// The culprit skips a commit and counts it.
+    /// The culprit skips a commit of one group, but adds it to its own count of commits for this group. So its later
+    /// commits have the same numbers as on the other members.
     Skips,
-    /// The culprit's registration with this number fails.
+    /// The culprit's window registration with this number, counted from 1 over all its commits, fails.
     RegistrationFails(u32),
-    /// The culprit's registration with this number takes that many ms.
+    /// The culprit's window registration with the first number begins late, by the second number of ms. Registrations
+    /// are counted as for [`RegistrationFails`](Self::RegistrationFails).
     RegistrationSlow(u32, u64),
-    /// No rank's library supports windows. All ranks learn this only from the registration.
+    /// No rank's library supports windows, although it appears to do so. The ranks learn this only when they register.
     WithoutWindows,
     SomeWithoutWindows,
-    /// No library has windows, and the culprit's plain registration with this number fails.
+    /// No library has windows, and the culprit's plain registration with this number, counted from 1, fails.
     PlainFails(u32),
     /// No library has windows, and the culprit's environment forbids plain registration.
     RegistersNothing,
@@ -41,48 +50,55 @@ pub(super) enum Trouble {
     OtherRelease,
     /// The culprit's environment forbids windows.
     OtherEnvironment,
-    /// The symmetric address space of the culprit's communicators is nearly full. The culprit's device is the largest.
+    /// The symmetric address space of the culprit's communicators is nearly full. The culprit's device has more memory
+    /// than the devices of its peers. The device with the most memory determines the address space of all members, so a
+    /// refusal names the culprit.
     AddressSpace,
-    /// The culprit has enqueued one more collective than the others.
+    /// In one group, the culprit has enqueued one more collective than the other members.
     HalfEnqueued,
     /// The culprit has sent a message for which its peer has not enqueued a receive.
     HalfSent,
     /// The culprit does not drop its graphs before a retirement.
     KeepsGraphs,
-    /// The culprit does not free a block of a segment that it retires.
+    /// The culprit keeps one block in the segments that it asks to retire.
     KeepsBlocks,
-    /// The culprit asks to retire other segments than its peers.
+    /// In one phase, the culprit asks to retire other segments than its peers.
     RetiresOther,
-    /// The work of the culprit's device fails.
+    /// In a retirement, the culprit's wait for its device to become idle fails.
     NeverAtRest,
-    /// The work of the culprit's device does not end in time.
+    /// In a retirement, the culprit's device does not become idle within the time limit.
     RestsLate,
     DeregistrationFails,
-    /// The culprit's record of a rendezvous differs from those of its peers. The number selects the difference.
+    /// The culprit's record of its first rendezvous differs from the records of its peers. The number selects the
+    /// difference.
     MeetsOtherwise(usize),
-    /// The culprit's record of an exchange differs from those of its peers. The number selects the difference.
+    /// The culprit's record of its first exchange differs from the records of its peers. The number selects the
+    /// difference.
     ExchangesOtherwise(usize),
     CannotMap,
-    /// The culprit dies when its step with this number, counted from 1, is due.
+    /// The culprit dies in place of its step with this number.
     Killed(u64),
-    /// The culprit stops after this number of steps, for this many ms.
+    /// After its step with the first number, the culprit does nothing for the second number of ms.
     Stopped(u64, u64),
-    /// The culprit's meetings, except the last ones, have this deadline in µs, and its registrations are slow. The
-    /// other ranks have a long deadline.
+    /// The culprit's meetings have this deadline in µs, and the meetings of the other ranks have
+    /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE). The commits at the end of the program, and all commits of the
+    /// second pool, keep their own deadlines. Each window registration of the culprit begins up to 30 s late.
     ShortDeadline(u64),
-    /// The culprit's domain lacks a rank if `lacks` is true. Else the domains of the others lack the culprit.
+    /// If `lacks` is true, the member list of the culprit's domain lacks another rank. Otherwise, the member lists of
+    /// the other ranks' domains lack the culprit.
     OtherDomain {
         lacks: bool,
     },
-    /// The culprit has created its domain once more than the others.
+    /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation.
     ExtraDomain,
-    /// The culprit commits two pools for a group in the opposite order.
+    /// In one phase, the culprit commits the two pools for a group in the opposite order to the other members.
     CrossesPools,
     /// The culprit uses another version of the protocol.
     OtherProtocol,
-    /// The culprit cannot reach the store from its step with this number on, for this many ms.
+    /// From its step with the first number on, the culprit cannot reach the store for the second number of ms.
     CutOff(u64, u64),
-    /// The store fails when this many pieces of messages, counted from 1, have arrived.
+    /// Messages travel to the store in pieces. The store fails when piece number `n` arrives, where `n` is this number.
+    /// The pieces of all connections are counted together, from 1.
     StoreDies(u64),
 }
 
@@ -93,7 +109,8 @@ impl Trouble {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        // The scales give pauses shorter and longer than the lower bounds of the time limits.
+        // The scales give pauses that are shorter than `VOTE_FLOOR` (5 s) and pauses that are longer than
+        // `ACTION_FLOOR` (10 s).
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -149,7 +166,7 @@ impl Trouble {
         name.split(['(', ' ']).next().unwrap_or_default().to_owned()
     }
 
-    /// Returns true if the trouble can make ranks come late to meetings, or not at all.
+    /// Returns true if the trouble can make ranks come late to meetings or miss them.
     pub(super) fn delays(self) -> bool {
         matches!(
             self,
@@ -167,14 +184,15 @@ impl Trouble {
         ) || self.silences()
     }
 
-    /// Returns true if the trouble can make a rank stop answering.
+    /// Returns true if the trouble can silence a rank: the rank dies, stops, or cannot reach the store.
     pub(super) fn silences(self) -> bool {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if the trouble may silence a rank for longer than members wait for each other's answers after a
-    /// decision. For `Stopped`, this depends on its duration. The other troubles that silence a rank may do so for any
-    /// time.
+    /// Returns true if the trouble can [silence](Self::silences) a rank for longer than `VOTE_FLOOR`, the least time
+    /// for which the other members wait for its outcome after a decision. For `Stopped`, this depends on the duration.
+    /// Returns true for every `CutOff`, whatever its duration, because the oracle does not use the result then: under
+    /// `CutOff` and `StoreDies`, it does not check which rank a failed meeting names.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
@@ -186,7 +204,7 @@ impl Trouble {
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // A registration also needs a few messages, for which 50 ms are added.
+                // The 50 ms allow for the few messages that a registration also needs.
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,
@@ -194,12 +212,13 @@ impl Trouble {
         }
     }
 
-    /// Returns true if the trouble prevents plain registration on the culprit in a run without windows.
+    /// Returns true if the trouble makes plain registrations of the culprit fail. The library of such a run has no
+    /// windows.
     pub(super) fn forbids_plain(self) -> bool {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }
 
-    /// Returns true if the trouble can make the culprit's pool differ from those of the others.
+    /// Returns true if the trouble can make the culprit's pool differ from the pools of the other ranks.
     pub(super) fn parts_pools(self) -> bool {
         matches!(
             self,

@@ -10,8 +10,8 @@ impl World {
         self.scenario.trouble == Trouble::OtherProtocol && self.scenario.is_culprit(rank)
     }
 
-    /// Returns true if the culprit uses another version of the protocol, and `versions` lists the culprit alone with
-    /// one of two versions.
+    /// Returns true if the trouble is [`Trouble::OtherProtocol`], and `versions` contains two versions, one of which
+    /// only the culprit uses.
     pub(super) fn speaks_otherwise_alone(&self, versions: &ValuesByRank<u16>) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol
             && versions.entries.len() == 2
@@ -27,7 +27,7 @@ fn shift(message: &mut [u8], by: i16) {
     }
 }
 
-/// Converts a request to that of a rank whose release is one version newer.
+/// Converts a request of this release to the request of a release whose protocol version is one higher.
 pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
     use StoreRequest::{Agreement, Set};
     if let Set { value, .. } | Agreement(Request::Post { value, .. } | Request::Propose { value, .. }) =
@@ -38,8 +38,8 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
     request
 }
 
-/// Converts an answer of the store for a rank whose release is one version newer. Subtracts 1 from the versions of the
-/// messages. So this release's code, which runs for that rank, accepts only messages of the newer version.
+/// Converts an answer of the store for a rank whose protocol version is one higher. Subtracts 1 from the versions of
+/// the messages. The rank runs the code of this release, which then accepts only messages of the higher version.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

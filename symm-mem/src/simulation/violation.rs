@@ -7,12 +7,12 @@ use std::fmt;
 pub struct Limits {
     /// The number of ranks, at most 63. Less than 2 means 2. If this is `None`, the seed draws a number from 2 to 6.
     pub ranks: Option<u32>,
-    /// The greatest number of phases of the program.
+    /// The greatest number of [phases](crate::simulation) of the program.
     pub phases: u64,
     /// The greatest number of groups.
     pub groups: usize,
-    /// The greatest number of requests to the pool in a phase. Requests that only the culprit makes and those for
-    /// agreed lengths do not count.
+    /// The greatest number of requests to the pool in a phase. Requests that only the culprit makes do not count, nor
+    /// do allocations of agreed lengths.
     pub requests: u64,
 }
 

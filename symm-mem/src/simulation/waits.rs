@@ -24,8 +24,8 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A search for a circular wait reads the places of all ranks twice. It also needs some messages before and
-        // between these reads.
+        // A search for a circular wait finds only waits that last as long as the search. The search makes two reads of
+        // the meetings in which all ranks wait. It also needs some messages before and between these reads.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -47,17 +47,17 @@ impl World {
         Ok(())
     }
 
-    /// Returns the longest time in µs in which a rank reads the places of all ranks, that is, the meetings in which
-    /// they wait. The rank checks all keys. If some keys have no value, it checks each key. It then reads those that
-    /// exist. A request and its answer are two messages.
+    /// Returns the longest time in µs that a rank needs to read the places of all ranks (the meetings in which they
+    /// wait). The rank checks all keys at once. If some keys have no value, it checks each key. It then waits for the
+    /// existing keys and reads them. A request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
-        2 * (2 + self.ranks.len() as u64) * self.scenario.slowest
+        2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
 
     /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got
-    /// `Refusal::GenerationMismatch` instead. This is the right error in two cases. The ranks of the circle wait in
-    /// different generations of the domain. Or the culprit has created an extra domain and waits alone, and the circle
-    /// contains no rendezvous and no exchange.
+    /// `Refusal::GenerationMismatch` instead. `GenerationMismatch` is the right error in two cases. In the first case,
+    /// the ranks of the circle wait in different generations of the domain. In the second case, the culprit has created
+    /// an extra domain and waits alone, and the circle contains no rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
@@ -98,12 +98,13 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if all ranks that rank `late` misses had left the meeting before `late` came. The lists of these
-    /// ranks do not include `late`. So they did not wait for `late`, and removed their records.
+    /// Returns true if every rank that `late` reports as missing lists a domain without `late`, and had left the
+    /// meeting before `late` came. Such a rank does not wait for `late`, and removes its record when it leaves.
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // A rank sends a few messages before it reads the decision.
+        // A rank sends a few messages before it reads the decision. The missing ranks may also have left during this
+        // time.
         let looks = late.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);

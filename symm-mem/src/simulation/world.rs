@@ -51,7 +51,7 @@ pub(super) enum Event {
     Share(u32, u64, Vec<Record>),
     /// The rank's delayed registration of windows begins in the library.
     Enter(u32, u64, Life, Vec<Extent>),
-    /// The rank checks if peers have closed the memory that it has lent them.
+    /// The rank checks whether peers have closed the memory that it has lent them.
     Collect(u32),
     /// The first rank learns that the second one is dead.
     Noticed(u32, u32),
@@ -74,19 +74,20 @@ pub(super) struct World {
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     pub(super) library: Library,
-    /// The members that have begun to register windows, until their verdict is in the store. For each of them: the key
-    /// of the verdict, the rank, and the token of the request.
+    /// The members that have begun to register windows, and whose commit has no verdict in the store yet. For each of
+    /// them: the key of the verdict, the rank, and the token of the request.
     pub(super) watched: Vec<(String, u32, u64)>,
     /// The memory that ranks offer to their peers, by token.
     pub(super) offers: HashMap<u64, Offer>,
-    /// The allocations that ranks lend, by lender and id. The reference to a freed allocation is dead.
+    /// The allocations that ranks lend, by lender and id. After an allocation is freed, its entry remains, and the
+    /// upgrade of its reference fails.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
     /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     pub(super) steps: u64,
-    /// The rank of which the current event is a step.
+    /// The rank that makes a step in the current event, or `None` if the event is no step of a rank.
     stepped: Option<u32>,
     /// The [code](Rank::code) of each rank after its last step.
     codes: Vec<u64>,
@@ -111,7 +112,7 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-/// More steps than any terminating run takes.
+/// More events than any terminating run has.
 const ENDLESS: u64 = 1_000_000;
 
 impl World {
@@ -169,7 +170,7 @@ impl World {
         &mut self.ranks[rank as usize]
     }
 
-    /// Processes events until none is left. Fails if an invariant is violated, or after [`ENDLESS`] steps.
+    /// Processes events until none is left. Fails if an invariant is violated, or after [`ENDLESS`] events.
     pub(super) fn run(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             self.soon(Event::Resume(rank));
@@ -184,7 +185,7 @@ impl World {
             self.stepped = None;
             self.happen(event)?;
             self.returned()?;
-            // A step changes only its rank. Other events change no rank.
+            // A step changes only the rank that makes it. An event that is no step changes no rank.
             if let Some(rank) = self.stepped {
                 self.visit(rank);
             }
@@ -208,12 +209,12 @@ impl World {
         self.at(time, event);
     }
 
-    /// Lets an answer arrive at a rank with this token at `time`.
+    /// Schedules an answer to the rank's request with this token. The answer arrives at `time`.
     pub(super) fn answer_at(&mut self, time: u64, rank: u32, token: u64, answer: work::Answer) {
         self.at(time, Event::Answer(rank, token, Box::new(answer)));
     }
 
-    /// Lets an answer arrive at a rank with this token after a random time.
+    /// Schedules an answer to the rank's request with this token. The answer arrives after a random time.
     pub(super) fn answer_soon(&mut self, rank: u32, token: u64, answer: work::Answer) {
         self.soon(Event::Answer(rank, token, Box::new(answer)));
     }
@@ -322,9 +323,9 @@ impl World {
         })
     }
 
-    /// Records the state after a step of `rank`, for the coverage count. A state consists of the trouble and the codes of all ranks. The order
-    /// of the ranks makes no difference. The code of a rank covers its meeting and request, and flags for a dead rank,
-    /// a lost store, a capture, graphs, and a poisoned group.
+    /// Records the state after a step of `rank`, for the coverage count. A state consists of the trouble and the codes
+    /// of all ranks. The order of the ranks makes no difference. The code of a rank covers its meeting and request, and
+    /// flags for a dead rank, a lost store, a capture, graphs, and a poisoned group.
     fn visit(&mut self, rank: u32) {
         self.codes[rank as usize] = self.ranks[rank as usize].code();
         let mut ranks = self.codes.clone();

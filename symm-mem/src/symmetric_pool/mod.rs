@@ -259,8 +259,8 @@ impl SymmetricPool {
         self.memberships.commit(group, options, Group::is_open())
     }
 
-    /// Attaches a group to the pool: commits all segments that are not retired. The group may come late, after segments
-    /// were committed for other groups or retired.
+    /// Attaches a group to the pool: commits all segments that are not retired. The group may be attached late, after
+    /// segments were committed for other groups or retired.
     ///
     /// Collective over the group. Equal to [`commit`](Self::commit), with the same rules. A program that calls `attach`
     /// when it creates a group learns early whether the pool can be used with this group.
@@ -336,14 +336,14 @@ impl SymmetricPool {
         self.memberships.window(ptr, bytes, group)
     }
 
-    /// Returns the memory of `block` on all members of `group`, with the group's signal pads: for kernels, and for copies
-    /// by this rank's device. A [`commit`](Self::commit) for the group has mapped it
-    /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)), so this call neither contacts another rank nor
-    /// maps anything. The returned value holds the block, so that its segment is not retired. It stays valid after the
-    /// end of the group.
+    /// Returns the memory of `block` on all members of `group`, with the group's signal pads. Kernels, and copies by
+    /// this rank's device, can use this memory. An earlier [`commit`](Self::commit) for the group must have mapped it
+    /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)). This call neither contacts another rank nor
+    /// maps anything. The returned value owns a clone of the block, so the block's segment is not retired while the
+    /// value exists. It stays valid after the end of the group.
     ///
-    /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For memory
-    /// outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
+    /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For
+    /// memory outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
     ///
     /// # Errors
     /// [`ErrorKind::NotMapped`] if the members have not mapped the block's segment, or if the group is poisoned.
@@ -372,7 +372,7 @@ impl SymmetricPool {
         self.memberships.poison(group)
     }
 
-    /// Removes the state of a group whose communicator has ended, including its poison.
+    /// Removes the pool's state of a group whose communicator has ended, including the group's poison.
     pub fn forget(&self, group: GroupId) {
         self.memberships.forget(group);
     }

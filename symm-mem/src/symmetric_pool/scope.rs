@@ -121,11 +121,12 @@ impl SymmetricPool {
 /// same blocks of the routed pool in the same order, and use them on one stream. Otherwise the placement of blocks may
 /// differ between ranks. The next commit, or the hash of a collective, reports the difference.
 ///
-/// `Allocator::empty_cache` and the collection of idle segments release cached segments of all pools of the allocator,
-/// including the routed pool. So all ranks must make these calls at the same points of the program. An allocator also
-/// releases cached segments before it refuses a request for lack of memory, and memory may be lacking on some ranks
-/// only. If the routed pool is the allocator's only pool, the allocator releases them only if the symmetric pool itself
-/// is out of memory.
+/// `Allocator::empty_cache` releases cached segments of all pools of the allocator, including the routed pool. So all
+/// ranks must call it at the same points of the program. An allocator also releases cached segments if much memory is
+/// reserved ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)), and before it refuses a
+/// request for lack of memory. Both conditions may be met on some ranks only, so that only these ranks free blocks of
+/// the symmetric pool. If the routed pool is the allocator's only pool, memory is lacking only if the symmetric pool
+/// itself is out of memory.
 ///
 /// A request for a new segment blocks the calling thread until the streams of dropped slices
 /// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, for example
@@ -176,7 +177,7 @@ impl SegmentSource for PoolSource {
                 SymmetricError::OutOfMemory { .. } => SourceError::OutOfMemory { wanted: bytes },
                 error => SourceError::Failed { call: "SymmetricPool::allocate", source: Box::new(error) },
             })?;
-        // The allocator may use the memory on any stream, so the work on dropped slices must be done.
+        // The allocator may use the memory on any stream, so all work that uses dropped slices must have ended.
         if !self.pool.memory().dropped_on().wait() {
             let source = "the work on dropped slices of the pool cannot be waited for: a stream of theirs captures, or failed";
             return Err(SourceError::Failed { call: "SymmetricPool::allocate", source: source.into() });

@@ -33,7 +33,7 @@ const GRACE: Duration = Duration::from_secs(2);
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
-    /// Returns whether no thread is enqueueing and no launched work runs. Captured work does not count.
+    /// Returns true if no thread is enqueueing and no launched work runs. Ignores captured work.
     fn is_idle(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0 && self.lanes.iter().all(Lane::is_idle)
     }
@@ -46,7 +46,7 @@ impl Core {
         if !is_idle || self.has_captured.load(Ordering::Relaxed) {
             let own = &self.flag_pages[self.rank];
             // The flag is set before the waits are ended: a stream whose wait was ended copies chunks into slots that
-            // may not be free. Peers must know by then that the data is invalid.
+            // may not be free. The flag must tell the peers by then that the data is invalid.
             own.give_up();
             own.release(|peer, signal| self.holds(peer, signal));
         }
@@ -71,7 +71,7 @@ impl Core {
         })
     }
 
-    /// Returns whether the wait for `signal` must not be ended yet. Withdraws offers as
+    /// Returns whether the streams' waits for `signal` must continue for now. Withdraws offers as
     /// [`expects_push`](Self::expects_push) does, even if the [extra time](Self::is_grace_over) is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
@@ -160,8 +160,8 @@ impl Core {
     }
 
     /// Repeatedly ends the waits of this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and
-    /// [`holds`](Self::holds) has returned false for every signal. Stops after [`PATIENCE`] at the latest. Graphs may
-    /// still be running then, because this rank cannot query whether they run.
+    /// [`holds`](Self::holds) has returned false for every signal. Stops after [`PATIENCE`] at the latest. This rank
+    /// cannot query whether graphs run, so graphs may still run when this function returns.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

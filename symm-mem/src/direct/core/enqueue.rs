@@ -126,7 +126,7 @@ impl Core {
     }
 
     /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses its lane's
-    /// own stream, which continues after the current work of the caller's stream. While another capture uses the lane's
+    /// own stream, which first waits for the current work of the caller's stream. While another capture uses the lane's
     /// own stream, the part uses the caller's stream.
     fn part_ways<'a>(
         &self,

@@ -100,7 +100,8 @@ struct Called {
     is_first: bool,
 }
 
-/// Index of the ring from rank `from` in the memory of rank `to`; a rank has no ring from itself.
+/// Index of the ring from rank `from` in the memory of rank `to`. A rank has no ring from itself, so the indices of
+/// higher ranks are one less than the ranks.
 pub(super) fn ring_of(from: usize, to: usize) -> usize {
     if from < to { from } else { from - 1 }
 }
@@ -180,8 +181,8 @@ impl Core {
         let mut parts: Vec<_> = wanted.iter().map(part).collect();
         // SAFETY: the caller's contract.
         let launched = unsafe { self.launch_parts(&mut parts, messages, stream, (capture, deadline)) };
-        // A failed launch ends the group. After that, graphs that send zero-copy messages must not be launched, so no
-        // peer copies into a buffer that a captured launch has offered. These offers need no withdrawal.
+        // After a failed launch in a capture, the offers need no withdrawal: the failure ends the group, and then
+        // graphs that send zero-copy messages must not be launched. So no peer copies into the offered buffers.
         if launched.is_err() && capture.is_none() {
             // SAFETY: as above.
             unsafe { self.fail(parts, stream) };
@@ -244,7 +245,8 @@ impl Core {
     unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
         for Part { lane, pieces, unlaunched, .. } in &mut parts {
             let Lane { way, peer, .. } = **lane;
-            // If this rank is the sender, no rank makes the copies: this rank has not enqueued them.
+            // In a lane that sends, this rank would have made the copies. It has not enqueued them, so no rank makes
+            // them.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
@@ -273,8 +275,8 @@ impl Core {
     }
 
     /// Logs and claims `messages`, and adds them to `called`. Receives are claimed before sends, because the peers'
-    /// sends may wait for them. Log entries are written in the order of `messages`. So a rank that is too far ahead of
-    /// a peer waits at the same message as with separate calls.
+    /// sends [may wait](Self::await_receiver) for these claims. Log entries are written in the order of `messages`. So
+    /// a rank that is too far ahead of a peer waits at the same message as with separate calls.
     fn call(
         &self,
         messages: &[&Message],
@@ -309,15 +311,15 @@ impl Core {
         Ok(Called { message: *message, captured, number, place, is_first: true })
     }
 
-    /// Claims a message that this rank has logged. A receiver also notes its offer. If the peer came first, compares
-    /// the halves.
+    /// Claims a message that this rank has logged. If this rank receives and comes first, its offer is noted in the
+    /// lane's [`Pushes`](super::pushes::Pushes). If the peer came first, compares the halves.
     fn claim(&self, logged: Called) -> Result<Called, PathError> {
         let Called { message, captured, number, place, .. } = logged;
         let Message { way, peer, buffer } = message;
         let offers_to_receive = way == Way::Receive && place != Place::NONE;
         // An abort withdraws the noted offers of eager (not captured) messages, and gives the peer time to copy
-        // captured ones. It must not miss an offer. So a receiver first notes its offer, then checks that no abort has
-        // begun, and only then makes the offer.
+        // captured messages. The abort must not miss an offer. So a receiver first notes its offer, then checks that no
+        // abort has begun, and only then makes the offer.
         if offers_to_receive {
             self.note_push(&logged);
         }
@@ -426,10 +428,10 @@ impl Core {
     /// this message's copy, which starts only when both ends have called. But the wait may delay the other messages of
     /// the call, and later calls of the thread.
     ///
-    /// Does not wait if the receiver's buffer probably lies in no mapped segment, because the message then goes through
-    /// the ring if the receiver claims it first. This rank cannot see that buffer yet. So the function checks the
-    /// buffer of the peer's last logged receive from this rank. Does not wait either if the peer has logged no such
-    /// receive.
+    /// Does not wait if the receiver's buffer probably lies in no mapped segment: because of the wait, the receiver
+    /// would be the first end, and the message would go through the ring. This rank does not know that buffer yet. So
+    /// the function checks the buffer of the peer's last logged receive from this rank. Does not wait either if the
+    /// peer has logged no such receive.
     fn await_receiver(&self, logged: &Called) {
         let Called { message: Message { peer, buffer, .. }, number, .. } = *logged;
         let theirs = self.flag_pages[peer].log(self.rank, Way::Receive);
@@ -443,8 +445,8 @@ impl Core {
         await_claim(self.claim_of(logged), number, copy_time(buffer.bytes()) / 8, peer_sends);
     }
 
-    /// Copies the messages that this rank sends to itself. The n-th send matches the n-th receive. The caller passes
-    /// equally many of both, with equal lengths.
+    /// Enqueues copies for the messages that this rank sends to itself. The n-th send matches the n-th receive. The
+    /// caller passes equally many of both, with equal lengths.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).

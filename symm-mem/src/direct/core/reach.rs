@@ -20,8 +20,8 @@ impl Core {
         place.and_then(|(segment, offset)| Place::new(segment, offset)).unwrap_or(Place::NONE)
     }
 
-    /// Finds a segment by its number. If this rank has not added the segment yet, because its commit has not returned,
-    /// waits until it has. Returns `None` if the segment is retired, or not found by the deadline.
+    /// Finds a segment by its number. If the commit of the segment has not returned on this rank yet, waits until this
+    /// rank has added the segment. Returns `None` if the segment is retired, or not found by the deadline.
     fn mapped_segment(&self, number: u64, deadline: Deadline) -> Result<Option<MappedSegment>, PathError> {
         loop {
             let is_old = number < self.mapped.next();

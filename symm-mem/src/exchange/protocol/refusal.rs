@@ -26,7 +26,7 @@ pub enum ExchangeRefusal {
         missing: Vec<u32>,
         /// Time waited, in milliseconds.
         waited_ms: u64,
-        /// The waits of the circle. Empty if no circle was found.
+        /// If ranks wait for each other in a circle: the wait of each rank in the circle. Otherwise empty.
         circle: Vec<Waiting>,
     },
     /// A rank's message cannot be read, or is inconsistent.

@@ -16,8 +16,8 @@ pub enum Direction {
     Put,
 }
 
-/// One contiguous range of a transfer between regions: `bytes` bytes of a region of this rank, and `bytes` bytes of a
-/// region of the peer. The index of a region is its position in the list that its rank passed to
+/// One contiguous range of a transfer between regions: `bytes` bytes that are copied between a region of this rank and
+/// a region of the peer. The index of a region is its position in the list that its rank passed to
 /// [`share_regions`](super::super::Exchange::share_regions).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Descriptor {
@@ -86,9 +86,9 @@ struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The local side, then the remote side: index of the region, and index of the piece in it. Two pieces may be
-    /// separate allocations at adjacent addresses, and one copy must not span both. A local region is one piece, even
-    /// if its block has several pages.
+    /// The local side, then the remote side: index of the region, and index of the piece in it. Two pieces of a remote
+    /// region may be separate allocations that happen to lie at adjacent addresses, and one copy must not span both. A
+    /// local region is always one piece, even if its block has several pages.
     pieces: [(usize, usize); 2],
 }
 
@@ -106,8 +106,8 @@ impl Part {
 /// second begins where the first ends, in the source and in the destination, and if both are between the same pieces.
 ///
 /// # Errors
-/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If there is none, but the
-/// destinations of two descriptors overlap: with the later one of the two.
+/// [`TransferError::Descriptor`] with the first descriptor that is invalid by itself. If each descriptor is valid by
+/// itself, but the destinations of two of them overlap, the error contains the later one of the two.
 pub(super) fn copies(
     direction: Direction,
     local: &[Extents],

@@ -38,21 +38,22 @@ use super::{
 /// bytes between its own regions and those of any other member, at any time. A transfer needs no call of the peer and
 /// no agreement. Cheap to clone.
 ///
-/// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. The peer counts the notifications of
-/// each member: [`wait`](Self::wait) makes a stream wait for the next one, and [`notifications`](Self::notifications)
-/// returns the number received. Transfers and waits enqueue work and do not wait for it to complete. `notifications`
-/// and [`check`](Self::check) block until a small copy from the device has completed.
+/// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
+/// makes a stream wait for the next notification of a member, and [`notifications`](Self::notifications) returns the
+/// number of notifications that a member has sent so far. Transfers and waits enqueue work and do not wait for it to
+/// complete. `notifications` and [`check`](Self::check) block until a small copy from the device has completed.
 ///
 /// *Order.* A transfer runs in the order of its stream. The copies of one transfer run in any order, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
 /// streams: a notification is sent only after the previous one to that peer. Copies do not wait for previous
 /// notifications.
 ///
-/// *Failures.* A [`Fault`] stops the transfers with one peer: if a deadline passes or the peer gives up, later calls
-/// for that peer return the fault. Transfers with other peers continue. If the group ends, the transfers with all peers
-/// fail. A fault also releases streams that wait for a notification of the peer, without the notification. So
-/// [`check`](Self::check) a peer before you use the data that it has transferred. Regions do not recover from a fault.
-/// To recover, share them again under the same name, which makes a new set.
+/// *Failures.* A [`Fault`] stops the transfers with one peer, for example because a deadline has passed or the peer has
+/// given up. Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the
+/// transfers with all peers fail. A fault also releases the streams that wait for a notification of the peer, although
+/// the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer
+/// has transferred. Regions do not recover from a fault. To recover, share them again under the same name, which makes
+/// a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
 /// transfers stay valid after this rank has dropped its handles. If a peer still has the set at the end of the
@@ -63,7 +64,8 @@ use super::{
 /// allocated.
 ///
 /// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because each launch of
-/// the graph would repeat the number of the same notification. Call them between launches.
+/// the graph would use the number of the same notification again. Enqueue notifications and waits between launches
+/// instead.
 ///
 /// In a process of several ranks, a transfer or a wait may block the calling thread while the memory of dropped plans
 /// or regions is closed, and for up to 50 ms before that.
@@ -182,7 +184,7 @@ impl Regions {
         let round = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
         wire.awaited.store(round, Ordering::Release);
-        // SAFETY: the word lies in this rank's slots, which stay mapped until nothing is under way.
+        // SAFETY: the word lies in this rank's slots, which stay mapped while any operation is under way.
         let waited = unsafe { stream.wait_value32(wire.own.count, WaitCondition::GreaterOrEqual, round) };
         if let Err(error) = waited {
             wire.awaited.store(*waits, Ordering::Release);
@@ -361,7 +363,7 @@ impl Regions {
         done: &Arc<Event>,
         copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
     ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
-        // The lock is held until the end is recorded, so that two threads send their counts in ascending order.
+        // The lock is held until `done` is recorded, so that two threads send their counts in ascending order.
         let mut turn = wire.turn();
         let round = turn.round.wrapping_add(1);
         // Only the notification waits for the previous notification. The copies do not wait for other streams.
@@ -372,7 +374,7 @@ impl Regions {
         if let Err(error) = copied {
             return (Err(error), None);
         }
-        // SAFETY: the word lies in the peer's slots, which stay mapped until nothing is under way.
+        // SAFETY: the word lies in the peer's slots, which stay mapped while any operation is under way.
         let sent = unsafe { stream.write_value32(wire.theirs.count, round) };
         let ended = sent.and_then(|()| stream.record(done));
         if let Err(error) = &ended {

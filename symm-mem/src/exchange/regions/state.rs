@@ -42,13 +42,13 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// For notifications from this rank to the peer, the greater of two numbers: the notifications that this rank has
-    /// enqueued, and the waits for them that the peer has enqueued. The waits count only if the peer is in this
-    /// process.
+    /// Number of the latest notification from this rank to the peer that either side has enqueued: this rank by sending
+    /// it, or the peer by waiting for it. The peer's waits are known only if the peer is in this process. A
+    /// notification that the peer already waits for is not held back (see [`quiet`](super::super::quiet)).
     pub(super) sent: Rounds,
-    /// For notifications from the peer to this rank, the greater of two numbers: the waits for them that this rank has
-    /// enqueued, and the notifications that the peer has enqueued. The latter count only if the peer is in this
-    /// process.
+    /// Number of the latest notification from the peer to this rank that either side has enqueued: the peer by sending
+    /// it, or this rank by waiting for it. The peer's notifications are known only if the peer is in this process. A
+    /// wait for a notification that the peer has already enqueued is not held back.
     pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,

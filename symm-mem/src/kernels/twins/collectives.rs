@@ -17,9 +17,9 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
         .ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))
 }
 
-/// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the same block of all
-/// other ranks, before and after it runs. Stops once the kernel has given up: a synchronization failed, or `block`
-/// returned false. Runs nothing if a kernel of this rank gave up before.
+/// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the block of the same
+/// number on all other ranks, before and after it runs. Stops once the kernel has given up: a synchronization failed,
+/// or `block` returned false. Runs nothing if an earlier kernel of this rank has given up.
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
@@ -29,7 +29,8 @@ fn blocks(
     let bases = peers.buffers()?;
     for number in 0..launch.grid[0] {
         let channel = PadLayout::USER_CHANNELS + number;
-        // On the device, only the block that gives up ends at once. Other blocks read the flag while they wait.
+        // The remaining blocks do not run. On the device, all blocks run at the same time. While a block waits, it
+        // reads the gave-up flag, and ends if the flag is set.
         if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
             break;
         }

@@ -74,7 +74,7 @@ fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
 /// another size than `T`.
 ///
 /// # Safety
-/// Any bytes are a valid `T`.
+/// Any bytes must be a valid `T`.
 unsafe fn parameter<T: Copy>(launch: &Launch<'_>, index: usize) -> Result<T, Fault> {
     let bytes = launch.bytes(index)?;
     if bytes.len() != size_of::<T>() {

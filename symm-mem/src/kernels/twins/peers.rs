@@ -56,13 +56,14 @@ impl<'a> Peers<'a> {
         Ok(self.gave_up_word()?.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
     }
 
-    /// Waits until the peer has reset this rank's previous signal on the channel, then signals the peer.
+    /// Waits until the peer has consumed this rank's previous signal on the channel (its word is 0), then signals the
+    /// peer.
     pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, self.ranks.rank);
         self.flip(Waiting::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
     }
 
-    /// Waits for a peer's signal, and resets it.
+    /// Waits for a peer's signal, and resets the signal's word to 0.
     pub(super) fn wait(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, peer);
         self.flip(Waiting::Signal, self.word(self.ranks.pad.0, slot)?, peer, channel)

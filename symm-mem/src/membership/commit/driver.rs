@@ -29,8 +29,8 @@ pub(super) trait Local {
     fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome;
 }
 
-/// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. `object`
-/// represents the group: if the group ends, the agreement ends.
+/// Runs this rank's part in a commit. Returns the result, and the store's error if the store failed. Through `object`,
+/// the agreement learns that the group has ended, and then ends too.
 pub(super) fn run(
     start: Start<CommitProtocol>,
     store: &dyn Store,

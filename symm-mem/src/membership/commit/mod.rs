@@ -75,8 +75,8 @@ pub(crate) struct Done {
 
 impl Memberships {
     /// Registers the pool's new segments as windows of `group`, on all members or on none. `inside` is true if the
-    /// thread that requested the commit has an NCCL group open. This call may run on another thread, which cannot
-    /// detect that.
+    /// thread that requested the commit has an NCCL group open. [`commit_all`](crate::commit_all) may run this method
+    /// on another thread, which cannot detect the open group.
     pub(crate) fn commit(
         &self,
         group: &dyn SymmetricGroup,
@@ -121,7 +121,7 @@ impl Memberships {
         let object = object_of(self.domain(), group);
         let (result, failure) = driver::run(start, store, object, &mut member);
         let Member { windows, opened, offered, .. } = member;
-        // No member uses the offer any more: all members have opened the memory, or none will.
+        // The offer ends with the agreement. If this rank is in doubt, members that still open its memory will fail.
         drop(offered);
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
@@ -291,8 +291,8 @@ impl Memberships {
         })
     }
 
-    /// Applies the result of a commit of the segments `offered`, and publishes the agreement. `cause` is the store's
-    /// error, if the store failed.
+    /// Applies the result of a commit of the segments `offered`, and publishes the group's new state in the pool's
+    /// table. `cause` is the store's error, if the store failed.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,
@@ -305,7 +305,7 @@ impl Memberships {
         match result {
             Ok(agreed) => {
                 let Done { serials, windows, opened } = done;
-                // If a member could not open the memory, no member keeps it.
+                // If a member could not open the offered memory, no member keeps its mappings.
                 let opened = opened.filter(|_| agreed.peers == PeerMappings::Opened {});
                 let group = group_state.log.group();
                 let mapped = opened.map(|opened| self.keep_peers(opened, offered));
@@ -321,9 +321,9 @@ impl Memberships {
         }
     }
 
-    /// Keeps `opened`, which all members have opened, together with the pool's segments. `opened` belongs to the first
-    /// segments of `offered`. Returns the owner of the mappings, and the new entries for the group's list of mapped
-    /// segments.
+    /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. All members
+    /// have opened the memory. The mappings are those of the first segments of `offered`, in the same order. Returns
+    /// the owner of the mappings, and the new entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {

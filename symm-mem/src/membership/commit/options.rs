@@ -33,13 +33,13 @@ pub struct CommitOptions {
     /// path](crate::direct) copies messages between blocks directly. If one member cannot map them, no member does, and
     /// [`CommitReport::unmapped`](crate::CommitReport::unmapped) has the reason. The mappings cost virtual address
     /// space and time, but no device memory besides the signal pads (2 MiB), which the first commit of a pool for a
-    /// group allocates. On two H200, that first commit takes 4 to 5 ms more for one segment of 2 MiB, and 0.3 ms more
-    /// for each further segment.
+    /// group allocates. On two H200, the mappings make that first commit 4 to 5 ms longer for one segment of 2 MiB, and
+    /// 0.3 ms longer for each further segment.
     pub map_peers: bool,
 }
 
 impl Default for CommitOptions {
-    /// [`Policy::Strict`], a deadline of 30 s, `joined`, `windows` and `map_peers`.
+    /// [`Policy::Strict`] and a deadline of 30 s. `joined`, `windows` and `map_peers` are true.
     fn default() -> Self {
         let (policy, deadline) = (Policy::Strict, Duration::from_secs(30));
         Self { policy, deadline, joined: true, windows: true, map_peers: true }

@@ -36,7 +36,8 @@ pub(crate) struct OpenedPeers {
 
 impl OfferedPeers {
     /// Offers the new segments `segments` of `memory` to the members of `group`. Also offers this rank's pad if the
-    /// group has no pads yet. `next` is [`OfferedMemory::next`]. Returns a description of the problem as the error.
+    /// group has no pads yet. `next` becomes [`OfferedMemory::next`]. Returns a description of the problem as the
+    /// error.
     pub(super) fn make(
         group: Arc<PeerGroup>,
         memory: &Memory,

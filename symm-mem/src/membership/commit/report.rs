@@ -17,8 +17,10 @@ pub struct CommitReport {
     pub segments: usize,
     /// The number of windows that contain these committed segments.
     pub windows: usize,
-    /// The reason why the new segments have no windows: the group has one member, or NCCL does not support windows for
-    /// the group. `None` if they have windows. Even without windows, a block has the same offset on every rank.
+    /// The reason why the new segments have no windows: the group has one member, NCCL does not support windows for the
+    /// group, or [`CommitOptions::windows`](crate::CommitOptions::windows) is false. `None` if they have windows, or if
+    /// this rank [skipped](crate::PoolScope::finish) the commit. Even without windows, a block has the same offset on
+    /// every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo it, and

@@ -38,8 +38,8 @@ impl Watch {
     ///
     /// If the verdict says that members are lost, or a failure other than [`Failure::Unreadable`] is stored in its
     /// place, the thread waits before the abort until `health` has the reason for the end of the group: at most two
-    /// heartbeat intervals, and not past `deadline`. Without this wait, the reason would not be reported. In the other
-    /// cases it aborts at once.
+    /// heartbeat intervals, and not past `deadline`. Without this wait, the reason would not be reported. For other
+    /// verdicts that poison the group, and for [`Failure::Unreadable`], it aborts at once.
     ///
     /// If the system cannot start a thread, nothing watches. A failing registration then only takes longer.
     pub(super) fn begin(

@@ -1,4 +1,4 @@
-//! The decisions, as pure functions of the members' messages.
+//! The decision of a rendezvous, as a pure function of the members' records.
 
 use super::{
     Decision,
@@ -114,7 +114,7 @@ fn unshareable(records: &[Record]) -> Option<RendezvousRefusal> {
     let hosts = differs(records, |record| record.site.host);
     let descriptors = records.iter().all(|record| record.export.handle.has_descriptor());
     let anywhere = records.iter().filter(|record| record.export.handle.opens_on_any_host()).count();
-    // Additional handle types on some members are allowed.
+    // Only common handle types matter. Some members may have more handle types than others.
     if anywhere == records.len() || (descriptors && hosts.is_none()) {
         return None;
     }

@@ -4,8 +4,9 @@
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
 //! - [`RendezvousRefusal`]: the reason for a failure, equal on every member.
 //!
-//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. The result is the number of the rendezvous that
-//! mapped the memory: this one, or an earlier one if all members still have the mappings of that one.
+//! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
+//! mapped the memory. That is the current rendezvous, or an earlier one if all members still have the mappings that it
+//! made.
 
 mod decide;
 mod record;
@@ -50,7 +51,7 @@ impl Protocol for RendezvousProtocol {
 
     fn judge(records: &Vec<Record>, reports: &[(u32, Report<Outcome>)]) -> Decision {
         match sharing::judge(reports) {
-            // All records have the same number.
+            // `decide` refuses records with different numbers, so the number of any record is right.
             None => Decision::Agreed { agreed: records.first().map_or(0, |record| record.number) },
             Some(failure) => Decision::Refused { refusal: failure.into() },
         }

@@ -12,7 +12,7 @@ use crate::{
     sharing::{Export, Site},
 };
 
-/// The memory of a rendezvous.
+/// The memory that a rank brings to a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     /// The group's signal pads.
@@ -54,14 +54,14 @@ impl fmt::Display for Subject {
     }
 }
 
-/// States that a rank can take part now, or the reason why it cannot.
+/// Whether a rank can take part now, and if not, why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     /// The rank can take part.
     Ready,
     /// The memory belongs to a pool that is frozen by a declared capture ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
-    /// A step on this rank failed.
+    /// The rank has no memory to share, because a step before the agreement failed.
     Failed {
         /// A description of the failure.
         cause: String,
@@ -74,10 +74,11 @@ wire_enum!(Readiness { 0 => Ready {}, 1 => Capturing {}, 2 => Failed { cause } }
 pub struct Record {
     /// The group.
     pub group: GroupId,
-    /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) for the group,
-    /// including the current one.
+    /// The number of times that this rank has created a [`Rendezvous`](crate::rendezvous::Rendezvous) object for the
+    /// group, including the one that sends this record.
     pub life: u64,
-    /// The number of this rendezvous: the count of earlier ones that this rank began with its current `Rendezvous`.
+    /// The number of calls that this rank made before with the same `Rendezvous` object: 0 for the first call, in which
+    /// the members map their signal pads.
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,
@@ -87,14 +88,14 @@ pub struct Record {
     pub readiness: Readiness,
     /// True if ranks may share a device.
     pub shared_devices: bool,
-    /// The memory of the rendezvous.
+    /// The memory that the rank brings.
     pub subject: Subject,
     /// The offset of the buffer in the allocation, in bytes.
     pub offset: u64,
     /// The buffer's length in bytes.
     pub bytes: u64,
-    /// The `number` of the earlier rendezvous in which this rank mapped the peers' allocations that correspond to this
-    /// allocation. `None` if this rank has no such mapping.
+    /// If this rank has already mapped the peers' memory for its allocation, the `number` of the rendezvous that did
+    /// so. Otherwise `None`.
     pub mapped: Option<u64>,
     /// The host, process and device of the rank, and the endpoint for file descriptors.
     pub site: Site,
@@ -117,9 +118,9 @@ wire_struct!(Record {
     export,
 });
 
-/// Returns the prefix of the store keys of a rendezvous. Agreements about the memory that the rendezvous maps use the
-/// same prefix. `life` and `number` are those of the [`Record`]. Each member counts its own calls for these two
-/// numbers. They are equal on all members because all of them make the same collective calls.
+/// Returns the prefix of the store keys of a rendezvous. Later agreements about the memory that the rendezvous maps use
+/// the same prefix. `life` and `number` are the fields of the [`Record`]. Both numbers count collective calls, which
+/// all members make equally often. So all members get the same prefix, although each of them counts only its own calls.
 pub(crate) fn prefix(group: GroupId, life: u64, number: u64) -> String {
     format!("symm/meeting/{:x}.{}/{life}/{number}", group.uid, group.epoch)
 }

@@ -8,15 +8,16 @@ use crate::{
     sharing::{OpeningFailure, Uuid},
 };
 
-/// The reason why a rendezvous mapped no memory on any member. All members get the same value, with one exception: if
-/// another process runs as this rank, or if this rank has another list of members than the others, the others may have
-/// mapped their memory. Mappings made during this rendezvous are removed. Mappings of earlier ones stay. The members
-/// can call `rendezvous` again.
+/// The reason why a rendezvous mapped no memory on any member. All members get the same value. Mappings that the failed
+/// rendezvous made are removed, and mappings of earlier ones stay. The members can call `rendezvous` again. Exception:
+/// if another process runs as this rank, or if this rank has another list of members than the others, this rank may be
+/// the only one that gets the refusal, and the others may have mapped their memory.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or the missing
-    /// ranks wait in other agreements, in a circle with members of this one.
+    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or the ranks
+    /// wait in a circle: the missing ranks wait in other agreements, which wait, directly or through further
+    /// agreements, for ranks that wait in this rendezvous.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),
@@ -26,7 +27,7 @@ pub enum RendezvousRefusal {
         /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the group's
         /// order instead.
         missing: Vec<u32>,
-        /// The time that the member that stopped waiting had waited, in milliseconds.
+        /// The time after which a member stopped waiting, in milliseconds.
         waited_ms: u64,
         /// The waits of the ranks in the circle. Empty if there is no circle.
         circle: Vec<Waiting>,
@@ -48,8 +49,8 @@ pub enum RendezvousRefusal {
         /// Each rank's version.
         versions: ValuesByRank<u16>,
     },
-    /// Ranks differ in the group's id or members, in how often they have created the group's
-    /// [`Rendezvous`](crate::rendezvous::Rendezvous), in the number of this rendezvous, or in the option
+    /// Ranks differ in the group's id or members, in the number of [`Rendezvous`](crate::rendezvous::Rendezvous)
+    /// objects that they have created for the group, in the number of earlier calls with this object, or in the option
     /// [`shared_devices`](crate::rendezvous::RendezvousOptions::shared_devices).
     #[error("IdentityMismatch: ranks differ in {what} ({})", values.describe(|value| format!("{value:#x}")))]
     IdentityMismatch {
@@ -58,8 +59,8 @@ pub enum RendezvousRefusal {
         /// Its value on each rank.
         values: ValuesByRank<u64>,
     },
-    /// A rank failed before the members mapped memory, has another member list than the others, or is used by two
-    /// processes.
+    /// A rank failed before the members mapped memory, has another member list than the others, or two processes take
+    /// part as this rank.
     #[error("PeerPrepareFailed: rank {rank} cannot share its memory: {cause}")]
     PeerPrepareFailed {
         /// The rank, the lowest if there are several.
@@ -67,7 +68,7 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// On these ranks, the pool of the memory was frozen by a declared capture.
+    /// On these ranks, a declared capture ([`PoolCapture`](crate::PoolCapture)) had frozen the pool of the memory.
     #[error("RendezvousDuringCapture: {} capturing a graph; have the rendezvous before", Ranks(ranks))]
     RendezvousDuringCapture {
         /// The ranks, ascending.
@@ -83,7 +84,7 @@ pub enum RendezvousRefusal {
     /// The ranks' buffers or allocations have different sizes.
     #[error("SizeMismatch: the {what} differs in size ({})", sizes.describe(|bytes| format!("{bytes} bytes")))]
     SizeMismatch {
-        /// `buffer`, or `allocation` for the allocation of the buffer.
+        /// `buffer`, or `allocation` for the whole allocation that contains the buffer.
         what: String,
         /// Each rank's size in bytes.
         sizes: ValuesByRank<u64>,
