@@ -24,7 +24,8 @@ use crate::agreement::{PoolId, meeting_id::generation_key};
 ///
 /// Every rank creates the domain itself, and all ranks must create the same number of domains under one `uid`. A
 /// domain's *generation* is the number of domains that the rank has created under this `uid`, including this one. Ranks
-/// that wait in different generations get [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
+/// agree only with ranks of the same generation. A commit that waits in vain for ranks of another generation ends with
+/// [`Refusal::GenerationMismatch`](crate::Refusal::GenerationMismatch).
 ///
 /// A rank must have the same number in all domains of one store: its rank in the job. Otherwise the ranks cannot detect
 /// that they wait for each other in agreements of different pools.
@@ -84,8 +85,8 @@ impl Domain {
     ///
     /// Not collective. The call increments this rank's counter for `uid` in `store`. The count is the generation, which
     /// is part of the domain's store keys. So a second generation of a domain does not read the keys of the first. The
-    /// first rank that creates a generation also writes a random number to the store, which the other ranks read. The
-    /// number distinguishes the domain from domains with the same `uid` and generation in other stores.
+    /// first rank that creates a generation also writes a random number to the store, which the other ranks read. This
+    /// random number distinguishes the domain from domains with the same `uid` and generation in other stores.
     ///
     /// # Errors
     /// [`DomainError`].
@@ -174,7 +175,7 @@ pub(crate) fn ranks_of(group: &ProcessGroup) -> Vec<u32> {
     group.global_ranks().into_iter().map(rank_of).collect()
 }
 
-/// Converts a rank of the job. No job has more than `u32::MAX` ranks.
+/// Converts a rank of the job to `u32`. No job has more than `u32::MAX` ranks.
 pub(crate) fn rank_of(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }

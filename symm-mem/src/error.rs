@@ -17,8 +17,8 @@ use crate::{
 /// If the kind is a refusal or [`Poisoned`](ErrorKind::Poisoned), all ranks that took part get the same kind, with
 /// three exceptions:
 /// - If members are missing or lost, a member whose group has ended gets [`GroupOver`](ErrorKind::GroupOver) instead.
-/// - If another process runs as this rank, or if this rank has another list of members than the others, the others may
-///   have agreed without this rank.
+/// - If another process runs as this rank, or if this rank has another list of members than the others, only this rank
+///   may get the error: the others may have agreed without it.
 /// - Segments without windows are registered by `ncclCommRegister` (a *plain registration*) on all members or on none.
 ///   If one member's registration fails, all members undo theirs. If a member cannot undo it, only that member gets
 ///   `Poisoned`.
@@ -36,7 +36,7 @@ struct Parts {
     kind: ErrorKind,
 }
 
-/// The operation that failed, and the group, pool or plan that it was about.
+/// An operation that can fail, and the group, pool or plan that it is about.
 #[derive(Debug, Clone)]
 pub(crate) struct CallContext {
     operation: &'static str,
@@ -124,7 +124,8 @@ impl Error {
         self.0.call.pool
     }
 
-    /// Returns the name of the plan of an exchange, or of the set of regions. `None` for other operations.
+    /// Returns the name that the caller gave to the plan of an exchange, or to the regions of `share_regions`. `None`
+    /// for other operations.
     #[must_use]
     pub fn plan(&self) -> Option<&str> {
         self.0.call.plan.as_deref()
@@ -159,8 +160,8 @@ impl Error {
         }
     }
 
-    /// Returns the refusal of a rendezvous, which all members got. Exchanges and direct paths make a rendezvous too.
-    /// `None` if the error is of another kind.
+    /// Returns the refusal of a rendezvous, which all members got. The error of an exchange or of a direct path can
+    /// contain one too, because both map memory by a rendezvous. `None` if the error is of another kind.
     #[must_use]
     pub fn rendezvous_refusal(&self) -> Option<&RendezvousRefusal> {
         match self.kind() {

@@ -35,13 +35,13 @@ pub enum ErrorKind {
     ///
     /// After a commit, the group is poisoned on all members, with one exception in plain registrations: see
     /// [`Error`](crate::Error). A poisoned group cannot commit again. Abort the group's communicator, create the group
-    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until the
-    /// pool has forgotten the group, it does not free the memory of retired segments.
+    /// again in its next epoch, and have the pool [forget](crate::SymmetricPool::forget) the poisoned group. Until
+    /// then, the pool does not free the memory of retired segments.
     ///
-    /// After a retirement, the segments are out of use on all ranks, but some windows may still exist. Of the groups
-    /// that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not report,
-    /// and groups that ended during the retirement. A rank with a poisoned group does not return the segments' memory
-    /// to the driver yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
+    /// After a retirement, the segments are retired on all ranks, but some windows of them may still exist. Of the
+    /// groups that were given to the retirement, two kinds are poisoned: groups with a member that failed or did not
+    /// report, and groups that ended during the retirement. A rank with a poisoned group does not return the segments'
+    /// memory to the driver yet: see [`RetireReport::bytes`](crate::RetireReport::bytes).
     #[error("poisoned on all members: {poison}; poisoned groups of this rank: {groups:?}")]
     Poisoned {
         /// The reason, equal on all members.
@@ -50,8 +50,8 @@ pub enum ErrorKind {
         groups: Box<[GroupId]>,
     },
     /// The store failed, so this member does not know the others' decision. They may report this member as missing, or
-    /// they may have agreed. If they agreed on an allocation, this rank lacks the block, and the next commit reports
-    /// the difference to all.
+    /// they may have agreed. If they agreed on an allocation, they have made a request of the pool that this rank has
+    /// not made. Then the next commit reports to all members that their requests differ.
     ///
     /// If the source is [`StoreError::RankTaken`], another process runs as this rank. The others may have agreed with
     /// that process.
@@ -79,8 +79,9 @@ pub enum ErrorKind {
         /// [`source`](std::error::Error::source) does not return the cause.
         cause: GroupError,
     },
-    /// A member list, a decision or a verdict in the store cannot be decoded, because another program or another
-    /// release of this crate has written it. So this member does not know the others' decision.
+    /// This member cannot decode a value in the store, because another program or another release of this crate has
+    /// written it. The value is a list of members, a decision, or a verdict on the outcomes that members posted after a
+    /// decision. So this member does not know the others' decision.
     #[error(
         "what stands in the store cannot be read{}; check that no other program writes under its keys",
         if *poisoned { ", so the groups of this rank are poisoned" } else { "" }
@@ -109,8 +110,8 @@ pub enum ErrorKind {
         /// The members outside.
         outside: Vec<u32>,
     },
-    /// The ranks agreed on a length, but this rank could not allocate it. Others may have allocated; the next commit
-    /// reports the difference to all.
+    /// The ranks agreed on a length, but this rank could not allocate a block of that length. If other ranks have
+    /// allocated the block, the next commit reports to all members that their requests differ.
     #[error("the ranks agreed on {bytes} bytes")]
     AgreedAllocation {
         /// The agreed length in bytes.
@@ -166,8 +167,9 @@ pub enum ErrorKind {
         world: usize,
     },
     /// Another rank of this process is closing its peers' memory. The driver closes memory only when that rank's device
-    /// is idle, and the device was not idle in time. An exchange cannot be created while memory is being closed. The
-    /// other members of the exchange get a refusal that names this rank.
+    /// is idle, and the device was not idle in time. Until the memory is closed, this rank cannot create an exchange,
+    /// because its transfers could block in the driver. The other members of the exchange get a refusal that names this
+    /// rank.
     #[error(
         "another rank of this process has been closing memory of its peers for {waited:.1?}: \
          what its device works on must end first"
@@ -217,9 +219,9 @@ pub enum ErrorKind {
         /// The failure on that rank.
         problem: String,
     },
-    /// The members did not agree on a direct path: a member did not take part in time or has left, the protocols or
-    /// member lists differ, or a message cannot be read. Every member gets the same reason, unless two processes take
-    /// part as one rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
+    /// The members did not agree on a direct path: a member did not take part in time or has left, the protocol
+    /// versions or member lists differ, or a message cannot be read. Every member gets the same reason, unless two
+    /// processes take part as one rank ([`Failure::Taken`]) or the member lists differ ([`Failure::Members`]).
     #[error("its members did not agree: {source}")]
     NotAgreed {
         /// The reason.
@@ -248,8 +250,8 @@ impl From<StoreError> for ErrorKind {
 
 impl ErrorKind {
     /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
-    /// the store failed. `groups` are this rank's poisoned groups. For a commit, `groups` must contain its group even
-    /// if the group is not poisoned: the conversion ignores `groups` for endings that do not poison the group.
+    /// the store failed. `groups` is used only for endings that poison groups. The caller lists the groups that are
+    /// poisoned after such an ending: for a commit its group, for a retirement its poisoned groups, for a length none.
     pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
         let poisons = !groups.is_empty();
         match (ending, failure) {
@@ -263,8 +265,8 @@ impl ErrorKind {
         }
     }
 
-    /// Converts the ending of a rendezvous or an exchange. `refused` makes the kind of a refusal. `failure` is the
-    /// store's error, if the store failed.
+    /// Converts the ending of a rendezvous or an exchange. `refused` converts a refusal. `failure` is the store's
+    /// error, if the store failed.
     pub(crate) fn of_agreement<R>(
         ended: AgreementError<R>,
         refused: impl FnOnce(R) -> Self,

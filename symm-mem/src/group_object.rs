@@ -20,8 +20,9 @@ pub(crate) struct GroupObject<C, H> {
     pub(crate) store: Arc<dyn Store>,
     /// Returns an error once one of the groups has ended.
     pub(crate) check: C,
-    /// Returns handles on the groups' health monitors. If a group with a handle ends, the agreement's current wait ends
-    /// at once. If another group ends, the wait ends at the next call of `check`.
+    /// Returns handles on the health monitors of those groups that have one. If a group with a handle ends, the
+    /// agreement's current wait ends at once. If a group without a handle ends, the wait ends at the next call of
+    /// `check`.
     pub(crate) health: H,
     /// Returns true for an error that ended a group, but must not end the waits. `check` must ignore the same errors.
     pub(crate) ignores: fn(&GroupError) -> bool,

@@ -111,8 +111,8 @@ fn registered(report: &Report<Answer>) -> Option<Outcome> {
     }
 }
 
-/// Converts the ending of the agreement on `member` to the ending of the commit. `last` is the plan of the last action
-/// that this member has begun, or `None` if it has begun none.
+/// Converts the ending of a commit from the form of [`bootstrap::agreement`] to an [`Ending`]. `member` is the member
+/// that got it. `last` is the plan of the last action that the member has begun, or `None` if it has begun none.
 #[must_use]
 pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: Option<&Plan>) -> Ending {
     let only_explains = last.is_some_and(Plan::only_explains);
@@ -120,8 +120,8 @@ pub fn ending(ending: agreement::Ending<CommitProtocol>, member: &Member, last: 
         return Ending::StoreFailed { in_doubt: false };
     }
     let failed = |failure: Failure| match last {
-        // Some members may have registered or opened segments. But if the last action is a step of the search, the
-        // members have agreed on the failure instead of a plan to register, so no member has done so.
+        // Some members may have registered or opened segments. After a step of the search, none has done so, because
+        // the members have agreed on the failure instead of a plan to register or open.
         Some(Plan::Register { .. } | Plan::Open { .. }) => Ending::Poisoned(failure.into()),
         _ => start::failed(member, failure),
     };

@@ -36,7 +36,7 @@ fn poison(poison: Poison) -> Decision {
 /// 1. No rank reports an earlier poisoning of the group.
 /// 2. All ranks have equal domains, policies and capabilities.
 /// 3. All ranks have equal logs of committed segments.
-/// 4. Every rank is ready.
+/// 4. Every rank is ready. With [`Policy::Prefix`], a failed check of a segment that is left out is ignored.
 /// 5. In each group, the ranks have enqueued equal numbers of collectives. Each rank has enqueued as many sends to a
 ///    peer as the peer has enqueued receives from this rank.
 /// 6. All ranks have the same new segments and allocation logs. With [`Policy::Prefix`], a difference does not lead to
@@ -124,7 +124,8 @@ fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
     let is_in_question = |record: &Record| match record.readiness {
-        // The commit leaves out the segments after the first difference, so it ignores the failures of these segments.
+        // With `Prefix`, the commit leaves out the segments after the first difference. So a failed check of such a
+        // segment does not prevent the commit.
         Readiness::Failed { ordinal: Some(ordinal), .. } if policy == Policy::Prefix => {
             record.segments.iter().take(common).any(|segment| segment.ordinal == ordinal)
         }
@@ -233,8 +234,8 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
     if at.is_unanimous() {
-        // No rank has a segment at this position, so the lists are equal. The logs may still differ after the last
-        // segment.
+        // If all ranks had the same segment here, it would be one of the `common` segments. So no rank has a segment
+        // here, and the lists are equal. The logs may still differ after the creation of the last segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
             ordinal: None,
@@ -284,9 +285,9 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
     let needed = segments.iter().fold(0u64, |sum, segment| sum.saturating_add(segment.bytes));
-    // On every member, NCCL reserves address space of the memory size of the largest device. Each rank knows only its
-    // own device, and computes `address_space_left` as if its device were the largest. So the greatest value, which the
-    // rank with the largest device has posted, is correct for all members.
+    // NCCL reserves as much address space on every member as the largest device has memory. Each rank knows only its
+    // own device, and computes `address_space_left` as if its device were the largest. So the greatest value is that of
+    // the rank with the largest device, and is correct for all members.
     let left = records.iter().filter_map(|(rank, record)| Some((record.address_space_left?, *rank)));
     let (left, rank) = left.max_by_key(|(left, rank)| (*left, Reverse(*rank)))?;
     (left < needed).then_some(Refusal::AddressSpaceExhausted { rank, needed, left })
@@ -295,10 +296,10 @@ fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {
 /// Computes the verdict on the registration of `agreed`. `outcomes` contains each member with its outcome, or `None` if
 /// it posted none. The result does not depend on the order of `outcomes`.
 ///
-/// A failure takes precedence over a missing outcome. A missing outcome takes precedence over a blocked registration,
-/// which may only have waited for the missing rank. [`Outcome::Unsupported`] also takes precedence over a blocked
-/// registration: on a member without windows, the library may return at once while the other members wait for that
-/// member.
+/// A failure takes precedence over a missing outcome. A missing outcome takes precedence over [`Outcome::Blocked`],
+/// because a blocked registration may only have waited for the missing rank. [`Outcome::Unsupported`] also takes
+/// precedence over [`Outcome::Blocked`]: on a member without windows, the library may return at once, and the
+/// registrations of the other members then wait for this member.
 ///
 /// If a member posted [`Outcome::Ended`], the verdict blames only the rank that ended the group. The end of the group
 /// aborts the communicators of all members, so the registrations of blameless members fail too.

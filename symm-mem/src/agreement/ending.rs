@@ -94,9 +94,11 @@ impl Ending {
         }
     }
 
-    /// Returns true for a refusal or a poison, unless its reason is that members did not arrive in time or were lost.
-    /// If this returns true, all members have the same ending, with two exceptions: this member alone could not undo a
-    /// plain registration, or this rank's list of members differs from the list of the others.
+    /// Returns true if all members have the same ending. If this returns false and the group has ended, the caller
+    /// reports the end of the group instead. The result is true for a refusal or a poison, unless members did not
+    /// arrive in time or were lost. In two cases it is true although this member may be the only one with the ending:
+    /// this member could not undo a plain registration, or this rank's list of members differs from the list of the
+    /// others.
     pub(crate) fn is_agreed(&self) -> bool {
         match self {
             Self::Refused(refusal) => {

@@ -21,7 +21,8 @@ use super::{
     start::{Start, patience},
 };
 
-/// The first word of a log entry that records the retirement of a segment. No ordinal has this value.
+/// The first word of the entry for a retired segment in the committed log. The entry for a committed segment begins
+/// with the segment's ordinal, which is never this value.
 const TOMBSTONE: u64 = u64::MAX;
 
 /// The state of a rank at the start of a commit, from which [`GroupLog::begin`] makes the rank's record.
@@ -41,9 +42,9 @@ pub struct Situation {
     pub enqueued: Vec<Enqueued>,
     /// See [`Record::address_space_left`].
     pub address_space_left: Option<u64>,
-    /// The pool's allocation log.
+    /// The state of the pool's allocation log.
     pub log: LogPoint,
-    /// A length of the allocation log. The pool still has the log's hash at this length and at all greater ones.
+    /// See [`Record::log_since`].
     pub log_since: u64,
     /// All segments of the pool that are not retired, in ascending order of ordinals.
     pub segments: Vec<Segment>,
@@ -130,8 +131,9 @@ impl GroupLog {
     }
 
     /// Clears the committed log and the poison after the group's communicator has ended. The caller must then call
-    /// [`retire`](Self::retire) again for every segment that the pool has retired. Keeps the number of the next commit,
-    /// so that no commit uses the store keys of an earlier one.
+    /// [`retire`](Self::retire) again for every segment that the pool has retired, because the next commit compares the
+    /// logs of all members. Keeps the number of the next commit, so that no commit uses the store keys of an earlier
+    /// one.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
@@ -222,9 +224,9 @@ impl GroupLog {
         }
     }
 
-    /// Returns the agreements of earlier commits whose store keys this rank can remove now. These commits failed and
-    /// may have left keys, and all members have since taken part in a later commit. Each agreement is returned only
-    /// once.
+    /// Returns the agreements whose keys in the store this rank can remove now. They belong to failed commits, which
+    /// may have left keys. All members have taken part in a later commit, so none of them reads these keys any more.
+    /// Each agreement is returned only once.
     pub fn take_left(&mut self) -> Vec<Place> {
         self.rounds.take_left().into_iter().map(|round| self.place(round)).collect()
     }

@@ -14,7 +14,7 @@ use super::{
 pub struct LogPoint {
     /// The number of entries.
     pub length: u64,
-    /// The hash over all entries. The hash of an allocation log also covers the pool's geometry.
+    /// The hash over all entries. The hash of an allocation log also covers the pool's [`Geometry`](crate::Geometry).
     pub hash: u64,
 }
 wire_struct!(LogPoint { length, hash });
@@ -192,10 +192,10 @@ pub enum Divergence {
     /// that differs. Or allocations during the search have removed hashes from a log. Or the pools differ before their
     /// first operation, because they have different [geometries](crate::Geometry).
     Forgotten {
-        /// The number of the first operation that differs is less than this value. 0 if the hashes of the empty logs
-        /// differ, which means that the pools differ before their first operation. If the range of the search does not
-        /// begin at length 0, the search does not compare the hashes of the empty logs, and this value is greater than
-        /// 0 even for such pools.
+        /// The number of the first operation that differs is less than this value. It is 0 if even the hashes of the
+        /// empty logs differ, because the pools have different geometries. If the range of the search does not begin at
+        /// length 0, the search does not compare the hashes of the empty logs. The value is then greater than 0 even if
+        /// the geometries differ.
         before: u64,
     },
     /// The search was not completed, because a rank did not answer.

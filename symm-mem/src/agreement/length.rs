@@ -56,7 +56,7 @@ impl Protocol for LengthProtocol {
 
 impl Start<LengthProtocol> {
     /// Prepares the start of agreement number `round` on rank `rank`. `members` are all ranks of the domain. This rank
-    /// needs `bytes` bytes. `deadline` is the time limit of the agreement.
+    /// needs `bytes` bytes. `deadline` is the time limit of the agreement, counted from its start.
     #[must_use]
     pub fn length(
         pool: PoolId,
@@ -77,7 +77,8 @@ pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }
 
-/// Converts the ending that an agreement on a length has on `member`.
+/// Converts the ending of an agreement on a length from the form of [`bootstrap::agreement`] to an [`Ending`]. `member`
+/// is the member that got it.
 #[must_use]
 pub fn length_ending(ending: agreement::Ending<LengthProtocol>, member: &Member) -> Ending {
     Ending::of(ending, |failure| start::failed(member, failure))

@@ -7,7 +7,7 @@
 //!   members' messages. [`GroupLog`] is the state that a rank keeps from one commit to the next.
 //! - [`RegistrationProtocol`]: the plain registration (`ncclCommRegister`) of segments without windows.
 //! - [`RetireProtocol`]: all ranks of the pool's [domain](crate::Domain) agree to retire segments. [`LengthProtocol`]:
-//!   they agree on the length of an allocation.
+//!   all ranks of the domain agree on the length of an allocation.
 //! - [`Refusal`], [`Poison`], [`NoWindows`]: the reasons why an operation is refused, why a group is poisoned, and why
 //!   segments have no windows. A group is poisoned if its members may have different windows. Every member gets the
 //!   same reason, with the exceptions that [`Ending`] and [`Poison`] list.
@@ -87,13 +87,14 @@ pub const PROTOCOL_VERSION: u16 = 11;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 
-/// The lower bound of the time limit of an action. The actions are: registering or deregistering windows, waiting until
-/// the device is idle, and opening the memory of peers.
+/// The shortest time limit of an action on a member. For example, an action registers or deregisters windows, waits
+/// until the device is idle, opens the memory of peers, or is a step of a search.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
-/// The lower bound of the time limit of a member's wait for the outcomes of the others. This time begins at the
-/// deadline of the action.
+/// The shortest time limit of a member's wait for the outcomes of the others, counted from the deadline of the action.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The sum of the time limits of two actions and of the two waits for their outcomes, if all lower bounds apply.
+/// The longest time that a meeting takes after the decision, if every time limit has its shortest value. A meeting has
+/// at most two actions with limits of their own, each followed by a wait for the outcomes. They are the search and the
+/// registration of a commit, or the wait for an idle device and the deregistration of a retirement.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

@@ -84,8 +84,9 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
 }
 
 impl Agreed {
-    /// Returns the decision to open the members' memory. If the memory cannot be opened, returns the final agreement.
-    /// This decision follows the registration, or replaces it if no windows are to be registered.
+    /// Returns the decision after the registration. If no windows are to be registered, it is taken without a
+    /// registration. If all members can open each other's memory, the decision is to open it. Otherwise, it is the
+    /// final result of the commit, `self`.
     pub(super) fn open(self) -> Decision {
         match self.peers {
             PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },

@@ -26,9 +26,10 @@ wire_enum!(PeerOffer { 0 => Missing { cause }, 1 => Offered { memory } });
 pub struct OfferedMemory {
     /// The host, the process and the device of the rank.
     pub site: Site,
-    /// The number after the greatest one that the rank has given to a mapped segment, or 0 if there is none. The
-    /// members of a group number the segments that they map for each other, over all pools. A commit gives its first
-    /// mapped segment the highest `next` among the members, and numbers the following segments consecutively.
+    /// The lowest number that is free on this rank for the next mapped segment, from 0. The members of a group number
+    /// the segments of all pools that they map for each other, so that a number identifies the same segment on every
+    /// member. A commit gives its first segment the highest `next` among the members, and numbers the following
+    /// segments consecutively.
     pub next: u64,
     /// The rank's signal pad. `None` if the members have opened the pads in an earlier commit.
     pub pad: Option<Export>,
@@ -64,7 +65,8 @@ pub enum PeerMappings {
     },
     /// All members have opened each other's memory.
     Opened {},
-    /// No member has the others' memory mapped. Memory that a member had already opened is unmapped again.
+    /// No member maps the memory that the others offered in this commit. A member that had already opened some of it
+    /// unmaps it again.
     Unmapped {
         /// The reason.
         reason: Unmapped,

@@ -68,9 +68,10 @@ impl PlainProtocol for RegistrationProtocol {
     }
 }
 
-/// Converts the ending of the agreement. A failure of the agreement poisons the group, because some members are lost or
-/// the states of their registrations are unknown. A member registers before the agreement begins. So a member that
-/// loses the store is always in doubt, even if it has posted no record.
+/// Converts the ending of the agreement from the form of [`bootstrap::agreement`] to an [`Ending`]. A failure of the
+/// agreement poisons the group, because some members are lost or the states of their registrations are unknown. A
+/// member registers before the agreement begins. So a member that loses the store is always in doubt, even if it has
+/// posted no record.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

@@ -29,8 +29,8 @@ pub struct Agreed {
     pub joined: Vec<u32>,
     /// The reason why the segments have no windows, or `None` if they have windows.
     pub without: Option<NoWindows>,
-    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
-    /// `None` if there is no difference.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
+    /// allocation logs. The group commits only the segments before it. `None` if there is no difference.
     pub pending: Option<Refusal>,
     /// The state of the members' mappings of each other's committed segments.
     pub peers: PeerMappings,
@@ -146,7 +146,8 @@ wire_enum!(Plan {
 });
 
 impl Plan {
-    /// Returns true if the plan is a step of a search that only adds details to a refusal.
+    /// Returns true if the plan is a step of a search after the members have decided to refuse the commit. Such a
+    /// search only adds details to the refusal.
     pub(super) fn only_explains(&self) -> bool {
         matches!(
             self,

@@ -34,8 +34,8 @@ pub enum Poison {
         /// A description of the failure.
         cause: String,
     },
-    /// Members did not report the outcome of their registration or deregistration, or a member ended the group during
-    /// the registration. Also used if a deregistration did not return in time on some members.
+    /// Some members did not report the outcome of their registration or deregistration, or a member ended the group
+    /// during the registration. Or a deregistration did not return in time on some members.
     #[error("MembersLost: {} did not report after the decision{}", Ranks(missing), match blocked.len() {
         0 => String::new(),
         _ => format!("; the library did not return on {}", Ranks(blocked)),
@@ -53,8 +53,8 @@ pub enum Poison {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// On some members, the library registered no windows and reported no error. On the others, it registered windows,
-    /// or did not return in time.
+    /// On some members, the library does not support windows for this group and has registered none. On the others, it
+    /// has registered windows, or did not return in time.
     #[error("WindowsUnsupported: {}{} got no windows: {reason}", match with.len() {
         0 => String::new(),
         _ => format!("{} got windows, ", Ranks(with)),

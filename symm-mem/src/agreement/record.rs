@@ -64,8 +64,8 @@ pub struct Segment {
     /// The flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks. All other bits must be equal on all ranks.
     /// This release sets no other bit.
     pub flags: u32,
-    /// The allocation log just after the operation that created the segment. If this log differs between ranks, the
-    /// segments count as different, even if their ordinals and sizes are equal.
+    /// The state of the allocation log just after the operation that created the segment. If this state differs between
+    /// ranks, the segments count as different, even if their ordinals and sizes are equal.
     pub log: LogPoint,
 }
 wire_struct!(Segment { ordinal, bytes, flags, log });
@@ -76,7 +76,7 @@ impl Segment {
     /// become one window. The flag has no other effect.
     pub const FOLLOWS: u32 = 1;
 
-    /// Returns the segment without the flag [`FOLLOWS`](Self::FOLLOWS), which may differ between ranks.
+    /// Returns the segment without the flag [`FOLLOWS`](Self::FOLLOWS), for comparisons between ranks.
     pub(super) fn alone(self) -> Self {
         Self { flags: self.flags & !Self::FOLLOWS, ..self }
     }
@@ -94,7 +94,7 @@ pub enum Readiness {
     /// The rank is capturing a graph on a stream of its device, or has a declared capture of the pool in progress
     /// ([`PoolCapture`](crate::PoolCapture)).
     Capturing,
-    /// The calling thread has an NCCL group open (`ncclGroupStart`).
+    /// The thread that called the commit or the retirement has an NCCL group open (`ncclGroupStart`).
     GroupOpen,
     /// A check on this rank failed.
     Failed {
@@ -158,14 +158,15 @@ pub struct Record {
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
     /// The symmetric address space that is left in the rank's communicator, in bytes. `None` if unknown. NCCL reserves
-    /// address space of the memory size of the largest device among the members. The rank knows only the size of its
-    /// own device, and computes the value as if NCCL had reserved that size.
+    /// as much address space as the largest device among the members has memory. The rank knows only its own device,
+    /// and computes the value as if its device were the largest.
     pub address_space_left: Option<u64>,
-    /// The group's log of committed and retired segments.
+    /// The state of the group's log of committed and retired segments.
     pub committed: LogPoint,
-    /// The pool's allocation log.
+    /// The state of the pool's allocation log.
     pub log: LogPoint,
-    /// A length of the allocation log. The rank still has the log's hash at this length and at all greater ones.
+    /// A length of the allocation log, in operations. The rank still has the log's hash at this length and at every
+    /// greater length.
     pub log_since: u64,
     /// The segments that the group has not committed, in ascending order of ordinals.
     pub segments: Vec<Segment>,

@@ -55,7 +55,7 @@ pub enum Refusal {
     SegmentCountMismatch {
         /// The first ordinal whose segment is missing on some ranks.
         ordinal: u32,
-        /// The number of new segments that all ranks have in common.
+        /// The number of new segments, from the first, that are equal on all ranks.
         common: u32,
         /// The number of new segments of each rank.
         counts: ValuesByRank<u32>,
@@ -93,7 +93,7 @@ pub enum Refusal {
         /// The first segment that was created after the histories diverged, or `None` if they diverged after the
         /// creation of the last segment. Always `None` in a retirement.
         ordinal: Option<u32>,
-        /// The number of new segments that all ranks have in common. 0 in a retirement.
+        /// The number of new segments, from the first, that are equal on all ranks. 0 in a retirement.
         common: u32,
         /// The allocation log of each rank just after the operation that created segment `ordinal`, or the whole log if
         /// `ordinal` is `None`.
@@ -112,7 +112,8 @@ pub enum Refusal {
     MembersMismatch {
         /// The list that differs.
         what: Membership,
-        /// The lists that differ, by rank. Some ranks may have no entry.
+        /// Each rank's list. If a rank found the difference before it posted its record, only two ranks have entries:
+        /// this rank, and the rank whose list was stored first.
         lists: ValuesByRank<RankList>,
     },
     /// Ranks request different policies.
@@ -166,7 +167,7 @@ pub enum Refusal {
         /// The ranks, ascending.
         ranks: Vec<u32>,
     },
-    /// The calling thread of a rank had an NCCL group open (`ncclGroupStart`).
+    /// On a rank, the thread that called the commit or the retirement had an NCCL group open (`ncclGroupStart`).
     #[error(
         "CommitInsideGroup: {} inside an open NCCL group; end it before a commit or a retirement",
         are(ranks)
@@ -220,7 +221,7 @@ pub enum Refusal {
     /// Not all members arrived in time.
     #[error("SyncTimeout: {} did not arrive within {waited_ms} ms ({}){}", Ranks(&missing.iter().map(|absentee| absentee.rank).collect::<Vec<_>>()), describe_missing(missing), describe_circle(circle))]
     SyncTimeout {
-        /// The ranks that did not arrive, ascending.
+        /// The ranks that did not arrive, ascending, each with the other agreements in which it waited.
         missing: Vec<Absentee>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
@@ -247,10 +248,10 @@ pub enum Refusal {
     GenerationMismatch {
         /// The domain's number.
         domain: u64,
-        /// The generations of the domain, by rank. If `circle` is empty: the generation in which the present members
-        /// wait, and for each missing rank that has created the domain fewer times, that number of times. Otherwise:
-        /// for each rank in `circle` that waits in an agreement of this domain, the generation in which the rank waits.
-        /// The remaining ranks have no entry.
+        /// The generations of the domain, by rank. If `circle` is empty, each present member has the generation in
+        /// which it waits, and each missing rank that has created the domain fewer times has the number of these times.
+        /// If `circle` is not empty, each of its ranks that waits in an agreement of this domain has the generation of
+        /// that agreement. The remaining ranks have no entry.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,
@@ -393,8 +394,8 @@ fn describe_divergence(divergence: Option<&Divergence>) -> String {
     }
 }
 
-/// Describes the logs for an error text. Returns an empty text if the first operation that differs is known, because
-/// the text then describes this operation instead.
+/// Returns the part of an error text that describes the logs. It is empty if the first operation that differs is known,
+/// because the error text then describes that operation instead.
 fn describe_logs(logs: &ValuesByRank<LogPoint>, divergence: Option<&Divergence>) -> String {
     match divergence {
         Some(Divergence::At { .. }) => String::new(),

@@ -37,7 +37,7 @@ use super::{
 pub struct Committed {
     /// The group.
     pub group: GroupId,
-    /// The group's log of committed and retired segments.
+    /// The state of the group's log of committed and retired segments.
     pub log: LogPoint,
 }
 wire_struct!(Committed { group, log });
@@ -61,7 +61,7 @@ pub struct RetirementRecord {
     pub readiness: Readiness,
     /// The work enqueued on the rank's device, by group.
     pub enqueued: Vec<Enqueued>,
-    /// The pool's allocation log.
+    /// The state of the pool's allocation log.
     pub log: LogPoint,
     /// The groups that the rank passed to the retirement, ascending.
     pub groups: Vec<Committed>,
@@ -109,8 +109,8 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
     })
 }
 
-/// Returns a refusal if the ranks' allocation logs differ. This check comes last. If a rank still uses a segment that
-/// other ranks have released, the logs differ too. The earlier check of the uses then returns a refusal that names the
+/// Returns a refusal if the ranks' allocation logs differ. The caller checks the uses of the segments first. If a rank
+/// still uses a segment that other ranks have released, the logs differ too, but the refusal of that check names the
 /// cause.
 fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
     let logs = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.log)));
@@ -273,7 +273,8 @@ pub enum Retired {
     Everywhere {},
     /// The segments are retired, but some windows may remain: the ranks in `culprits` did not confirm that their
     /// windows are gone, or groups have ended. The groups with a member in `culprits` and the groups in `over` are
-    /// poisoned. A rank frees the memory only when none of its groups of this pool is poisoned any more.
+    /// poisoned. A rank frees the memory only when none of the groups for which it has committed this pool is poisoned
+    /// any more.
     Poisoned {
         /// The reason.
         poison: Poison,
@@ -311,8 +312,9 @@ impl Protocol for RetireProtocol {
     /// Returns true for a failed wait for an idle device: this outcome alone decides the verdict, so the members do not
     /// wait for the other outcomes.
     ///
-    /// An outcome of the deregistration is never final. Every live rank posts one before the time limit. If a failure
-    /// were final, the verdict would also blame the ranks that are still deregistering.
+    /// An outcome of the deregistration is never final, so the members wait for the outcomes of all ranks. Every live
+    /// rank posts one before the time limit. If a failure were final, the verdict would come earlier, and would also
+    /// list the ranks that are still deregistering as culprits.
     fn is_final(outcome: &RetireOutcome) -> bool {
         matches!(outcome, RetireOutcome::Quiet { release: Release::Failed { .. } })
     }
@@ -335,7 +337,7 @@ impl Protocol for RetireProtocol {
 
 impl Start<RetireProtocol> {
     /// Prepares the start of retirement number `round` on rank `rank`. `members` are all ranks of the domain. `record`
-    /// is the record of this rank. `deadline` is the time limit of the retirement.
+    /// is the record of this rank. `deadline` is the time limit of the retirement, counted from its start.
     #[must_use]
     pub fn retirement(
         pool: PoolId,
@@ -350,9 +352,9 @@ impl Start<RetireProtocol> {
     }
 }
 
-/// Converts the ending that a retirement has on `member`. `last` is the plan of the last action that this member has
-/// begun, or `None` if it has begun none. If the agreement failed after this member began to deregister, returns
-/// [`Retired::Poisoned`], because some windows may be gone.
+/// Converts the ending of a retirement from the form of [`bootstrap::agreement`]. `member` is the member that got it.
+/// `last` is the plan of the last action that the member has begun, or `None` if it has begun none. If the agreement
+/// failed after the member began to deregister, returns [`Retired::Poisoned`], because some windows may be gone.
 ///
 /// # Errors
 /// The reason why nothing is retired, or why this rank cannot find out the result ([`Ending::StoreFailed`] in doubt,

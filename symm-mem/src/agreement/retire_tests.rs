@@ -133,9 +133,9 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
 }
 
 proptest! {
-    /// If a rank dies, all other ranks get the same result before the time limit. If the result is a refusal, no rank
-    /// has deregistered windows. If it is a success, all ranks have deregistered theirs. The only other possible result
-    /// is a poison that names the dead rank.
+    /// If a rank dies, all other ranks get the same result, at most [`FLOORS`] after the deadline. If the result is a
+    /// refusal, no rank has deregistered windows. If it is a success, all ranks have deregistered theirs. The only
+    /// other possible result is a poison that names the dead rank.
     #[test]
     fn who_dies_in_a_retirement_leaves_the_others_agreed(seed: u64, victim in 0..RANKS) {
         for step in 0.. {
@@ -175,7 +175,8 @@ fn who_is_silent_is_to_blame_and_not_who_says_that_a_group_is_over() {
     let silent = judge([over(&[world, pair]), None, over(&[world])]);
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
     assert_eq!(silent, Retired::Poisoned { poison, culprits: vec![1], over: vec![world, pair] });
-    // Rank 1 posted its success and then died.
+    // Rank 1 posted its success and then died, so it is no culprit. The poison names rank 2, which reported the end of
+    // the group.
     let late = judge([done(), done(), over(&[world])]);
     let poison = Poison::RetirementFailed { rank: 2, cause: "rank 1 is lost".to_owned() };
     assert_eq!(late, Retired::Poisoned { poison, culprits: Vec::new(), over: vec![world] });

@@ -17,12 +17,13 @@ const PARTS: u64 = 32;
 /// A range of lengths of the allocation log. The search looks for the first difference in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// The lower end. In later rounds, a length at which all ranks have the same hash. In the first round, the shortest
-    /// length from which on every rank still has all hashes. If the shortest log ends before that length, `low` is the
-    /// length of that log, and some ranks may have no hash there.
+    /// The lower end. In the first round, the greatest [`log_since`](Record::log_since) of all ranks: at this and at
+    /// every greater length, every rank still has the hash of its log. If the shortest log is shorter than that, `low`
+    /// is the length of the shortest log, and some ranks may have no hash there. In later rounds, a length at which all
+    /// ranks have the same hash.
     pub low: u64,
-    /// The upper end. In later rounds, a length at which the hashes differ. In the first round, the length of the
-    /// shortest log.
+    /// The upper end. In the first round, the length of the shortest log. In later rounds, a length at which the hashes
+    /// differ.
     pub high: u64,
 }
 wire_struct!(Range { low, high });
@@ -73,7 +74,7 @@ pub(super) enum Finding {
 pub struct Recalled {
     /// The requested operation. `None` if the rank's log ends before the operation, or no longer has it.
     pub(super) operation: Option<Operation>,
-    /// True if the rank's log ends with the operation, or before it.
+    /// True if the rank's log, as it was at the start of the commit, ends with the operation or before it.
     pub(super) is_last: bool,
 }
 wire_struct!(Recalled { operation, is_last });
@@ -88,8 +89,9 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
         let first = hashes.next();
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
-    // If the hashes of all ranks at `high` are known, they differ, so the first operation that differs has a number
-    // below `high`. Otherwise, it may also be operation `high`.
+    // This closure is not called if the hashes of all ranks at `high` are known and equal. If all of them are known,
+    // they differ, so the first operation that differs has a number below `high`. Otherwise, it may also be operation
+    // `high`.
     let forgotten = || {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }
@@ -112,7 +114,8 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
     }
 }
 
-/// Ends the search. `answers` are the operations of all ranks with the number `sequence`.
+/// Returns the result of the search. Operation `sequence` is the first one that differs. `answers` are the operations
+/// of all ranks with this number.
 pub(super) fn name(sequence: u64, answers: impl IntoIterator<Item = (u32, Recalled)>) -> Finding {
     let mut can_grant = true;
     let operations = ValuesByRank::of(answers.into_iter().map(|(rank, Recalled { operation, is_last })| {
@@ -165,8 +168,9 @@ mod tests {
     }
 
     proptest! {
-        /// Threads may allocate during the search, so that a rank loses the hashes below some length, except those at
-        /// powers of two.
+        /// During the search, other threads of a rank may allocate. The rank's log then loses the hashes below some
+        /// length, except those at 0 and at powers of two. The search must still find the correct operation, or end
+        /// with a correct [`Divergence::Forgotten`].
         #[test]
         fn hashes_that_a_rank_loses_are_no_difference(
             common in 0u64..3000,

@@ -24,7 +24,8 @@ pub struct Start<P: Protocol> {
 
 impl<P: Protocol> Start<P> {
     /// Prepares the start of `meeting` on rank `rank`. This member waits at most `patience` for the records of the
-    /// others. `deadline` is counted from the start of the meeting, and becomes [`Member::deadline`].
+    /// others. While this member is in doubt, it repeats failed requests to the store until `deadline`
+    /// ([`Member::deadline`]). Both times are counted from the start of the meeting.
     pub(super) fn new(
         meeting: MeetingId,
         rank: u32,
@@ -51,8 +52,8 @@ impl<P: Protocol> Start<P> {
 
 /// Returns a member's patience in a meeting with up to two actions: 3/8 of `deadline`. The patience limits the member's
 /// wait for the records of the others. Each action, together with the wait for its outcomes, takes up to 3/4 of the
-/// longest patience among the members. So if all members have the same deadline, and the lower bounds of these limits
-/// do not apply, the meeting takes at most 15/16 of the deadline.
+/// longest patience among the members. The meeting takes at most 15/16 of the deadline, if all members have the same
+/// deadline and no limit is at its lower bound: 3/8 for the records, and 9/32 for each of the two actions.
 pub(crate) fn patience(deadline: Duration) -> Duration {
     deadline / 8 * 3
 }
@@ -153,9 +154,10 @@ fn other_epoch(
     (!epochs.is_unanimous()).then_some(epochs)
 }
 
-/// For each rank of a circular wait that waits in a meeting of `domain`, returns the generation in the meeting's name.
-/// Returns `None` if all these generations are equal. A generation is the number of times that a rank has created the
-/// domain.
+/// Returns the generations of `domain` in which ranks wait. `circle` is a circular wait, and lists the agreement in
+/// which each rank waits. A rank that waits in a meeting of `domain` has an entry with the generation from the
+/// meeting's name. Returns `None` if all these generations are equal. A generation is the number of times that a rank
+/// has created the domain.
 fn generations(domain: u64, circle: &[Waiting]) -> Option<ValuesByRank<u64>> {
     let meetings = circle.iter().filter_map(|it| Some((it.rank, MeetingId::at(&it.place)?)));
     let generations = meetings.filter(|(_, it)| it.domain == domain).map(|(rank, it)| (rank, it.generation));

@@ -7,7 +7,8 @@ use super::lane::Chunk;
 
 /// Streams, slots and [flag words](super::flag_page) of a lane, for one call.
 pub(super) struct ChunkPipeline<'a> {
-    /// The stream that runs this call's work after earlier calls of the lane and before later ones.
+    /// The lane's first stream in this call. It waits for earlier calls of the lane, and later calls of the lane wait
+    /// for it.
     pub(super) first: &'a Stream,
     /// If present, chunks alternate between this stream and the first one.
     pub(super) second: Option<&'a Stream>,

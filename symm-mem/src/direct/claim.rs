@@ -26,8 +26,9 @@ pub(super) enum Claim {
     Second,
 }
 
-/// States of a claim. The shared word contains a state, and the number of the message plus one. The number is needed
-/// because later messages reuse the word. Before its first use, the word is 0.
+/// States of a claim. The lower two bits of the shared word contain a state, and the upper bits the number of the
+/// message plus one. The number is needed because later messages reuse the word. It is increased by one because the
+/// word is 0 before its first use.
 const SENDER_FIRST: u64 = 0;
 const RECEIVER_FIRST: u64 = 1;
 const TAKEN: u64 = 2;
@@ -64,12 +65,13 @@ pub(super) fn take(shared: &AtomicU64, number: u64) -> bool {
     let taken = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, |found| {
         offers.contains(&found).then_some(word(number, TAKEN))
     });
-    // A launch claims all its messages before it takes the first offer. If it has more than 512 messages, the claim of
-    // a later message may have overwritten this word. Then this function returns true, and `withdraw` returns false,
-    // so both ends treat the message as taken. In one case the ends disagree: the offer was withdrawn first, and the
-    // word was overwritten after that. Then this function returns true although the offer was withdrawn. An end that
-    // has withdrawn begins no new claims. So `WITHDRAWN` can only be overwritten by a claim that the withdrawing end
-    // had already begun, or by a claim of the other end.
+    // A launch claims all its messages before it takes the first offer. Every 1024th message of a direction uses the
+    // same word, and the other end may be 512 messages ahead. So if a launch has more than 512 messages, the claim of a
+    // later message may have overwritten this word. Then this function returns true, and `withdraw` returns false, so
+    // both ends treat the message as taken. In one case the ends disagree: the receiver had withdrawn its offer before
+    // the word was overwritten. Then this function returns true, and the sender copies although the receiver may reuse
+    // the buffer. The receiver begins no new claims after it has withdrawn an offer. So only a claim that it had
+    // already begun, or a claim of the sender, can overwrite `WITHDRAWN`.
     taken.map_or_else(|found| found != word(number, WITHDRAWN), |_| true)
 }
 

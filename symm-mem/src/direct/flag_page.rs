@@ -54,16 +54,16 @@ pub(super) const AHEAD: u64 = LOG / 2;
 /// Offsets within a flag page, the same on all flag pages of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Members of the group.
+    /// Number of members of the group.
     pub(super) world: usize,
-    /// Slots of a ring, including those for graphs.
+    /// Number of slots of a ring, including those for graphs.
     pub(super) slots: usize,
 }
 
-/// A word that a stream waits for.
+/// Selects one of the two words of a slot, for which streams wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Word {
-    /// A chunk is in this rank's ring.
+    /// A chunk is in the slot of this rank's ring.
     Full,
     /// The slot in the peer's ring is free.
     Empty,
@@ -127,7 +127,7 @@ impl Layout {
         LINE + peer * self.section() + (2 * self.slots + SIGNALS + usize::from(way == Way::Receive)) * LINE
     }
 
-    /// Offset of the log of messages with `peer`: the count, then the entries.
+    /// Offset of the log of messages with `peer` in direction `way`. The log begins with the count of its entries.
     fn log(self, peer: usize, way: Way) -> usize {
         debug_assert!(peer < self.world, "peer {peer} of {self:?}");
         let first = LINE + peer * self.section() + self.words() * LINE;
@@ -295,7 +295,7 @@ struct LogEntry {
     place: AtomicU64,
 }
 
-/// The last halves of one direction. Only one thread at a time may write to a log.
+/// A rank's last [`LOG`] halves of messages with one peer in one direction. Only one thread at a time may write to it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Log<'a> {
     count: &'a AtomicU64,
@@ -325,7 +325,7 @@ impl Log<'_> {
     }
 }
 
-/// Error of a flag page.
+/// The reason why a flag page could not be created or opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FlagPageError {
     #[error("shared host memory: {0}")]

@@ -4,11 +4,11 @@ use std::fmt;
 
 use process_group::{comm::DataType, group::Buffer};
 
-/// One end of a message, packed into a word: element count, data type, and whether it is captured.
+/// One end's view of a message, packed into a word: element count, data type, and whether the message is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Half(pub(super) u64);
 
-/// Shift of the element count. Below it are the data type and the capture flag.
+/// Lowest bit of the element count. Bits 1 to 7 contain the data type, and bit 0 is the capture flag.
 const ELEMENTS: u32 = 8;
 
 impl Half {

@@ -11,7 +11,7 @@ use crate::{
 /// A handle on a group's direct path. Cheap to clone. The group owns the path, and the handle does not keep it alive.
 #[derive(Debug, Clone)]
 pub struct Direct {
-    /// The prefix of errors. It names the group.
+    /// The beginning of the text of errors. It names the group.
     call: CallContext,
     core: Weak<Core>,
 }
@@ -21,7 +21,7 @@ impl Direct {
         Self { call, core: Arc::downgrade(core) }
     }
 
-    /// Returns the numbers of messages so far.
+    /// Returns how many messages this rank has sent and received through the path so far.
     ///
     /// # Errors
     /// [`ErrorKind::PathEnded`] once the group is gone.

@@ -25,20 +25,20 @@ pub(super) struct Lane {
     /// Event recorded after the last eager chunk on the second stream. The first stream waits for it before `end` is
     /// recorded.
     second_end: Event,
-    /// Streams with eager work of the lane after which no event is recorded, because the recording failed.
+    /// Streams on which an event was to be recorded after eager work of the lane, but the recording failed.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
 }
 
-/// Progress of a lane.
+/// The part of a lane that changes with each call: the next slots, and the last calls.
 #[derive(Debug)]
 pub(super) struct State {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
     next: [usize; 2],
-    /// The lane's first stream in the last eager call. Keeping it alive prevents the reuse of its handle for another
-    /// stream.
+    /// The lane's first stream in the last eager call. [`Lane::follow`] compares the next call's stream with it by
+    /// handle. Keeping it alive prevents the driver from giving its handle to another stream.
     last: Option<Stream>,
     /// Id of the capture of the last captured call.
     captured: Option<u64>,
@@ -54,7 +54,8 @@ pub(super) struct Chunk {
     pub(super) slot: usize,
 }
 
-/// The size and number of the slots of each ring.
+/// The layout of a lane's ring, the buffer through which its staged messages pass: each chunk of a message takes the
+/// next slot. All rings have the same layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) slot_bytes: usize,
@@ -67,8 +68,9 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Appends the chunks of a message of `bytes` bytes at `at`. `next` is [`State::next`]. This function uses and
-    /// advances its entry for eager or for captured chunks.
+    /// Appends the chunks of a message of `bytes` bytes at `at` to `chunks`. `next` is [`State::next`], the next slot
+    /// for eager chunks and that for captured chunks. `captured` selects one of the two, which gives the slots and
+    /// advances.
     fn cut(
         self,
         at: DevicePtr,
@@ -207,7 +209,7 @@ impl Lane {
     }
 }
 
-/// Compares this rank's half of message `number` with the peer's. Returns an error if they differ.
+/// Compares this rank's description of message `number` with the peer's. Returns an error if they differ.
 pub(super) fn compare(
     (rank, peer): (usize, usize),
     way: Way,
@@ -232,8 +234,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Both ends cut a message alike for any buffer addresses. Chunks cover the message, and slots are used in
-        /// turn, those of graphs separately.
+        /// Both ends cut a message alike for any buffer addresses. The chunks cover the message. They use the slots in
+        /// turn: eager chunks the slots for eager messages, and captured chunks the slots for graphs.
         #[test]
         fn a_message_is_its_chunks(
             slot_bytes in 1usize..20, slots in prop::array::uniform2(1usize..4),

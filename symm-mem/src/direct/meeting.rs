@@ -39,7 +39,7 @@ struct PathRecord {
 }
 wire_struct!(PathRecord { options, page });
 
-/// A rank's flag page, as offered to the others.
+/// The flag page that a rank offers to the others, or the reason why it has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PageOffer {
     Offered {
@@ -73,7 +73,7 @@ wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// The first member that failed, or the first one that was late if none failed.
+    /// The first member that failed, in the order of ranks. If none failed, the first one that was late.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -203,8 +203,8 @@ impl Own {
 /// `make`. Collective. The members agree that all of them succeed or none does. A rank that does not learn the result
 /// of this agreement, because it loses the store or the group ends, gets an error even if the others succeed.
 ///
-/// `attempt` is a name that the members use for this call only. If a rank has no flag page, its record contains the
-/// reason, and the members agree on a refusal. So the others do not try to connect to its endpoint.
+/// `attempt` is a name that the members use for this call only. A rank that cannot create its flag page still takes
+/// part: its record contains the reason, and the members agree on a refusal without opening any flag page.
 pub(super) fn agreed<T>(
     group: &ProcessGroup,
     options: &DirectOptions,

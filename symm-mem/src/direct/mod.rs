@@ -131,8 +131,9 @@
 //! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
 //! both directions (two H200). A program that sends large messages through the ring should choose larger slots
 //! ([`DirectOptions::slot_bytes`]) by this table. The table shows times in µs, measured with `lockstep bench p2p` and
-//! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. NCCL with
-//! one communicator and separate calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
+//! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The
+//! device memory includes two more slots, for graphs. NCCL with one communicator and separate calls takes 1559 µs on 2
+//! GPUs and 2264 µs on 4 GPUs.
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
 //! |---|---|---|---|
@@ -163,11 +164,11 @@
 //! one until the [work timeout](process_group::group::Builder::work_timeout) and fail with [`PathError::Ahead`]. Use
 //! several batches.
 //!
-//! A queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table above. Each
-//! message takes two more. One stream holds about 200 messages of one chunk, 200 zero-copy messages of any length, or
-//! 160 MiB of a longer message in the default slots. If a rank enqueues more than that before its peer makes the
-//! matching calls, its call blocks until the peer makes them. If the peer never makes them, the group ends at the work
-//! timeout.
+//! A hardware queue holds 1,022 driver calls (H200, driver 580). A chunk takes two or three calls, as in the table
+//! above. Each message takes two more. So a stream with a queue of its own holds about 200 messages of one chunk, 200
+//! zero-copy messages of any length, or 160 MiB of a longer message in the default slots. If a rank enqueues more than
+//! that before its peer makes the matching calls, its call blocks until the peer makes them. If the peer never makes
+//! them, the group ends at the work timeout.
 //!
 //! # Graphs
 //! If one end captures a message, the other end must capture it too. Captured messages use slots of their own. Within a
@@ -179,10 +180,10 @@
 //! when it captured the message.
 //!
 //! # Aborts and timeouts
-//! An abort, a lost member or a timeout ends the group and the waits of its streams. On each rank, a thread sets the
-//! words that the rank's streams wait for, again and again until the work that the path has enqueued is done. If the
-//! path has captured messages, the thread continues until the path is dropped, because a graph may run at any time. The
-//! work handles report the reason. Received data is invalid, and the context stays usable.
+//! An abort, a lost member or a timeout ends the group. Each rank then ends the waits of its streams: a thread sets the
+//! words that the streams wait for, again and again until the work that the path has enqueued is done. If the path has
+//! captured messages, the thread continues until the path is dropped, because a graph may run at any time. The work
+//! handles report the reason. Received data is invalid, and the context stays usable.
 //!
 //! After an abort, a sender must not write into a buffer that the receiver uses for something else. So a receiver
 //! withdraws its offers that no sender has taken, except those of captured messages. For an offer that is taken, or
@@ -191,7 +192,7 @@
 //! - The receiver's stream waits until the sender has copied, for up to 2 s after the receiver's abort.
 //! - The sender's stream waits until the receiver's stream is ready, for up to 4 s. The 4 s begin with the sender's
 //!   abort. If the sender sees after its abort that the receiver has announced an abort too, the 4 s begin again. When
-//!   the 4 s are over, the sender's stream copies.
+//!   the 4 s are over, the sender's stream copies, even if the receiver's stream is not ready.
 //!
 //! If the peer has died, a stream may wait for all of the extra time.
 //!
@@ -200,9 +201,9 @@
 //! the receiver's stream has not reached the message when the sender's 4 s are over, the sender writes while the
 //! receiver's earlier work may still use the buffer.
 //!
-//! A launch may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the
-//! sender still copies into the buffer. So the receiver's stream still waits for this message, and the caller must
-//! enqueue later work on the buffer on that stream, after the failed call.
+//! A call may fail after it has offered the buffer of a receive. If the sender has taken that offer by then, the sender
+//! still copies into the buffer. So the stream of the failed call still waits for this message. The caller must enqueue
+//! later work on the buffer on the same stream, after the failed call.
 //!
 //! The path cannot query whether a captured message runs, or whether its graph still exists. So when an aborted group
 //! ends, the path waits until all of the extra time is over: 2 s on a rank that has captured the receive of a zero-copy
@@ -274,15 +275,16 @@ pub struct DirectOptions {
     pub slot_bytes: usize,
     /// Number of slots of a ring (default 4; at least 1 and at most 65,536): the largest number of chunks by which a
     /// sender can be ahead of the receiver. With one slot, all chunks use one stream, one after the other. An odd
-    /// number is a little slower than the next even one.
+    /// number is a little slower than the next larger even number.
     pub slots: usize,
     /// Number of further slots of a ring, for captured messages (default 2, at most 65,536). With 0, all captured
     /// messages are refused.
     pub graph_slots: usize,
-    /// Time limit of [`install`] (default 30 s). A member may arrive later than the first by up to half of this time.
-    /// If a member dies during the call, the others may get their error after the limit, because two steps of the call
-    /// have a minimum time limit: 10 s to map memory, and then 5 s to wait for the outcomes of the others. Both
-    /// minimums apply to the [rendezvous](RendezvousOptions::deadline), and again to the agreement that follows it.
+    /// Time limit of [`install`] (default 30 s). A member waits for half of this time for the other members to call
+    /// `install`. Two later steps have lower bounds, whatever this limit is: a member has at least 10 s to map memory,
+    /// and then waits for the outcomes of the other members with a limit of at least 5 s. Both steps occur in the
+    /// [rendezvous](RendezvousOptions::deadline) of the rings, and again in the agreement that follows it. So if a
+    /// member dies during the call, the others may get their error after the time limit.
     pub deadline: Duration,
 }
 
@@ -430,7 +432,7 @@ pub fn install(group: &ProcessGroup, options: DirectOptions) -> Result<Direct, E
     Ok(handle)
 }
 
-/// Allocates this rank's rings. Fails if the driver has no stream memory operations.
+/// Allocates this rank's rings. Fails if the driver lacks stream memory operations, by which streams signal and wait.
 fn rings(context: &Context, bytes: usize) -> Result<PeerMemory, ErrorKind> {
     let feature = Feature::STREAM_MEMORY_OPERATIONS;
     context.driver().api().require(feature).map_err(cuda_driver::Error::from)?;

@@ -1,4 +1,4 @@
-//! The messages of one lane in one launch.
+//! The messages of one [lane](super::lane) (one direction between this rank and a peer) in one launch.
 
 use std::sync::MutexGuard;
 
@@ -13,8 +13,8 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// All messages below this number that the sender copies into the receiver's buffer have been enqueued. From this
-    /// number on, no such message has been enqueued.
+    /// Concerns the messages that the sender copies into the receiver's buffer. Those with a number below this one are
+    /// enqueued. Those with this or a higher number are not enqueued yet.
     pub(super) unlaunched: u64,
 }
 

@@ -1,12 +1,13 @@
 //! The place of a buffer in the segments that all members have mapped, encoded in 64 bits.
 
-/// The number of a segment in [`MappedSegments`](crate::membership::MappedSegments), and an offset in that segment. The
-/// upper 20 bits contain the number plus one, and the lower 44 bits the offset in bytes.
+/// The number of a segment in [`MappedSegments`](crate::membership::MappedSegments), and an offset in that segment. A
+/// number identifies the same segment on all members. The upper 20 bits contain the number plus one, and the lower 44
+/// bits the offset in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(pub(super) u64);
 
 impl Place {
-    /// The place of a buffer in no mapped segment.
+    /// Stands for a buffer that lies in no mapped segment.
     pub(super) const NONE: Self = Self(0);
     const OFFSET_BITS: u32 = 44;
 

@@ -31,7 +31,7 @@ impl Pushes {
         self.eager.push_back(number);
     }
 
-    /// Forgets message `number`, the last one noted, because the sender does not copy it into the receiver's buffer.
+    /// Forgets message `number`, the last one noted. Called if the sender does not copy it into the receiver's buffer.
     pub(super) fn forget(&mut self, number: u64, captured: bool) {
         if captured {
             self.captured -= 1;
@@ -47,7 +47,8 @@ impl Pushes {
     /// If `captured` is false, calls `is_taken` for every eager message that this rank's streams have not passed, the
     /// last one first. On the receiver, `is_taken` also withdraws the message's offer if the peer has not taken the
     /// offer. Offers are withdrawn in descending order, and the peer takes offers in ascending order. So the peer takes
-    /// no offer after a withdrawn one.
+    /// no offer after a withdrawn one. Otherwise the peer's copy could begin at the *ready* signal of the withdrawn
+    /// message, because the eager messages of a lane share the word of this signal.
     pub(super) fn has_any(&self, captured: bool, passed: u32, is_taken: impl Fn(u64) -> bool) -> bool {
         if captured {
             return self.captured > 0;
@@ -94,8 +95,8 @@ mod tests {
         *,
     };
 
-    /// Offers to receive the messages 0 to `count` - 1. Returns their shared words, and the [`Pushes`] that has noted
-    /// them.
+    /// Makes offers to receive the messages 0 to `count` - 1. Returns the shared words of the messages, and the
+    /// [`Pushes`] in which they are noted.
     fn offers(count: u64) -> (Vec<AtomicU64>, Pushes) {
         let mut pushes = Pushes::default();
         let offer = |number| {
@@ -135,7 +136,8 @@ mod tests {
         }
     }
 
-    /// A peer that finds an offer withdrawn takes no later one.
+    /// A peer takes offers while this end withdraws them. Once the peer has come to an offer that is withdrawn, all
+    /// later ones are withdrawn too.
     #[test]
     fn the_offers_that_a_peer_takes_come_first() {
         for _ in 0..2000 {

@@ -36,8 +36,9 @@
 //! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
 //! between a chunk and its signal, so the argument above still holds.
 //!
-//! With two streams, up to d other chunks are enqueued between a chunk and its signal. Let the ring have s slots. Then
-//! a chain of waits leads from each chunk c only to earlier chunks, so the waits form no cycle:
+//! With two streams, up to d other chunks are enqueued between a chunk and its signal. So the signal of chunk k comes
+//! after chunk k + d at the latest. Let the ring have s slots. Then a chain of waits leads from each chunk c only to
+//! earlier chunks, so the waits form no cycle:
 //!
 //! - Chunk c is sent once its slot is empty, which chunk c − s used before. The receiver signals this, at the latest,
 //!   after it received chunk c + d − s.
@@ -135,7 +136,7 @@ pub(super) fn steps(loads: &[Load]) -> Vec<Step> {
     let mut steps = Vec::new();
     let rounds = loads.iter().map(|load| load.pieces.len()).max().unwrap_or(0);
     for round in 0..rounds {
-        // Actions by the phase in which they are enqueued.
+        // The steps of this round, by phase.
         let mut phases: [Vec<Step>; 4] = Default::default();
         for (part, (load, streams)) in loads.iter().zip(&streams).enumerate() {
             let (Some(kind), Some(stream)) = (load.pieces.get(round), streams.get(round)) else { continue };

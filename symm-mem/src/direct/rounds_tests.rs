@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Number of caller streams of a rank's program.
+/// Number of streams on which a rank's program makes its calls.
 const CALLERS: usize = 3;
 
 /// The way in which a message is transferred.
@@ -35,8 +35,9 @@ enum Word {
 /// One operation of a stream.
 #[derive(Debug, Clone, Copy)]
 enum Op {
+    /// The mark of this number is reached, like an event that a stream records.
     Mark(usize),
-    /// Waits until the mark is reached.
+    /// Waits until the mark of this number is reached.
     Await(usize),
     Wait(Word),
     Reset(Word),
@@ -208,8 +209,12 @@ fn chunks_of(kinds: &[Kind]) -> usize {
 
 const WORLD: usize = 4;
 
-/// Runs all queues in a random interleaving. Fails if operations remain and none can proceed, or if a word or a copy is
-/// wrong.
+/// Runs the operations of all ranks. Each hardware queue runs its operations in order, and the queues are interleaved
+/// at random. `queues` contains, for each rank, the hardware queue of each stream. Fails in these cases:
+/// - Operations remain, and none of them can proceed.
+/// - A word is set that is already set, or two streams pass a wait for one signal.
+/// - A slot does not contain the chunk that the receiver expects.
+/// - A zero-copy message is copied before its buffer is ready, or its wait for *done* ends before it is copied.
 fn run(ranks: &[Rank], queues: &[Vec<usize>], mut seed: u64) -> Result<(), TestCaseError> {
     let (mut words, mut rings) = (HashMap::<Word, bool>::new(), HashMap::new());
     // Zero-copy messages whose buffer the peer may use, and those that are copied.

@@ -4,7 +4,8 @@
 //! first end signals *ready*, and waits for *done*. The stream of the second end waits for *ready*, copies the whole
 //! message between its own buffer and its mapping of the first end's buffer, and signals *done*.
 //!
-//! Each signal is a word that the waiting stream resets. Messages of a lane run one after the other on both ends. So a
+//! Each signal is a word that the waiting stream resets. Messages of a lane run one after the other on both ends. The
+//! second end resets *ready* before it signals *done*, and the first end resets *done* before its next message. So a
 //! word is set again only after it was reset.
 
 use cuda_driver::{DevicePtr, MemoryOp, Stream, WaitCondition};
@@ -66,9 +67,9 @@ impl ZeroCopy<'_> {
         [MemoryOp::Wait32 { at, condition, value: 1 }, MemoryOp::Write32 { at, value: 0 }]
     }
 
-    /// The operation that reports to the host that the stream has passed message `pushed`, which the sender copies into
-    /// the receiver's buffer. Returns `None` if `pushed` is `None`. Also returns `None` for captured messages, because
-    /// a graph runs them many times under one number.
+    /// The operation that reports to the host that the stream has [passed](FlagPage::passed) message `pushed`, which
+    /// the sender copies into the receiver's buffer. Returns `None` if `pushed` is `None`. Also returns `None` for
+    /// captured messages, because a graph runs them many times under one number.
     fn pass(&self, pushed: Option<u64>) -> Option<MemoryOp> {
         let number = pushed.filter(|_| !self.captured)?;
         let at = self.own.passed_at(self.peer, self.way);
@@ -92,7 +93,7 @@ impl ZeroCopy<'_> {
     /// As [`ready`](Self::ready).
     pub(super) unsafe fn done(&self, stream: &Stream, offer: Offer) -> cuda_driver::Result<()> {
         let ops: Vec<_> = self.wait(Phase::Done).into_iter().chain(self.pass(offer.pushed)).collect();
-        // SAFETY: the caller's contract. No other stream waits for the word.
+        // SAFETY: the caller's contract. No other stream waits for the word, so none misses the signal by the reset.
         unsafe { stream.batch(&ops) }
     }
 
@@ -114,7 +115,8 @@ impl ZeroCopy<'_> {
     pub(super) unsafe fn take(&self, stream: &Stream, take: Take) -> cuda_driver::Result<()> {
         let Take { to, from, bytes, pushed } = take;
         let done: Vec<_> = [self.tell(Phase::Done)].into_iter().chain(self.pass(pushed)).collect();
-        // SAFETY: as above. The peer's buffer is valid until its stream has passed its wait for `done`.
+        // SAFETY: as above. The peer's buffer is valid until the peer's stream has passed the wait for *done*, which
+        // this stream signals after the copy.
         unsafe {
             stream.batch(&self.wait(Phase::Ready))?;
             stream.copy(to, from, bytes)?;

@@ -1,5 +1,6 @@
-//! Closing of plans, and leases. A thread of the exchange closes the plans, so dropping a plan never blocks on
-//! transfers under way, on the device, on the store or on peers.
+//! Closing of plans and regions, and [leases](super::lease) of the memory that peers have not closed yet. A thread of
+//! the exchange closes the plans, so dropping a plan never blocks on transfers under way, on the device, on the store
+//! or on peers.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -19,15 +20,17 @@ use super::{
     watch::TICK,
 };
 
-/// Interval at which the closing thread checks whether peers have closed their plans, if it has no other work.
+/// Interval at which the closing thread checks whether peers have closed the plans that this rank has closed, if it has
+/// no other work.
 const ASK: Duration = Duration::from_millis(20);
 
 /// Longest time for which [`Exchange::close`](super::Exchange::close) waits after its deadline. In this time, the
-/// closing thread closes the plans that were given up. That usually takes a few polls of the device. It takes longer if
-/// the device does not answer, or if the ranks of this process always have a transfer under way (see [quiet]).
+/// closing thread closes the plans whose transfers were aborted at the deadline. That usually takes a few polls of the
+/// device. It takes longer if the device does not answer, or if the ranks of this process always have a transfer under
+/// way (see [quiet]).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// The state that the closing thread shares with the other threads of the exchange.
+/// The state that the closing thread shares with the threads that use the exchange and its plans.
 pub(super) struct Closer {
     /// Time that peers have to close memory that this rank lent to them, after this rank has closed the plan.
     lease: Duration,
@@ -43,13 +46,14 @@ struct State {
     leases: Vec<(Arc<Core>, Lease)>,
     /// Peers' memory that this rank no longer needs. The thread closes each allocation that has no other holder.
     borrowed: Vec<Open>,
-    /// Plans that this rank and all peers have closed. Their memory can be freed.
+    /// Plans that this rank and all peers have closed. This rank's buffers of these plans can be freed.
     over: Vec<Arc<Core>>,
     quarantine: Vec<Quarantined>,
     /// The thread has taken `closing`, `leases`, `borrowed` and `over`, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
-    /// The deadline of [`Closer::settle`] has passed: plans are given up, and all running leases are overdue.
+    /// The deadline of [`Closer::settle`] has passed: the transfers of dropped plans are aborted, and all running
+    /// leases are overdue.
     hurry: bool,
 }
 
@@ -93,7 +97,8 @@ impl Closer {
     }
 
     /// Waits until nothing is left to close, and returns true. Returns false if something is left at `end`: the thread
-    /// closes the remainder later. After `deadline`, plans are given up and leases count as overdue.
+    /// closes the remainder later. After `deadline`, the transfers of dropped plans are aborted ([`Fault::Aborted`]),
+    /// and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
         while (state.busy || !state.is_empty()) && !end.expired() {
@@ -111,9 +116,10 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits up to four [`TICK`]s for dropped plans to be closed. Called at the start of an exchange. The exchange
-    /// keeps every allocation open that is open after this wait, including those of dropped plans. So this rank reports
-    /// such a plan to its peers as closed only after the exchange.
+    /// Waits until the dropped plans are closed, for at most four [`TICK`]s. An exchange calls this function before it
+    /// takes references to all open allocations. These references keep the allocations open until the exchange has
+    /// ended. So if a dropped plan is not closed within the wait, its peers' memory stays open during the exchange, and
+    /// this rank tells the peers only afterwards that it has closed the plan.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -208,7 +214,8 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
             return false;
         }
     }
-    // Wait until the words are written: a peer that learns of the close may reuse its slots for another plan.
+    // Writes to the peers' slots may still be under way on this stream: those above, or those after a fault. Wait for
+    // them, because a peer that learns that this rank has closed the plan may reuse its slots for another plan.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())

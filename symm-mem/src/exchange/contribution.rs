@@ -51,8 +51,8 @@ impl Contribution<'_> {
         }
     }
 
-    /// Returns the memory that peers access: one list of pieces for each region, or for each transfer in which the peer
-    /// copies. The error is the reason why this rank cannot share its memory.
+    /// Returns the memory that peers access: one list of [`Piece`]s for each region, or for each transfer in which the
+    /// peer copies. The error is the reason why this rank cannot share its memory.
     pub(super) fn exported(&self) -> Result<Vec<Vec<Piece>>, String> {
         match self {
             Self::Transfers(transfers) => {
@@ -123,9 +123,10 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// Splits `slots` into the ranges that the closing thread handles as one plan each. Returns each range with the
-    /// peers of its slots. Transfers have one range for all slots; regions have one range for each peer. Used after an
-    /// agreement that failed on this rank, but may have succeeded on others. `members` are the other ranks of the
+    /// Groups `slots` for the cleanup after an agreement that failed on this rank, but may have succeeded on others.
+    /// The closing thread treats each group as one dropped plan: it frees the slots of the group once all peers of the
+    /// group have closed their plan or regions. Returns the slots of each group, and the peers that use them. Transfers
+    /// have one group for all slots. Regions have one group for each peer. `members` are the other ranks of the
     /// agreement, and `ranks` are the members of the group. `members`, `ranks` and the returned peers are ranks of the
     /// job.
     pub(super) fn peers(

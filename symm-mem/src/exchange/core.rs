@@ -19,8 +19,8 @@ use super::{
 };
 use crate::sharing::Imported;
 
-/// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's waits for
-/// this rank end at their deadlines.
+/// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
+/// that wait for a notification of this rank are released only at the deadlines of these waits.
 const LEFT_ATTEMPTS: u32 = 4;
 
 /// The state of a plan, or of the transfers between the regions of this rank and one peer: the signals, and the memory
@@ -56,7 +56,7 @@ pub(super) struct Core {
 pub(super) struct CoreParts {
     pub(super) plan: String,
     pub(super) generation: u64,
-    /// The current generation of this plan name.
+    /// The current generation of this plan name. If it differs from `generation`, the plan is stale.
     pub(super) current: Generations,
     /// Prefix of the store keys of the agreement that made the plan.
     pub(super) key: String,
@@ -78,7 +78,8 @@ impl Deref for Core {
     }
 }
 
-/// References to the peers' memory. Until the plan is closed, they keep the memory open. Afterwards they are weak.
+/// References to the peers' memory. Until the plan is closed, they keep the memory open. Afterwards they are weak, and
+/// only show whether the memory is still open.
 #[derive(Debug)]
 enum Imports {
     Open(Vec<Arc<Imported>>),
@@ -95,8 +96,9 @@ pub(super) struct Wire {
     /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes the
     /// value there to release the wait.
     pub(super) awaited: AtomicU32,
-    /// The latest round of the transfer that either end has begun. Rounds that the peer has begun are known only if the
-    /// peer is in this process. Not used for regions.
+    /// The latest round of the transfer that either end has begun. If one end has begun a round, [`quiet`] does not
+    /// hold back the call of the other end. Rounds that the peer has begun are known only if the peer is in this
+    /// process. Not used for regions.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -201,8 +203,10 @@ impl Core {
         matches!(&*self.imports(), Imports::Closed(_))
     }
 
-    /// Returns true if the plan is closed, and each allocation that it kept open is in one of two states: the
-    /// allocation is closed too, or another one of `plans` keeps it open.
+    /// Returns true if this rank can report to its peers that it has closed the plan. For this, the plan must be
+    /// closed. Each allocation that it kept open must be closed too, or another one of `plans` must keep it open. In
+    /// the second case, the owner of the allocation does not free it before this rank has reported the other plan as
+    /// closed.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
         // Do not upgrade the weak references. An upgraded reference could become the last one. Dropping it would close

@@ -36,14 +36,16 @@ pub enum Fault {
         Awaited::Copies => format!("the copies with rank {peer}, and earlier work of their stream, did not end"),
     })]
     Late {
-        /// Index in the plan of the transfer that did not proceed. 0 for a graph and for regions.
+        /// Index of the transfer that did not proceed, in the list of the plan. 0 for a graph and for regions.
         transfer: usize,
-        /// The peer of that transfer, as a rank of the job. For a graph, another peer may be the late one.
+        /// The peer of that transfer, as a rank of the job. For a graph, the peer of transfer 0, although another peer
+        /// may be the late one.
         peer: u32,
         /// The event that did not occur in time.
         awaited: Awaited,
         /// Time since the operation that missed its deadline was enqueued. If an earlier operation of the plan on the
-        /// same stream had not ended either, `transfer`, `peer` and `awaited` are those of the earlier operation.
+        /// same stream had not ended either, it blocked the stream. Then `transfer`, `peer` and `awaited` describe the
+        /// earlier operation.
         waited: Duration,
     },
     /// A peer has given up the plan or the transfers between regions, or has dropped its regions.
@@ -63,7 +65,8 @@ pub enum Fault {
         /// Error that ended the group.
         cause: String,
     },
-    /// A transfer was enqueued in part, or the end of enqueued work could not be recorded.
+    /// A transfer was enqueued in part, or the event after enqueued work could not be recorded, so the end of the work
+    /// cannot be noticed.
     #[error("Broken: transfer {transfer} was enqueued in part: {cause}")]
     Broken {
         /// Index of the transfer. 0 for a graph and for regions.
@@ -149,7 +152,7 @@ pub enum TransferError {
         /// Role of this rank.
         found: Part,
     },
-    /// `ready` and `wait` were not called alternately.
+    /// `ready` and `wait` of a transfer were not called alternately.
     #[error("OutOfTurn: transfer {at}: `{asked}` comes after `{expected}`")]
     OutOfTurn {
         /// Index of the transfer.
@@ -167,7 +170,7 @@ pub enum TransferError {
         /// The reason.
         problem: DescriptorError,
     },
-    /// The rank does not share the regions.
+    /// A call of [`Regions`](super::Regions) names a rank of the group that does not share this set of regions.
     #[error("rank {rank} of the group does not share the regions, which belong to ranks {members:?}")]
     NotShared {
         /// The rank asked for, within the group.
@@ -175,9 +178,9 @@ pub enum TransferError {
         /// The members, as ranks within the group.
         members: Vec<usize>,
     },
-    /// The call sends or awaits a notification, and its stream is capturing. Such a call cannot be captured, because
-    /// each graph launch would repeat the count of one notification. Or `is_done` was called for a captured transfer,
-    /// which ends once in each launch.
+    /// A call that sends a notification or waits for one was made on a stream that captures. Such a call cannot be
+    /// captured, because each launch of the graph would use the number of the same notification again. Or `is_done` was
+    /// called for a captured transfer. Each launch of the graph repeats the transfer, so it has no single end.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]
@@ -185,7 +188,8 @@ pub enum TransferError {
         /// Name of the function called.
         asked: &'static str,
     },
-    /// The block of a caching allocator cannot be held, because one of its pages is about to move or to be released.
+    /// The exchange cannot take a [hold](caching_alloc::core::Segment::hold) on the memory of a block of a caching
+    /// allocator, because one of its pages is about to move or to be released.
     #[error("the block at {address:#x} cannot be held: {cause}")]
     Unheld {
         /// Address of the block.
@@ -193,7 +197,7 @@ pub enum TransferError {
         /// The reason.
         cause: String,
     },
-    /// A later exchange has replaced the plan.
+    /// A later agreement under the same name has replaced the plan or the set of regions.
     #[error(
         "StalePlan: plan {plan:?} of generation {found}, expected generation {expected}: it was exchanged again since"
     )]

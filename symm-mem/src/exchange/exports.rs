@@ -51,7 +51,7 @@ impl Exports {
     }
 
     /// Opens the peers' memory that this rank accesses and does not have open yet. `place` is the index of this rank in
-    /// `records`. On failure, returns the outcome that this rank posts.
+    /// `records`. On failure, returns the outcome that this rank reports to the other members.
     pub(super) fn open(
         &self,
         context: &Context,

@@ -1,7 +1,8 @@
-//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. It begins when
-//! this rank has closed the plan, and ends when every peer has closed the plan. If a peer has not closed the plan at
-//! the time limit, or at the deadline of [`Exchange::close`](super::Exchange::close) if that is earlier, the lease ends
-//! too, and the memory is [quarantined](Quarantined). All of this also applies to regions.
+//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. A rank closes a
+//! plan by closing the peers' memory that the plan uses. The lease begins when this rank has closed the plan, and ends
+//! when every peer has closed the plan. If a peer has not closed the plan at the time limit, or at the deadline of
+//! [`Exchange::close`](super::Exchange::close) if that is earlier, the lease ends too, and the memory is
+//! [quarantined](Quarantined). All of this also applies to regions.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -23,7 +24,8 @@ pub(crate) enum Standing {
     Runs,
     /// All peers have closed the plan, possibly after the time limit.
     Over,
-    /// The time limit or the deadline of the close has expired, and some peers have not closed the plan.
+    /// The time limit, or the deadline of [`Exchange::close`](super::Exchange::close), has expired, and some peers have
+    /// not closed the plan.
     Overdue,
 }
 

@@ -65,7 +65,7 @@ impl Exchange {
     /// Collective over these ranks.
     ///
     /// If two ranks both belong to several sets of members, they must make the calls for these sets in the same order.
-    /// Otherwise these calls fail within the deadline.
+    /// Otherwise each of them waits for the other in a different call, and these calls fail within the deadline.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange). [`ErrorKind::NotAMember`] if `members` lacks this rank, or contains a rank that
@@ -112,7 +112,7 @@ impl Exchange {
         // If a capture is open, opening memory must neither join it nor invalidate it.
         let _relaxed = RelaxedCapture::enter(context.driver());
         shared.closer.catch_up();
-        // Keeps open every allocation that the record reports as open.
+        // Keeps open every allocation that the record reports as open, because the agreement does not open it again.
         let held = Borrowed::new(shared.handles.held(), &shared.closer);
         let slots = self.take_slots(contribution.slots(ranks.len()));
         let prepared = match &slots {
@@ -155,7 +155,8 @@ impl Exchange {
         };
         let result = agreement::run::<ExchangeProtocol>(&*info.store, member, record, open, info.object());
         drop(number);
-        // `Taken` and `Members` may be reported to this rank alone, so another member may have the plan.
+        // Two failures may be reported to this rank alone, so another member may have the plan. `Taken`: another
+        // process takes part as the same rank. `Members`: the member lists differ.
         let is_refused_by_all = !matches!(
             &result,
             Err(failed) if matches!(

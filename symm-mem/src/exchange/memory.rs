@@ -76,9 +76,10 @@ impl Memory {
     /// [handles](caching_alloc::driver::Sharing), peers in other processes use its file descriptor or fabric handle. If
     /// it is memory of `cuMemAlloc`, they use its legacy IPC handle.
     ///
-    /// The block and its segments are held until no rank needs the memory any more. Then the block is freed to its
-    /// stream's cache. By then, work on the block that the caller has enqueued on other streams must have ended, or the
-    /// caller must have [recorded](caching_alloc::core::Block::record_stream) those streams.
+    /// The block stays allocated, and its segments are neither moved nor released, until no rank needs the memory any
+    /// more. Then the block is freed to its stream's cache. By then, work on the block that the caller has enqueued on
+    /// other streams must have ended, or the caller must have [recorded](caching_alloc::core::Block::record_stream)
+    /// those streams.
     ///
     /// A block of a re-mappable pool may lie in several pages, and each page has its own handle. Such a block can be
     /// shared as a [region](super::Exchange::share_regions). A [`Transfer`](super::Transfer) takes only a
@@ -237,8 +238,8 @@ pub(super) struct Allocation {
 }
 
 impl Allocation {
-    /// Returns the allocation in the form in which it is shared. Fails with a description if the allocation is a
-    /// retired segment of a pool, or if copy engines cannot access it.
+    /// Returns the allocation as a value that [`sharing`](crate::sharing) can export. Fails with a description if the
+    /// allocation is a retired segment of a pool, or if copy engines cannot access it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
         self.memory.check_kind().map_err(|error| error_text(&error))?;
         let gone = || "the memory has no pages".to_owned();

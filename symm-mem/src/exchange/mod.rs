@@ -35,7 +35,7 @@
 //! *Regions.* A plan fixes both ends of each transfer. If the peers change from call to call, as in the transfer of a
 //! KV cache from ranks that prefill to ranks that decode, the members [share regions](Exchange::share_regions) once.
 //! Then any member can [transfer](Regions::transfer) between its regions and those of any other member. A list of
-//! [`Descriptor`]s gives the ranges to copy. The peer makes no call for this, and the store is not used.
+//! [`Descriptor`]s gives the ranges to copy. A transfer needs no call of the peer and no access to the group's store.
 //!
 //! ```no_run
 //! # use caching_alloc::core::Block;
@@ -95,11 +95,11 @@
 //! is [quarantined](Exchange::quarantine) instead: it stays allocated.
 //!
 //! Ranks of one process use each other's memory without a handle. Between processes, the kind of memory decides how a
-//! peer opens it:
-//! - Memory of `cuMemAlloc` is opened by legacy IPC handle. This handle gives a peer the whole allocation. The driver
-//!   does not define what happens if the owner frees the allocation while a peer has it open.
-//! - Virtual memory is opened by file descriptor or fabric handle. The driver keeps the pages until the peer closes
-//!   them.
+//! peer opens it, and what happens if the owner frees memory that the peer still has open:
+//! - Memory of `cuMemAlloc` is opened by legacy IPC handle, which gives the peer the whole allocation. If the owner
+//!   frees it too early, the behaviour is undefined.
+//! - Virtual memory is opened by file descriptor or fabric handle. If the owner frees it too early, the driver keeps
+//!   the pages until the peer closes them.
 
 mod close;
 mod contribution;
@@ -178,7 +178,8 @@ struct Owner {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// The current generation of one plan name, and the state of the last plan or regions agreed under that name.
+/// The current generation (see [`Generations`]) of one plan name, and the state of the last plan or regions agreed
+/// under that name: one [`Core`] for a plan, one for each peer for regions.
 #[derive(Debug, Default)]
 struct Named {
     generations: Generations,
@@ -204,10 +205,11 @@ impl Exchange {
     /// The members map each other's slots in this call.
     ///
     /// # Errors
-    /// If the members refuse, they get the same [`ErrorKind::RendezvousRefused`]. A rank that cannot create its slots
-    /// gets the cause instead: [`ErrorKind::Closing`], [`Allocation`](ErrorKind::Allocation) or
-    /// [`Driver`](ErrorKind::Driver). With [`Thread`](ErrorKind::Thread), the call fails on this rank alone. The other
-    /// errors of [`Rendezvous::rendezvous`] are possible too.
+    /// If the members refuse to share their slots, all of them get the same [`ErrorKind::RendezvousRefused`]. A rank
+    /// that cannot create its slots gets the cause instead: [`ErrorKind::Closing`],
+    /// [`Allocation`](ErrorKind::Allocation) or [`Driver`](ErrorKind::Driver). If a thread of the exchange cannot be
+    /// started, the call fails with [`Thread`](ErrorKind::Thread), on this rank alone. The other errors of
+    /// [`Rendezvous::rendezvous`] are possible too.
     pub fn new(rendezvous: &Rendezvous, options: ExchangeOptions) -> Result<Self, Error> {
         let (info, context) = (rendezvous.group().clone(), &rendezvous.inner.group.context);
         // If a capture is open, the calls below must neither join it nor invalidate it.
@@ -274,16 +276,18 @@ impl Exchange {
     /// order. Transfers with different peers may be listed in any order. If the lists of all members match, each member
     /// opens the memory of its peers that it does not have open yet.
     ///
-    /// This rank first waits until the transfers of an earlier plan of that name have ended. If they take longer than
+    /// This rank first waits until the transfers of the previous plan of that name have ended. If they take longer than
     /// an eighth of [`ExchangeOptions::deadline`], the call fails on all members. After the call has succeeded, the
-    /// earlier plan is stale: its `ready`, `put`, `get` and `wait` return [`TransferError::StalePlan`].
+    /// previous plan is stale: its `ready`, `put`, `get` and `wait` return [`TransferError::StalePlan`]. The same
+    /// applies to a previous set of regions of that name and its transfers.
     ///
     /// # Errors
     /// All members get the same [`ExchangeRefused`](ErrorKind::ExchangeRefused), within the limits of
-    /// [`ExchangeOptions::deadline`]. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A
-    /// member gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
-    /// ([`ErrorKind::GroupOver`]), if it cannot read the decision ([`ErrorKind::Unreadable`]), or if the agreement does
-    /// not fit its own transfers, which is a bug ([`ErrorKind::OutOfStep`]).
+    /// [`ExchangeOptions::deadline`]. Exception: if two processes take part as the same rank, the refusal may reach one
+    /// of them alone. A rank that lacks channels gets [`NoChannels`](ErrorKind::NoChannels) instead. A member gets
+    /// another kind if its store fails ([`ErrorKind::Store`]), if the group has ended ([`ErrorKind::GroupOver`]), if it
+    /// cannot read the decision ([`ErrorKind::Unreadable`]), or if the agreement does not fit its own transfers, which
+    /// is a bug ([`ErrorKind::OutOfStep`]).
     pub fn exchange(&self, plan: &str, transfers: &[Transfer]) -> Result<Plan, Error> {
         let all: Vec<usize> = (0..self.group().world_size()).collect();
         self.exchange_among(&all, plan, transfers)
@@ -309,15 +313,16 @@ impl Exchange {
         self.owner.shared.closer.quarantine()
     }
 
-    /// Waits until the dropped plans and regions are closed on this rank and on their peers, or until the deadline. At
-    /// the deadline, their transfers under way are given up, and leases count as overdue. Returns the quarantined plans
-    /// and regions, as [`quarantine`](Self::quarantine) does. Not collective. But a peer closes a plan only after that
-    /// peer has dropped it. If this is the last clone of the exchange, and all plans and regions are dropped, the call
-    /// also ends the exchange's threads.
+    /// Waits until this rank and its peers have closed the plans and regions that this rank has dropped, or until the
+    /// deadline. At the deadline, their transfers under way fail with [`Fault::Aborted`], and their
+    /// [leases](ExchangeOptions::lease) end, so memory that peers have not closed is quarantined. Returns the
+    /// quarantined plans and regions, as [`quarantine`](Self::quarantine) does. Not collective. But a peer closes a
+    /// plan only after it has dropped the plan too, so this call may wait for that. If this is the last clone of the
+    /// exchange, and all plans and regions are dropped, the call also ends the exchange's threads.
     ///
-    /// Returns at most 5 s after the deadline. Some plans may still be open then: if the device does not answer, or if
-    /// the ranks of this process always have a transfer under way. The exchange's threads close these plans when they
-    /// can, report that to the peers, and end.
+    /// Returns at most 5 s after the deadline. Some plans may still be open then, if the device does not answer, or if
+    /// this process has several ranks: it closes memory only while none of its ranks has a transfer under way, and such
+    /// a time may not come. The exchange's threads close these plans when they can, report that to the peers, and end.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
@@ -325,9 +330,11 @@ impl Exchange {
         if let Some(owner) = Arc::into_inner(self.owner) {
             let threads = std::mem::take(&mut *owner.threads.lock().unwrap_or_else(PoisonError::into_inner));
             drop(owner);
-            // No plan is left now, but one may have been dropped after the first `settle`.
+            // This was the last reference to the owner. Plans and regions hold references too, so all of them have been
+            // dropped, some perhaps after the first `settle`.
             let is_settled = shared.closer.settle(deadline, end);
-            // The threads end if they have no work left. A thread that panicked has ended too.
+            // The threads end only when they have no work left, so they are joined only then. The error of `join` is
+            // ignored: a thread that has panicked has ended too.
             for thread in threads.into_iter().filter(|_| is_settled) {
                 let _ = thread.join();
             }
@@ -367,8 +374,9 @@ mod tests {
     use crate::rendezvous::RendezvousOptions;
 
     rusty_fork_test! {
-        /// [`Exchange::new`] waits for another rank of its process that closes memory. The deadline of the rendezvous
-        /// limits this wait. The deadline in the [`ExchangeOptions`] is for later agreements.
+        /// Another rank of the process closes memory for 100 ms. [`Exchange::new`] waits until it has finished,
+        /// although the deadline in the [`ExchangeOptions`] is 0. Only the deadline of the rendezvous, here 60 s,
+        /// limits this wait.
         #[test]
         fn a_rank_waits_for_one_that_closes_memory_as_long_as_the_others_wait_for_it() {
             let world = World::builder().devices(1).capacity(64 << 20).start().unwrap();
@@ -383,7 +391,7 @@ mod tests {
                 scope.spawn(move || {
                     let moment = quiet::moment().unwrap();
                     closing.send(()).unwrap();
-                    // Longer than the deadline of the exchange, which is 0.
+                    // Waits for 100 ms, because `end` is dropped only after `Exchange::new` has returned.
                     let _ = is_ended.recv_timeout(Duration::from_millis(100));
                     drop(moment);
                 });

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use cuda_driver::vmm::HandleTypes;
 
-/// Options of a group's exchanges. All members pass the same values.
+/// Options of a group's exchanges. All members must pass the same values, because each member derives the time limits
+/// of an agreement from its own `deadline`, and its number of slots from its own `channels`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExchangeOptions {
     /// Determines the time limits of an agreement on a plan or on regions:
@@ -22,8 +23,8 @@ pub struct ExchangeOptions {
     /// or regions. If a peer has not closed the memory by then, the memory is
     /// [quarantined](super::Exchange::quarantine).
     pub lease: Duration,
-    /// Handle types by which the ranks share the slots of their channels. `None` stands for all types that the driver
-    /// [grants](HandleTypes::granted). Across hosts, every rank needs fabric handles.
+    /// Types of the handles by which the ranks share the memory of their channels. `None` stands for all types that the
+    /// driver [grants](HandleTypes::granted) to this process. Across hosts, every rank needs fabric handles.
     pub handles: Option<HandleTypes>,
 }
 
@@ -61,7 +62,7 @@ impl ExchangeOptions {
         self
     }
 
-    /// Shares the slots by these handle types only.
+    /// Shares the memory of the channels by handles of these types only.
     #[must_use]
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.handles = Some(handles);

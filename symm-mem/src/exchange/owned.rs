@@ -14,12 +14,12 @@ use cuda_driver::{Context, DevicePtr, Error, memory::DeviceMemory, sys::CUresult
 use super::TransferError;
 use crate::rendezvous::fresh_number;
 
-/// Name of this module's holds on segments, in the reports of the caching allocator.
+/// The name that the caching allocator reports for the [holds](Segment::hold) of this module on segments.
 const HOLDER: &str = "symm-mem exchange";
 
-/// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Each
-/// holder of a number also holds the allocation. So while a number is alive, no other allocation can have the same
-/// address.
+/// The numbers of the allocations of [`Owned`] memory. The key is the address of an allocation's first byte. Several
+/// [`Owned`] values for one allocation find the same number here, so a peer opens the allocation only once. Each holder
+/// of a number also holds the allocation. So while a number is alive, no other allocation can have the same address.
 static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
 /// The number of an allocation in this process. It is never reused.

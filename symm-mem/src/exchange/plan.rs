@@ -47,8 +47,9 @@ use super::{
 ///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round
 ///   can be enqueued before the copy of the current round begins.
 ///
-/// In a process of several ranks, a call may block the host while the memory of dropped plans is closed. While such
-/// memory waits to be closed, a call that begins a round may also block, for at most 50 ms at a time.
+/// A process of several ranks closes the memory of dropped plans only while none of its ranks has a transfer under way.
+/// While it closes memory, a call may block the host. While it waits to close memory, a call that begins a round may
+/// also block, for at most 50 ms at a time, so that the transfers under way can end.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -131,9 +132,9 @@ impl Plan {
     /// # Safety
     /// Until [`wait`](Self::wait) has completed on its stream, no other code writes this rank's buffer, and for a put
     /// no other code reads the buffer. If the plan fails before that, these accesses stay forbidden until both ends of
-    /// the transfer have dropped the plan. A graph that captures this call is launched only before this rank drops the
-    /// plan. It is launched by [`launch`](Self::launch), or [`watch`](Self::watch) is called between the launch and the
-    /// drop.
+    /// the transfer have dropped the plan and their copies have ended. A graph that captures this call is launched only
+    /// before this rank drops the plan. After each launch by other means than [`launch`](Self::launch),
+    /// [`watch`](Self::watch) is called before the drop.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
@@ -147,8 +148,8 @@ impl Plan {
     ///
     /// # Safety
     /// No other code writes this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// launched only before this rank drops the plan. It is launched by [`launch`](Self::launch), or
-    /// [`watch`](Self::watch) is called between the launch and the drop.
+    /// launched only before this rank drops the plan. After each launch by other means than [`launch`](Self::launch),
+    /// [`watch`](Self::watch) is called before the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
@@ -162,8 +163,8 @@ impl Plan {
     ///
     /// # Safety
     /// No other code uses this rank's buffer until the stream has passed the copy. A graph that captures this call is
-    /// launched only before this rank drops the plan. It is launched by [`launch`](Self::launch), or
-    /// [`watch`](Self::watch) is called between the launch and the drop.
+    /// launched only before this rank drops the plan. After each launch by other means than [`launch`](Self::launch),
+    /// [`watch`](Self::watch) is called before the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
@@ -173,12 +174,12 @@ impl Plan {
         self.enqueue(at, stream, ("get", &[Part::GetFrom]), steps, awaited)
     }
 
-    /// Makes the stream wait until the peer has ended the copy that [`ready`](Self::ready) allowed. After that the
-    /// buffer belongs to this rank again.
+    /// Makes the stream wait until the peer has ended the copy that [`ready`](Self::ready) allowed. Later work on this
+    /// stream may use the buffer again.
     ///
     /// # Safety
-    /// A graph that captures this call is launched only before this rank drops the plan. It is launched by
-    /// [`launch`](Self::launch), or [`watch`](Self::watch) is called between the launch and the drop.
+    /// A graph that captures this call is launched only before this rank drops the plan. After each launch by other
+    /// means than [`launch`](Self::launch), [`watch`](Self::watch) is called before the drop.
     ///
     /// # Errors
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).

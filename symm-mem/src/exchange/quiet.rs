@@ -240,8 +240,9 @@ mod tests {
     use super::*;
 
     rusty_fork_test! {
-        /// A thread that closes memory as the only rank does not stop other threads from enqueueing transfers. So a
-        /// second rank must wait until that thread has finished.
+        /// In a process of one rank, other threads may enqueue transfers while a thread closes memory. So the first
+        /// exchange of a second rank must wait until the memory is closed. In a process of several ranks, a close is
+        /// refused while a transfer is under way, and no transfer begins during a close.
         #[test]
         fn a_second_rank_comes_when_the_first_closes_no_memory() {
             let (soon, far) = (Duration::from_millis(20), Duration::from_secs(60));
@@ -266,7 +267,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both ends see the later of the rounds that they have begun, even when the numbers wrap around.
+        /// Two ends of a transfer begin rounds in any order. After each of them, both ends see the latest round as
+        /// begun, and the next round as not begun, even when the numbers wrap around.
         #[test]
         fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
             let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));

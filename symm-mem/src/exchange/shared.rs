@@ -124,7 +124,8 @@ impl Shared {
         self.slab.own().ptr()
     }
 
-    /// Zeroes slots whose numbers this rank has not sent to peers yet. Blocks until the slots are zero.
+    /// Sets these slots to zero, and blocks until they are zero. The caller must not have sent their numbers to peers
+    /// yet, because a peer may write to its slot once it has the number.
     pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
@@ -186,8 +187,8 @@ impl Mirror {
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
-        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. The host reads the
-        // words of the mirror as atomics.
+        // SAFETY: the mirror and the slab both contain these slots and live as long as `shared`. Host code only reads
+        // the mirror by atomic loads, which may overlap the copy.
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 

@@ -3,13 +3,14 @@
 //! in the synchronization of such a stream. The watch thread must not block in the same way, so it makes no call that
 //! waits for the device or for another rank.
 //!
-//! When a plan has failed, the thread writes two kinds of words, both on the exchange's control stream:
-//! 1. It sets the abort words of the peers.
-//! 2. It sets the words that this rank's streams wait for, which releases the streams.
+//! Ranks signal each other by words in their slots, memory of each rank to which its peers write. When a plan (the
+//! agreed transfers of an exchange) has failed, the thread writes two kinds of words on the exchange's control stream:
+//! 1. It sets the abort words in the slots of the peers.
+//! 2. It sets the words in this rank's slots that its streams wait for, which releases the streams.
 //!
-//! A released stream may then write to a peer. Because step 1 comes first, the peer can see by then that the plan has
-//! failed. While operations of the plan are under way, the thread repeats step 1 until it succeeds. After that it
-//! repeats step 2, because a peer may overwrite the words.
+//! A released stream runs the copies that were enqueued behind the wait, and these may write to a peer. Because step 1
+//! comes first, the peer can see by then that the plan has failed. While operations of the plan are under way, the
+//! thread repeats step 1 until it succeeds. After that it repeats step 2, because a peer may overwrite the words.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,10 +30,10 @@ use super::{
 /// The polling interval while operations are under way. The thread notices a passed deadline at most this much later.
 pub(super) const TICK: Duration = Duration::from_millis(5);
 
-/// Interval at which the thread reads this rank's slots, to see which peers have given up a plan.
+/// Interval at which the thread reads the abort words in this rank's slots, to see which peers have given up a plan.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Number of consecutive failed queries after which the device is considered lost.
+/// Number of consecutive failed queries of an operation's event after which the device is considered lost.
 const UNANSWERED: u32 = 4;
 
 /// An operation that is under way.
@@ -62,8 +63,9 @@ impl Watched {
         Self { core, wait, stream, done, since, deadline, unanswered: 0 }
     }
 
-    /// Returns true if the operation has ended. A device that is lost runs nothing, so the operation also counts as
-    /// ended after [`UNANSWERED`] failed queries in a row. A single query may fail for another reason.
+    /// Returns true if the operation has ended. Also returns true after [`UNANSWERED`] failed queries of its event in a
+    /// row, because the device is then considered lost, and a lost device runs nothing. A single query may fail for
+    /// another reason.
     fn has_ended(&mut self) -> bool {
         match self.done.query() {
             Ok(ended) => {
@@ -90,7 +92,7 @@ pub(super) struct Watch {
 
 #[derive(Default)]
 struct State {
-    /// Operations, in the order in which they were enqueued.
+    /// Operations under way, in the order of the calls of [`Watch::begin`].
     watched: Vec<Watched>,
     /// Failed plans that [`give_up`] has not handled yet, or must handle again.
     failed: Vec<Arc<Core>>,
@@ -212,8 +214,8 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// Describes the first operation of a stream that has not ended: its plan, its transfer, and the condition that it
-/// waits for.
+/// Describes the first of the operations under way on a stream: its plan, its transfer, and the condition that it waits
+/// for.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
 /// Removes from `all` the operations that have ended, and returns their events. Marks plans with late operations as
@@ -229,8 +231,9 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         let stream = watched.stream.raw().addr();
         let waited = watched.since.elapsed();
         let late = watched.deadline.is_some_and(|deadline| waited >= deadline);
-        // A late operation is queried even if an operation listed before it has not ended: two threads may have
-        // enqueued their operations in one order, and called `begin` in the opposite order.
+        // The list may differ from the order on the stream: two threads may have enqueued their operations in one
+        // order, and called `begin` in the opposite order. So a late operation may have ended before an operation
+        // listed earlier, and is queried in any case.
         if (late || !busy.contains_key(&stream)) && watched.has_ended() {
             watched.core.ended();
             events.push(watched.done);
@@ -254,8 +257,8 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
         if let Some(fault) = fault {
             watched.core.fail(fault);
         }
-        // `give_up` then releases the plan's waits once more. This also releases operations that were enqueued after
-        // the first release.
+        // As long as an operation of a failed plan is under way, `give_up` releases the plan's waits again in each
+        // iteration. This also releases operations that were enqueued after the first release.
         if watched.core.fault().is_err() {
             watched.core.begun();
             failed.push(watched.core.clone());

@@ -34,8 +34,8 @@ pub enum Algorithm {
     /// Every rank reads the whole inputs of all ranks, and combines them for itself. For little data: no rank writes to
     /// a peer, but each rank reads `world` times the length of the input.
     OneShot,
-    /// Every rank combines one slice of all inputs, and writes the result to all ranks. For more data. Does not support
-    /// [`Target::Address`].
+    /// The input is divided into `world` slices. Rank `r` combines slice `r` of all ranks' inputs, and writes the
+    /// result to all ranks. For more data. Does not support [`Target::Address`].
     TwoShot,
 }
 
@@ -76,8 +76,8 @@ pub struct ReduceScatter {
 /// and the bytes of rank `r` are already at `input + r * bytes` in its own buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllGather {
-    /// First byte of the rank's data in every rank's buffer; in place, first byte of the output. An offset in bytes, of
-    /// any alignment.
+    /// Offset in bytes in every rank's buffer, of any alignment, the same on all ranks. The rank's data begin there. In
+    /// place, the output begins there instead, and the data of rank `r` begin at `input + r * bytes`.
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
@@ -93,7 +93,7 @@ pub struct AllToAll {
     pub input: u64,
     /// Destination of the result.
     pub target: Target,
-    /// Number of bytes from each rank to each rank.
+    /// Number of bytes that each rank gets from each rank.
     pub bytes: u64,
 }
 
@@ -287,8 +287,9 @@ impl Kernels {
     }
 
     /// Loads the kernels that combine elements of this type, and the kernel of all-gather and all-to-all. Without this
-    /// call, the first launch of a kernel loads it. Loading may wait for running work of the device. So if several
-    /// ranks share a device, all must load before any of them launches.
+    /// call, the first launch of a kernel loads it. Loading may wait for running work of the device. If several ranks
+    /// share a device, that work can be a collective kernel that itself waits for the rank that loads. So all of these
+    /// ranks must load before any of them launches.
     ///
     /// # Errors
     /// [`KernelError::Driver`] from loading modules. A type that cannot be combined is no error: then only the kernel

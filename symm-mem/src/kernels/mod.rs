@@ -50,8 +50,8 @@ pub use pad::PadLayout;
 /// Largest number of ranks that kernels support.
 pub const MOST_RANKS: u32 = 64;
 
-/// Addresses of the ranks' memory, a parameter of every kernel. They are plain numbers. The caller keeps the memory
-/// alive until all kernels that use these addresses have ended.
+/// Addresses of the ranks' memory, a parameter of every kernel. This value does not own the memory. The caller keeps
+/// the memory alive until all kernels that use these addresses have ended.
 ///
 /// The layout is that of the structure `Ranks` in `kernels/ranks.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub enum Kernel {
     WaitSignal = 3,
     /// Every rank combines the inputs of all.
     AllReduceOneShot = 4,
-    /// Every rank combines a slice of all inputs, and writes it to all ranks.
+    /// Every rank combines its slice of all inputs, and writes the result to all ranks.
     AllReduceTwoShot = 5,
     /// Every rank combines its part of all inputs.
     ReduceScatter = 6,

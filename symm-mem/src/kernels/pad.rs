@@ -13,11 +13,11 @@ pub(super) const LINE: usize = 128;
 /// | [`KERNEL_CHANNELS`](Self::KERNEL_CHANNELS) × world | signals of collective kernels: a channel for each block |
 /// | one word, at the next multiple of 128 bytes | 0, or 1 once a kernel of the rank has [given up](crate::kernels) |
 ///
-/// The word of (channel, source rank) has the index `world * channel + source` in the pad, as in PyTorch's pads. The
-/// kernels' channels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. The source rank puts a signal: its
-/// kernel blocks until the word is 0, and then sets it to 1. The pad's rank waits for the signal: its kernel blocks
-/// until the word is 1, and then resets it to 0. So on one channel, at most one signal at a time is in flight from one
-/// rank to another.
+/// Each pair of a channel and a source rank has one word, at index `world * channel + source` of the pad, as in
+/// PyTorch's pads. The channels of collective kernels are numbered from [`USER_CHANNELS`](Self::USER_CHANNELS) on. A
+/// kernel of the source rank puts a signal: it waits until the word is 0, then sets the word to 1. A kernel of the
+/// pad's rank consumes the signal: it waits until the word is 1, then resets the word to 0. So on one channel, at most
+/// one signal at a time is in flight from one rank to another.
 ///
 /// ```
 /// use symm_mem::kernels::PadLayout;

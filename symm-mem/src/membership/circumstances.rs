@@ -6,9 +6,10 @@ use crate::agreement::Readiness;
 pub(crate) struct Circumstances {
     /// True if the thread that requested the commit or retirement has an NCCL group open.
     pub(crate) inside_group: bool,
-    /// The reason why one of the groups cannot take part on this rank, for example that its communicator has failed.
+    /// The reason why the group of the commit, or one of the groups of the retirement, cannot take part on this rank,
+    /// for example that its communicator has failed.
     pub(crate) trouble: Option<String>,
-    /// True if a stream of the rank's device is capturing. An error if the driver could not report that. Registration
+    /// True if a stream of the rank's device is capturing. An error if this query of the driver failed. Registration
     /// and deregistration cannot be captured, and may invalidate the capture.
     pub(crate) is_capturing: Result<bool, String>,
 }

@@ -49,9 +49,9 @@ pub trait SymmetricGroup: Sync {
         self.communicator().is_registered(ptr, bytes)
     }
 
-    /// Passes `places` to the group. `places` locates addresses in the pool. The group can use it to check that the
-    /// buffers of a collective have the same place (segment and offset) in the pool on every rank. Called after every
-    /// commit that succeeds, with the same `places` for the same pool. The default implementation does nothing.
+    /// Passes `places` to the group. `places` locates addresses in the pool. With `places`, the group can check that
+    /// the buffers of a collective have the same place (segment and offset) in the pool on every rank. Called after
+    /// every commit that succeeds, with the same `places` for the same pool. The default implementation does nothing.
     fn compare_places(&self, places: Arc<dyn SymmetricPlaces>) {
         drop(places);
     }
@@ -74,14 +74,16 @@ pub trait SymmetricGroup: Sync {
     }
 
     /// Ends the group on all members, if the group can inform them. Called when this rank cannot learn the result of a
-    /// commit or retirement: it has lost the store, could not decode a stored value, or its state machine failed. The
-    /// caller aborts the communicator afterwards.
+    /// commit or retirement: the rank has lost the store or could not decode a stored value, or the agreement's code
+    /// has a bug. The caller aborts the communicator afterwards. The default implementation does nothing.
     fn fail(&self, reason: &str) {
         let _ = reason;
     }
 
-    /// The numbers of collectives and messages enqueued on this rank's device, with one entry for each process group on
-    /// the device. The default implementation returns no entries, so that the members compare no numbers.
+    /// Returns the numbers of collectives and messages enqueued on this rank's device, with one entry for each process
+    /// group on the device. Commits and retirements compare these numbers between the ranks, and are refused if they do
+    /// not match. Without this check, a registration could deadlock with a collective that only some ranks have
+    /// enqueued. The default implementation returns no entries, so nothing is compared.
     fn enqueued(&self) -> Vec<Enqueued> {
         Vec::new()
     }
@@ -169,8 +171,8 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
     }
-    // The abort unblocks members that are blocked inside NCCL. The error is ignored: if NCCL does not return in time,
-    // the communicator leaks resources, but later calls on the communicator return errors in any case.
+    // The abort unblocks calls of this rank that are blocked inside NCCL. Its error is ignored: if NCCL does not return
+    // in time, the communicator leaks resources, but later calls on the communicator return errors in any case.
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 

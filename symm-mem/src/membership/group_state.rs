@@ -32,8 +32,8 @@ pub(crate) struct GroupState {
     pending: Option<Refusal>,
     /// Segments that the members have not mapped, by ordinal, each with the reason.
     unmapped: Vec<(u32, Unmapped)>,
-    /// The owner of the mappings of the members' segments and of the signal pads. `None` until this rank first offers
-    /// memory.
+    /// The owner of this pool's mappings of the members' segments for the group. Also has the members' signal pads.
+    /// `None` until this rank first offers memory.
     pub(super) peers: Option<Arc<PeerGroup>>,
     /// The segments, of all pools, that all members have mapped.
     pub(super) mapped: Arc<MappedSegments>,
@@ -103,9 +103,9 @@ impl GroupState {
         }))
     }
 
-    /// Returns true if this rank need not commit the pool with this arena: there are no new segments, the group is not
-    /// poisoned, and no allocation request has failed since the last commit that found the members' allocation logs
-    /// equal.
+    /// Returns true if this rank need not commit the pool, whose arena is `arena`: there are no new segments, the group
+    /// is not poisoned, and no allocation request has failed since the last commit that found the members' allocation
+    /// logs equal. A failed request may have made this rank's log differ from the others, which only a commit detects.
     pub(super) fn is_unchanged(&self, arena: &SymmetricArena) -> bool {
         let is_new = arena.segments().iter().any(|it| !it.retired && self.log.is_new(it.ordinal));
         !is_new && !arena.has_refused_since(self.log.equal_length()) && self.log.poison().is_none()
@@ -140,9 +140,9 @@ impl GroupState {
         }
     }
 
-    /// Applies the result of the agreement on the plain registration of `segments`. Returns true if all members keep
-    /// the registration, and false if they undo it. `undone` is the result of this rank's attempt to undo it, or `Ok`
-    /// if none was necessary. `cause` is the store's error, if the store failed.
+    /// Applies the result of the agreement on the plain registration (`ncclCommRegister`) of `segments`. Returns true
+    /// if all members keep the registration, and false if they undo it. `undone` is the result of this rank's attempt
+    /// to undo it, or `Ok` if none was necessary. `cause` is the store's error, if the store failed.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],
@@ -171,7 +171,8 @@ impl GroupState {
     }
 
     /// Forgets the commits of a communicator that has ended. `retired` are the segments that the pool has retired. The
-    /// cleared log records these retirements again, because the next commit compares the logs of all members.
+    /// group's log of commits and retirements is cleared, and then gets an entry for each of `retired` again. So the
+    /// next commit, which compares this log, detects a member whose pool has not retired the same segments.
     pub(crate) fn forget(&mut self, retired: &[u32]) {
         self.log.forget();
         retired.iter().for_each(|ordinal| self.log.retire(*ordinal));
@@ -179,8 +180,9 @@ impl GroupState {
         (self.pending, self.peers) = (None, None);
     }
 
-    /// Returns the refusal of the last commit, or its [`CommitReport::pending`](crate::CommitReport) if it succeeded.
-    /// Ignores commits that ended in another way.
+    /// Returns the refusal of the last commit or, if that commit succeeded, its
+    /// [`CommitReport::pending`](crate::CommitReport::pending). Commits that were neither refused nor successful, for
+    /// example because the group was poisoned, are ignored.
     pub(crate) fn pending(&self) -> Option<&Refusal> {
         self.pending.as_ref()
     }

@@ -94,8 +94,8 @@ static VERSIONS: AtomicU64 = AtomicU64::new(1);
 const KEPT: usize = 4;
 
 thread_local! {
-    /// For each value of [`Published::slot`], the index that this thread last read for a pool with that slot. Several
-    /// pools may share a slot.
+    /// The indexes that this thread caches. The index of a pool is at position [`Published::slot`]. If pools have the
+    /// same slot, each replaces the index of the other.
     static SEEN: RefCell<[Option<Arc<Index>>; KEPT]> = const { RefCell::new([const { None }; KEPT]) };
 }
 
@@ -106,6 +106,7 @@ pub(crate) struct Published {
     index: ArcSwap<Index>,
     /// The version of `index`, or of an earlier index while `store` runs.
     version: AtomicU64,
+    /// The position of this pool's index in `SEEN`. Pools may have the same slot.
     slot: usize,
 }
 
@@ -137,13 +138,14 @@ impl Published {
         self.read(|index| index.place(address, bytes)).ok().flatten()
     }
 
-    /// Publishes `table`, which the caller has made from the current table. The caller must hold the arena's lock while
-    /// it makes and publishes the table, so that no concurrent update is lost.
+    /// Publishes `table`, which the caller has made from the current table. The caller must hold the lock of the pool's
+    /// arena ([`Memory::arena`](crate::pool::Memory::arena)) while it makes and publishes the table, so that no
+    /// concurrent update is lost.
     pub(super) fn store(&self, table: Table) {
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         self.index.store(Arc::new(Index::of(&table, version)));
         self.table.store(Arc::new(table));
-        // The version is stored last: a thread that reads it then loads this index or a later one.
+        // Store the version last, so that every thread that has read this version loads this index or a later one.
         self.version.store(version, Ordering::Release);
     }
 

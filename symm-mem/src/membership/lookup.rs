@@ -215,19 +215,20 @@ impl Table {
         self.groups.iter().filter_map(has)
     }
 
-    /// The window of `group` that contains segment `ordinal`, and the segment's offset in the window.
+    /// The window of `group` that contains segment `ordinal`, and the segment's offset in the window in bytes.
     pub(crate) fn window(&self, ordinal: u32, group: GroupId) -> Option<&(Window, u64)> {
         self.standings(group)?.windows.get(ordinal as usize)?.as_ref()
     }
 
-    /// The plain registration of segment `ordinal` with the communicator of `group`, if there is one.
+    /// The registration (`ncclCommRegister`) of segment `ordinal` with the communicator of `group`, if there is one.
     pub(crate) fn registered(&self, ordinal: u32, group: GroupId) -> Option<&Arc<PlainRegistration>> {
         let registered = &self.standings(group)?.registered;
         registered.iter().find(|(at, _)| *at == ordinal).map(|(_, registration)| registration)
     }
 
-    /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Returns the found
-    /// segment, the group of the window, and the segments of the window that are not in `ordinals`.
+    /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Such a segment
+    /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
+    /// the window, and the segments of the window that are not in `ordinals`.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {
@@ -238,7 +239,7 @@ impl Table {
         })
     }
 
-    /// The ordinal, begin and end of the segment that contains `address`, if it lies in a window of `group`.
+    /// The ordinal, begin and end of the segment that contains `address`, if the segment lies in a window of `group`.
     pub(crate) fn windowed(&self, address: u64, group: GroupId) -> Option<(u32, u64, u64)> {
         let after = self.extents.partition_point(|extent| extent.begin <= address);
         let extent = self.extents.get(after.checked_sub(1)?).filter(|extent| address < extent.end)?;

@@ -25,7 +25,7 @@ pub(crate) struct MappedSegments {
     /// The number of the next segment.
     next: Mutex<u64>,
     /// Set when the group creates a [direct path](crate::direct). The messages of the path may copy to and from the
-    /// segments until the group ends.
+    /// segments until the group ends. So if a pool is dropped before then, its segments stay in the list.
     is_used: AtomicBool,
 }
 
@@ -59,7 +59,8 @@ impl MappedSegment {
     }
 }
 
-/// The lists of mapped segments in this process, by group and by rank of the job. One process may run several ranks.
+/// The lists of mapped segments in this process, by group and by rank, because one process may run several ranks. The
+/// rank is the number in the job, which is also the number in the domain.
 static GROUPS: Mutex<Option<Groups>> = Mutex::new(None);
 
 type Groups = HashMap<(GroupId, u32), Weak<MappedSegments>>;
@@ -96,8 +97,8 @@ impl MappedSegments {
         drop(gone);
     }
 
-    /// From now on, dropping a pool does not remove its segments, because messages of the group may copy to and from
-    /// them.
+    /// Makes later calls of [`pool_dropped`](Self::pool_dropped) keep the segments, because messages of the group's
+    /// [direct path](crate::direct) may copy to and from them.
     pub(crate) fn keep_dropped(&self) {
         self.is_used.store(true, Ordering::Relaxed);
     }
@@ -119,8 +120,8 @@ impl MappedSegments {
         let Some(next) = new.iter().map(|segment| segment.number + 1).max() else { return };
         self.remove(|segment| segment.mapping().is_none());
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
-        // Increased after the segments are added. So if a reader finds no segment for a number below `next`, the
-        // segment has been removed. It is not one that is still to be added.
+        // Increase `next` only after the segments are added. So if a reader finds no segment with a number below
+        // `next`, that segment was added before and has been removed.
         let mut known = self.next_lock();
         *known = next.max(*known);
     }

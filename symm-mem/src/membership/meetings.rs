@@ -12,9 +12,12 @@ pub(crate) struct Meetings {
 }
 
 impl Meetings {
-    /// Records the end of a retirement or of an agreement on a length, in which this rank was `member`. `has_met` is
-    /// true if all members have taken part. Returns the earlier agreements of the same kind whose keys the caller must
-    /// remove from the store. If the agreement is a commit, does nothing and returns an empty list.
+    /// Records the end of a retirement or of an agreement on a length. `member` describes this rank in the agreement.
+    /// `has_met` is true if all members have taken part. Then no member reads the store keys of earlier agreements of
+    /// the same kind any more. Returns those earlier agreements that may have left keys, which the caller must remove.
+    ///
+    /// Does nothing for a commit, and returns an empty list. [`GroupLog`](crate::agreement::GroupLog) counts the
+    /// commits.
     pub(crate) fn end(&mut self, member: &Member, has_met: bool) -> Vec<Place> {
         let Some(meeting) = MeetingId::named(&member.name) else { return Vec::new() };
         let rounds = match meeting.kind {

@@ -64,7 +64,7 @@ impl Memberships {
         &self.memory
     }
 
-    /// The table of the segments, as all threads see it.
+    /// The current table of the segments and its index, which all threads share.
     pub(crate) fn published(&self) -> &Arc<Published> {
         &self.table
     }
@@ -81,7 +81,8 @@ impl Memberships {
         places_changed();
     }
 
-    /// Publishes the last segment of `arena`, which is the locked arena of this pool.
+    /// Adds the last segment of `arena` to the published table. `arena` is this pool's arena, which the caller has
+    /// locked.
     #[cold]
     pub(crate) fn publish_last(&self, arena: &SymmetricArena) {
         if let Some(SymmetricSegment { ordinal, bytes, memory, .. }) = arena.segments().last() {
@@ -89,7 +90,7 @@ impl Memberships {
         }
     }
 
-    /// Publishes the group's poison, if it has one.
+    /// Publishes the group's poison in the table, if the group has one.
     pub(super) fn publish_poison(&self, group_state: &GroupState) {
         if let Some(poison) = group_state.log.poison() {
             self.update_table(|table| table.with_poison(group_state.log.group(), poison.clone()));
@@ -101,8 +102,8 @@ impl Memberships {
         self.table().poison(group).cloned()
     }
 
-    /// Looks up the `bytes` bytes at `ptr`. If they lie in a segment, marks them as used by all declared captures in
-    /// progress.
+    /// Looks up the `bytes` bytes at `ptr`. If they lie in a segment, adds them to the memory that the declared
+    /// captures ([`PoolCapture`](crate::PoolCapture)) in progress keep allocated.
     #[inline]
     pub(crate) fn lookup(
         &self,
@@ -139,7 +140,8 @@ impl Memberships {
     ) -> Result<SymmetricMemory, Option<Unmapped>> {
         let peers = self.table().standings(group).and_then(|standings| standings.peers.clone());
         let buffer = Buffer::from(block);
-        // If the block is of another pool, `buffer` has the attachments of that pool, in which `peers` owns no mapping.
+        // `buffer` finds only mappings that are kept with the block's pool. If that is another pool, none of its
+        // mappings belongs to `peers`, so `mapping` is `None`.
         let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
         match peers.zip(mapping) {
             Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
@@ -167,10 +169,10 @@ impl Memberships {
         self.group_states().get(&id).cloned()
     }
 
-    /// Resets the state of a group whose communicator has ended, including its poison.
+    /// Resets the state of a group whose communicator has ended. Also removes the group's poison.
     pub(crate) fn forget(&self, group: GroupId) {
-        // Dropped at the end of this function, outside of the locks: the drop of the last reference may wait for work
-        // that uses the signal pads.
+        // Drop `_peers` at the end of this function, outside of the locks. It has the signal pads, and the drop of the
+        // last reference waits for kernels that use the pads.
         let _peers = self.known_state(group).and_then(|group_state| {
             let mut group_state = lock(&group_state);
             let peers = group_state.peers.take();

@@ -17,7 +17,7 @@
 //! | `plain_registration` | a segment's registration with `ncclCommRegister` |
 //! | `registration_guard` | allows one commit or retirement of a communicator at a time |
 //!
-//! Only a commit makes windows, and only a retirement removes them.
+//! Only a commit creates windows. They are removed by a retirement, or with the communicator.
 
 mod agreed;
 mod circumstances;

@@ -1,5 +1,6 @@
 //! Places of buffers. A place is a segment of a pool and an offset in it. For every collective, the members of a group
-//! compare the places of the buffers that lie in windows. In checked mode, they compare the places of all buffers.
+//! compare the places of the buffers that lie in windows. In [checked mode](process_group::group::Builder::checked),
+//! they compare the places of all buffers.
 
 use std::sync::{Arc, Weak};
 

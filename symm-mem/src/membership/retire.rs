@@ -202,10 +202,10 @@ impl Memberships {
                 }
             }
         };
-        // From the deregistration on, the end of a group does not end this rank's wait for the outcomes. Every live
-        // rank posts its outcome before the deadline. If the wait ended earlier, the agreement would fail, and its
-        // failure names a single rank. The verdict over all outcomes names every rank and every ended group whose
-        // windows may remain.
+        // Once this rank deregisters, the end of a group no longer ends this rank's wait for the outcomes. The verdict
+        // over all outcomes names every rank and every ended group whose windows may remain. If the wait ended with a
+        // group, the agreement would fail instead, and its error would name only one rank. The wait is bounded in any
+        // case: every live rank posts its outcome before the deadline.
         let watched = || if releases.get() { &[] } else { parties };
         let store = self.domain().store();
         let object = GroupObject {
@@ -257,7 +257,8 @@ impl Memberships {
     /// in the order of `parties`, and within a group in the order of `ordinals`. Returns the outcome, and the number of
     /// deregistered windows.
     fn deregister(&self, ordinals: &[u32], parties: &[Party<'_>], deadline: Deadline) -> (Release, usize) {
-        // Unmap the peers' segments first: a peer's memory is freed only once no rank maps it any more.
+        // Unmap the peers' segments first, so that they are unmapped even if a deregistration fails. The driver frees a
+        // peer's memory only once no rank maps it any more.
         self.memory().attachments().forget(ordinals);
         let table = self.table();
         let mut gone = 0;
@@ -327,7 +328,7 @@ impl Memberships {
         if is_reached {
             return 0;
         }
-        // The arena does not retry a failed release. Memory that its source fails to release is left out of the count.
+        // Memory that the driver fails to release is left out of the count. The arena does not try to release it again.
         let failed = arena.give_back().err().unwrap_or_default();
         let is_freed = |it: &&SymmetricSegment| failed.iter().all(|(memory, _)| *memory != it.memory);
         segments.iter().filter(is_freed).map(|segment| segment.bytes).sum()
@@ -366,7 +367,8 @@ fn deregister_from(
     }
     let windows = ordinals.iter().filter_map(|ordinal| table.window(*ordinal, id));
     let mut windows: Vec<Window> = windows.map(|(window, _)| window.clone()).collect();
-    // The segments of a window have adjacent entries, because they are retired together.
+    // Equal windows are adjacent: `ordinals` is ascending and has either all segments of a window or none, and apart
+    // from retired segments, a window has consecutive ordinals.
     windows.dedup_by_key(|window| window.serial());
     let count = windows.len();
     if count > 0 {
@@ -377,16 +379,17 @@ fn deregister_from(
     Ok(count)
 }
 
-/// The readiness of this rank for a retirement, and the work that is enqueued on its devices, by group. Errors of the
-/// checks become part of `readiness`, which this rank posts, so that all ranks get them.
+/// The readiness of this rank for a retirement, and the numbers of operations enqueued on its devices, by group. Errors
+/// of the checks become part of `readiness`, which this rank posts, so that all ranks get them.
 pub(crate) struct Found {
     pub(crate) readiness: Readiness,
     pub(crate) enqueued: Vec<Enqueued>,
 }
 
 impl Found {
-    /// Checks the groups that take part, the pool's own context, and the calling thread. `trouble` is a problem that is
-    /// already known.
+    /// Checks whether this rank is ready: the groups can take part, no stream of their devices or of the pool's device
+    /// is capturing, and the calling thread has no NCCL group open. `trouble` is a problem that is already known.
+    /// `context` is that of the pool.
     fn of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Self {
         let trouble = trouble.or_else(|| {
             // If a group has ended, its error is more specific than that of its communicator.

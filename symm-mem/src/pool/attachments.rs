@@ -1,11 +1,11 @@
-//! Values that other modules keep with a pool's segments.
+//! Values that other modules attach to a pool's segments, for example this rank's mappings of its peers' segments.
 
 use std::{
     any::Any,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-/// Identifies the owner of attached values, by its address.
+/// Identifies the owner of attached values: clones of one `Arc` are the same owner.
 pub(crate) type Owner = Arc<()>;
 
 /// Values by owner and ordinal of the segment. A value is dropped with the pool's memory, when its segment is retired,

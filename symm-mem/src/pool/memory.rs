@@ -188,8 +188,8 @@ impl Memory {
         &self.attachments
     }
 
-    /// Locks the arena. Returns a guard and takes no closure, so that the arena's log records the source line of the
-    /// caller.
+    /// Locks the arena. Returns a guard instead of running a closure: the arena's log records the source line of the
+    /// request by `#[track_caller]`, which does not pass through closures.
     pub(crate) fn arena(&self) -> Arena<'_> {
         Arena(self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }

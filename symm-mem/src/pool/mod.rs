@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `memory` | the segments, which are freed only once nothing can access them, and the pins |
+//! | `memory` | the pins, and the segments; a segment is freed only once nothing can access it |
 //! | `block`, `capture` | blocks, declared captures and graph pins, which keep memory allocated |
 //! | `attachments` | values that other modules keep with the segments |
 //! | `slice` | device slices over blocks |
@@ -11,7 +11,7 @@
 //!
 //! This module does not depend on groups and communicators, with two exceptions: [`process_group::graph_memory`]
 //! reports the memory that captured work uses, and [`process_group::group::places_changed`] makes groups drop their
-//! cached places.
+//! cached look-ups of buffers.
 
 mod attachments;
 mod block;

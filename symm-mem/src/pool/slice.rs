@@ -41,8 +41,8 @@ struct SliceMemory {
 }
 
 // SAFETY: `stream` always returns the slice's stream, and `check_stream` has rejected the per-thread default stream and
-// streams of other contexts. If a later slice gets the memory of the dropped block, it has the same stream, or its
-// stream waits for this stream first. Users of untyped blocks promise to order their uses after those of the former
+// streams of other contexts. If a later slice gets the memory of the dropped block, that slice has the same stream, or
+// its stream first waits for `stream`. Users of untyped blocks promise to order their uses after those of the former
 // owner. The pool frees the memory only once no block, window or graph uses it, and after the work on the streams of
 // dropped slices has ended. `keep_for_ever` leaks a clone of the block, so the block is never freed.
 unsafe impl StreamBound for SliceMemory {
@@ -85,8 +85,8 @@ pub(crate) unsafe fn into_slice<T: Element>(
     len: usize,
     stream: &Stream,
 ) -> Result<DeviceSlice<T>, SliceError> {
-    // Called after the block was placed. Before that, another thread could still drop a slice on a new stream, and the
-    // block could get the memory of that slice.
+    // The block is placed already. If the streams were ordered before the block is placed, another thread could in
+    // between drop a slice of a further stream, and the block could get the memory of that slice.
     block.memory().dropped_on().order_before(stream)?;
     let start = block.ptr();
     let memory = Arc::new(SliceMemory { block, stream: stream.clone() });

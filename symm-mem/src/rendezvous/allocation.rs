@@ -40,7 +40,7 @@ pub(super) struct Inner {
     pub(super) number: u64,
 }
 
-/// The whole memory, which peers map.
+/// The memory of an allocation. Peers map all of it, also the part beyond the requested size.
 #[derive(Debug)]
 enum Backing {
     Mapped(Mapping),
@@ -98,8 +98,8 @@ pub enum AllocationError {
 }
 
 impl PeerMemory {
-    /// Allocates at least `bytes` bytes that can be exported as `handles`. [`HandleTypes::granted`] returns all
-    /// supported types.
+    /// Allocates at least `bytes` bytes that can be exported as handles of the types `handles`.
+    /// [`HandleTypes::granted`] returns all types that the driver grants.
     ///
     /// # Errors
     /// [`AllocationError::Size`] for 0 bytes. [`AllocationError::Driver`] if the driver fails, for example with
@@ -175,8 +175,8 @@ impl PeerMemory {
         })
     }
 
-    /// Sets all bytes to zero and waits for that on a separate stream. A wait for the whole device would break a
-    /// capture of another thread.
+    /// Sets all bytes to zero, and blocks until this is done. Uses a stream of its own, because a wait for the whole
+    /// device would break a capture of another thread.
     pub(crate) fn clear(&self, context: &Context) -> Result<(), cuda_driver::Error> {
         let _relaxed = RelaxedCapture::enter(context.driver())?;
         let stream = Stream::new(context, StreamFlags::NON_BLOCKING)?;
@@ -299,7 +299,8 @@ impl CudaAllocator {
     /// [grants](HandleTypes::granted) them.
     ///
     /// # Errors
-    /// [`AllocationError::Driver`] if the device or the host has no memory left for a test of the handle types.
+    /// [`AllocationError::Driver`] if the device or the host is out of memory: [`HandleTypes::granted`] allocates
+    /// memory to find out whether the driver grants fabric handles.
     pub fn new(context: &Context) -> Result<Self, AllocationError> {
         Ok(Self::with_handles(context, HandleTypes::granted(context)?))
     }

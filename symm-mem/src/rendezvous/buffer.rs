@@ -31,8 +31,8 @@ enum Memory {
 }
 
 impl Memory {
-    /// Returns the pool's memory, and the segment and offset in it. Returns the allocation as `Err` if it belongs to no
-    /// pool.
+    /// For a block or segment of a pool, returns the pool's memory, the segment's number, and the offset in the
+    /// segment. For an allocation outside of pools, returns the allocation as the `Err` value.
     fn in_pool(&self) -> Result<(&PoolMemory, Placement), &PeerMemory> {
         match self {
             Self::Pool(block) => Ok((block.memory(), block.placement())),
@@ -136,7 +136,8 @@ impl Buffer {
     }
 
     /// Makes the buffer's allocation keep `mapping` for `group`, until the allocation is freed or its segment is
-    /// retired. If `group` is dropped before, the next call for the allocation drops the mapping.
+    /// retired. If `group` is dropped before that, the mapping stays until the next mapping, for any group, is added to
+    /// the same pool or allocation.
     pub(crate) fn keep_mapping(&self, group: &Owner, mapping: PeerMapping) {
         self.attachments().put(group, self.ordinal(), Arc::new(mapping));
     }

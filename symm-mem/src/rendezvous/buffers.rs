@@ -49,7 +49,8 @@ pub enum Origin {
 #[derive(Debug)]
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
-    /// Registers this rank's own buffer under the address of the array. Dropped before the array.
+    /// Lets the launch of a captured kernel find this rank's buffer by the address of the array, to pin the buffer for
+    /// the graph. Dropped before the array.
     _own: Option<OwnBuffer>,
     array: DeviceMemory,
     bytes: usize,
@@ -108,7 +109,7 @@ impl PeerBuffers {
         &self.addresses
     }
 
-    /// The address of an array of the addresses, 8 bytes each, in this device's memory.
+    /// The address of an array in this device's memory that contains the [`addresses`](Self::addresses), 8 bytes each.
     #[must_use]
     #[doc(alias = "get_buffer_ptrs_dev")]
     pub fn array(&self) -> DevicePtr {
@@ -135,7 +136,8 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
     Ok(array)
 }
 
-/// The mappings of all ranks' allocations. This rank's allocation keeps them for a [`PeerGroup`](super::PeerGroup).
+/// The addresses of all ranks' allocations in one group, with the mappings of the peers' allocations. This rank's
+/// allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
     /// The number of the agreement that mapped the allocations, equal on all members.

@@ -157,8 +157,9 @@ impl GroupInfo {
     }
 
     /// Makes the error for a failed agreement of the group's members. If the group has ended, the reason of the end
-    /// replaces `kind`. Exception: a refusal of a rendezvous or an exchange is kept, because all members get it. But a
-    /// refusal that only names missing or lost members is replaced too.
+    /// replaces `kind`, except for a refusal of a rendezvous or an exchange: all members get the refusal, so this rank
+    /// returns it too. A refusal that only names missing or lost members is replaced nevertheless, because the end of
+    /// the group can be its cause.
     pub(crate) fn failed(&self, call: &CallContext, kind: ErrorKind) -> Error {
         let (is_refused, is_of_the_missing) = match &kind {
             ErrorKind::RendezvousRefused(refusal) => (true, refusal.is_of_the_missing()),

@@ -31,9 +31,9 @@
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
 //! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. A rank keeps its mappings of the peers' memory until its own
-//! allocation is freed or its segment is retired, and every [`SymmetricMemory`] of it is dropped. Each mapping keeps
-//! the peer's pages allocated, so no rank can free memory that another rank has mapped.
+//! so all blocks of the segment share one mapping. A rank unmaps the peers' memory once two conditions hold: its own
+//! allocation is freed or its own segment is retired, and every [`SymmetricMemory`] of that allocation or segment is
+//! dropped. Each mapping keeps the peer's pages allocated, so no rank can free memory that another rank has mapped.
 
 mod allocation;
 mod buffer;
@@ -176,7 +176,7 @@ impl Rendezvous {
     ///
     /// # Errors
     /// If the members agree to refuse, all of them get the same [`RendezvousRefused`](ErrorKind::RendezvousRefused). A
-    /// member gets another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
+    /// member gets an error of another kind if its store fails ([`ErrorKind::Store`]), if the group has ended
     /// ([`ErrorKind::GroupOver`]), if it cannot read the decision ([`ErrorKind::Unreadable`]), or for a bug of this
     /// crate ([`ErrorKind::OutOfStep`]).
     pub fn new(info: GroupInfo, context: &Context, options: RendezvousOptions) -> Result<Self, Error> {
@@ -206,10 +206,11 @@ impl Rendezvous {
         &self.inner.group.info
     }
 
-    /// Maps the corresponding buffers of all other members. Collective: all members must make their calls in the same
-    /// order. In one call, each member gives an allocation of its own, or each gives a block of the same pool segment.
-    /// The buffers must have the same size, and the same offset in their allocations. Every call is an agreement of the
-    /// members. But if an earlier rendezvous has mapped the memory on all members, the call maps nothing.
+    /// Maps the buffers that the other members give in the same call. Collective: all members must make their calls in
+    /// the same order. In one call, each member gives an allocation of its own, or each gives a block of the same pool
+    /// segment. The buffers must have the same size, and the same offset in their allocations. Every call is an
+    /// agreement of the members. But if an earlier rendezvous has mapped the memory on all members, the call maps
+    /// nothing.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
@@ -278,7 +279,7 @@ impl Rendezvous {
         buffer.mapping(&self.inner.group.mappings)
     }
 
-    /// Takes part in a rendezvous without memory, so that it is refused on all members with `cause` as the reason.
+    /// Takes part in a rendezvous without memory. All members then refuse the rendezvous, with `cause` as the reason.
     /// Collective.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
@@ -380,7 +381,7 @@ impl Rendezvous {
         Ok((record, offer, candidate))
     }
 
-    /// This rank's record without memory.
+    /// Creates a record of this rank that describes no memory.
     fn record(&self, number: u64, readiness: Readiness) -> Record {
         let Inner { group, options, life, .. } = &*self.inner;
         let info = &group.info;

@@ -8,9 +8,9 @@
 //! The ranks cannot deadlock under two conditions:
 //! - On every channel, each pair of ranks enqueues its puts, its barriers and the waits for these puts in matching
 //!   order.
-//! - If a peer sends a signal only after an operation A of this rank, this rank enqueues its wait for that signal after
-//!   A, or on another stream than A. Otherwise A is queued behind the wait on the same stream, but the peer sends the
-//!   signal only after A, so neither completes.
+//! - If a peer sends a signal only after an operation A of this rank has run, this rank must not enqueue its wait for
+//!   that signal before A on the stream of A. Otherwise neither completes: A runs only after the wait, the wait ends
+//!   only after the signal, and the peer sends the signal only after A.
 //!
 //! Only the graph orders captured operations.
 
@@ -42,7 +42,7 @@ pub(super) type Slot = (Way, u32, u32);
 /// The last operation on a slot.
 #[derive(Debug, Clone)]
 struct Last {
-    /// Keeps the stream alive, so that no new stream gets the same handle.
+    /// Keeps the stream alive. Otherwise a new stream could get the same handle, and would be taken for this one.
     stream: Stream,
     done: Arc<Event>,
 }
@@ -111,7 +111,8 @@ impl Pads {
         if stream.capture_status()? != CaptureStatus::None {
             return launch();
         }
-        // The lock is held until the event is recorded, so that the steps of two threads do not interleave.
+        // The lock is held until the event is recorded. Otherwise another thread could enqueue an operation on one of
+        // these slots in between.
         let mut lasts = self.lasts.lock().unwrap_or_else(PoisonError::into_inner);
         let mut waited: Vec<&Arc<Event>> = Vec::new();
         for last in slots.iter().filter_map(|slot| lasts.get(slot)) {
@@ -149,7 +150,7 @@ impl Drop for Pads {
         let Some(driver) = lasts.values().next().map(|last| last.stream.context().driver().clone()) else {
             return;
         };
-        // If a capture is open, a wait must neither invalidate it nor be refused because of it.
+        // If a capture is open, the waits below must neither invalidate the capture nor be refused because of it.
         let _relaxed = RelaxedCapture::enter(&driver);
         for last in lasts.values() {
             // A broken context runs no more work, so errors are ignored.

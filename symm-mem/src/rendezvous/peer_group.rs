@@ -11,7 +11,7 @@ use crate::{kernels::PadLayout, pool::Owner, sharing::Site};
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
-    /// This rank's site, without an endpoint.
+    /// This rank's host, process and device. The endpoint is empty.
     pub(crate) site: Site,
     /// Identifies the group in the [`Attachments`](crate::pool::Attachments) of an allocation, which keep the
     /// allocation's mapping for each group.

@@ -12,17 +12,20 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 
 /// Signals between the ranks of the group, over its [signal pads](Self::signal_pads). A pad has
 /// [`PadLayout::USER_CHANNELS`] channels for these signals. On each channel, at most one signal at a time is in flight
-/// from each rank to each other.
+/// from one rank to another.
 ///
 /// A slot is a direction, a peer and a channel. Operations on one slot run in the order in which this rank enqueued
 /// them, even on different streams. Operations on different slots are independent. So an operation that waits for its
 /// peer delays only later operations on its slot or its stream. A barrier uses all slots of its channel. Captured
 /// operations are not ordered by slot: only their graph orders them.
 ///
-/// `deadline` limits each wait of an operation, from the start of the wait on the device. A put or a wait waits once. A
-/// barrier waits twice for each peer, for all peers at the same time. An operation that exceeds the deadline ends, and
-/// does not damage the context. [`check`](Self::check) then returns an error. From then on, the operations of this rank
-/// on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous): it has new pads.
+/// `deadline` limits each wait of an operation, from the start of the wait on the device.
+/// [`put_signal`](Self::put_signal) waits until the peer has consumed this rank's previous signal on the channel.
+/// [`wait_signal`](Self::wait_signal) waits for the peer's signal. [`barrier`](Self::barrier) waits for all peers at
+/// the same time, and for each of them first like `put_signal` and then like `wait_signal`. An operation that exceeds
+/// the deadline ends, and does not damage the context. [`check`](Self::check) then returns an error. From then on, the
+/// operations of this rank on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous):
+/// it has new pads.
 impl SymmetricMemory {
     /// The description of the ranks for kernels. [`Ranks::buffers`] has the start of each rank's allocation, and the
     /// buffer begins [`offset`](Self::offset) bytes after it. The description is valid until this handle is dropped.
@@ -114,7 +117,8 @@ impl SymmetricMemory {
         })
     }
 
-    /// Checks that no operation on this rank's pads has exceeded its deadline. Call it after waiting for the stream.
+    /// Checks that no operation on this rank's pads has exceeded its deadline. Call it after you have synchronized the
+    /// stream.
     ///
     /// # Errors
     /// [`KernelError::Late`], with the first wait that exceeded its deadline.

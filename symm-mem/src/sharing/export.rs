@@ -43,7 +43,8 @@ impl Handle {
     /// The handle of virtual memory that can only be exported as a file descriptor.
     pub const DESCRIPTOR: Self = Self::Virtual { descriptor: true, fabric: None };
 
-    /// Returns the handles of virtual memory. Exports the fabric handle, if the memory has one, but no file descriptor.
+    /// Returns the handles of virtual memory. Exports the fabric handle, if the memory has one. Exports no file
+    /// descriptor: `Share::descriptor` does that.
     pub(super) fn of(physical: &PhysicalMemory) -> Result<Self, String> {
         let kinds = physical.handle_types();
         let fabric = match kinds.contains(HandleTypes::FABRIC) {
@@ -111,7 +112,7 @@ pub struct Export {
     pub bytes: u64,
     /// The handles by which ranks of other processes can open it.
     pub handle: Handle,
-    /// The token with which other ranks of the same process find it.
+    /// The token with which other ranks of the same process find the allocation in the registry of the process.
     pub token: u64,
 }
 wire_struct!(Export { bytes, handle, token });
@@ -122,7 +123,8 @@ mod tests {
 
     use super::*;
 
-    /// The bytes must not change, so that ranks of one protocol version can decode each other's handles.
+    /// Ranks with the same protocol version must be able to decode each other's handles. So a change of these bytes
+    /// needs a new protocol version.
     #[test]
     fn handles_keep_their_form() {
         let foreign = Handle::Foreign { kind: "host".into(), descriptor: true, handle: Some(vec![9]) };

@@ -17,10 +17,10 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 ///
 /// This crate passes handles and addresses on, and never accesses the memory.
 ///
-/// Ranks of the process that owns the memory use [`ptr`](Self::ptr) of the owner, and keep the owner's value alive.
-/// Ranks of other processes open the memory by a call of [`open`](Self::open) on their own memory of the same
-/// [`kind`](Self::kind). On one host they can use a file descriptor, and on any host a handle. If a rendezvous has
-/// ranks in several processes, the memory of each rank needs a descriptor or a handle.
+/// Other ranks of the same process access the memory at the same address, [`ptr`](Self::ptr), and keep this value
+/// alive. A rank of another process opens the memory: the rendezvous calls [`open`](Self::open) of that rank's own
+/// memory of the same [`kind`](Self::kind). A rank of the same host can use a file descriptor, and a rank of any host a
+/// handle. If a rendezvous has ranks in several processes, the memory of each rank needs a descriptor or a handle.
 ///
 /// [`kind`](Self::kind), [`ptr`](Self::ptr), [`bytes`](Self::bytes) and [`has_descriptor`](Self::has_descriptor) must
 /// return the same value in every call, and must not block.
@@ -28,7 +28,7 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// # Threads
 /// A rendezvous calls these methods on the thread of its caller. They must not call the same rendezvous, because that
 /// would deadlock. Their duration counts towards the deadline of the rendezvous. The value is dropped on the thread
-/// that drops the last handle to the memory, which can be a thread of another rank of this process.
+/// that drops the last reference to it, which can be a thread of another rank of this process.
 ///
 /// # Example
 /// Memory of the host, which processes of one host share:
@@ -136,7 +136,8 @@ pub struct PeerHandle<'a> {
 
 /// A peer's memory that is open on this rank. Dropping the value closes the memory.
 ///
-/// It is dropped on the thread that drops the last handle to the result of the rendezvous.
+/// This rank's memory and the [`SymmetricMemory`](crate::rendezvous::SymmetricMemory) of the rendezvous hold references
+/// to the value. It is dropped on the thread that drops the last one.
 pub trait OpenedMemory: fmt::Debug + Send + Sync {
     /// The address of the first byte on this rank. It must be the same in every call, and stay valid until this value
     /// is dropped.

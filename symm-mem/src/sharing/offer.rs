@@ -14,15 +14,16 @@ use process_group::{
 
 use super::{Export, Handle, LocalRegistry, Outcome, Site, local_registry::LocalToken};
 
-/// Tag of the first message on a connection of two processes. The message carries a file descriptor of `/dev/null`.
+/// Tag of the first message on a connection of two processes. Every message must carry a file descriptor. This one only
+/// establishes the connection, so it carries a descriptor of `/dev/null`.
 pub(super) const HELLO: Tag = Tag(*b"helo");
 
 /// A resource that ranks share: device memory, or another resource with a file descriptor.
 pub(crate) trait Share: Clone + 'static {
-    /// Tag of a message with a file descriptor of such a resource.
+    /// Tag of a message that carries the file descriptor of a resource of this type.
     const TAG: Tag;
 
-    /// The registry in which ranks of this process find such resources.
+    /// The registry in which ranks of this process find each other's resources of this type.
     fn registry() -> &'static LocalRegistry<Self>;
 
     /// Exports the handles that this rank posts in its record.

@@ -82,8 +82,8 @@ impl Site {
         (self.host, self.process) == (other.host, other.process)
     }
 
-    /// Returns false if the device of this rank cannot access the device of `other`. Returns true if this rank's
-    /// process does not see that device.
+    /// Returns false if it is known that the device of this rank cannot access the device of `other`. If this rank's
+    /// process does not see that device, nothing is known about it, and the result is true.
     pub(crate) fn can_access(&self, other: &Self) -> bool {
         !self.unreachable.contains(&other.device)
     }

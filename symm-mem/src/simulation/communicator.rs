@@ -104,8 +104,9 @@ impl Communicator {
             .map_err(Violation::of)
     }
 
-    /// Returns the address at which this rank reaches a window of the member with the number `peer`. Returns `None` if
-    /// the release has no function for this.
+    /// Returns the address at which this rank reaches a peer's memory in a window. `window` is this rank's handle of
+    /// the window. `peer` is the peer's rank in the communicator. Returns `None` if the NCCL release has no function
+    /// for this.
     pub(super) fn peer_window(&self, window: usize, peer: usize) -> Result<Option<u64>, Violation> {
         if self.api.version() < Version::new(2, 29, 2) {
             return Ok(None);

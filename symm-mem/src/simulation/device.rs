@@ -24,8 +24,8 @@ use crate::sharing;
 
 /// The memory of each device in bytes, which is more than a run needs. A pool with adjacent segments reserves as many
 /// bytes of addresses as its device has memory. The reservations of 64 devices of this size fit into the addresses of
-/// gpu-sim. A `LimitingSource` limits each rank's pool to less memory, so a pool never lacks memory because NCCL has
-/// taken some.
+/// gpu-sim. A `LimitingSource` limits each rank's pool to a part of the device's memory and counts only the pool's own
+/// allocations. NCCL allocates memory of the same device, but enough is left for the pool to reach its limit.
 const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
@@ -98,7 +98,8 @@ impl Devices {
 }
 
 /// Returns the functions of the driver and of this release of NCCL, which are the same in all worlds. Checking them
-/// takes long and draws random numbers of the world. So they are checked once per release, in a separate world.
+/// takes long, so this function checks them once per release and process. The check draws random numbers of its world.
+/// It has a separate world, so that the first run with a release draws the same numbers as later runs.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -141,14 +142,14 @@ impl Device {
 
     /// Writes a number into memory of this device.
     pub(super) fn write(&self, address: u64, number: u64) -> Result<(), Violation> {
-        // SAFETY: gpu-sim checks the address. Nothing else runs.
+        // SAFETY: gpu-sim checks the address. The run has one thread, so nothing accesses the memory during the copy.
         unsafe { self.context.copy_from_host(DevicePtr(address), &[number]) }.map_err(Violation::of)
     }
 
     /// Reads a number from memory that this device can access.
     pub(super) fn read(&self, address: u64) -> Result<u64, Violation> {
         let mut number = [0];
-        // SAFETY: gpu-sim checks the address. Nothing else runs.
+        // SAFETY: gpu-sim checks the address. The run has one thread, so nothing accesses the memory during the copy.
         unsafe { self.context.copy_to_host(&mut number, DevicePtr(address)) }.map_err(Violation::of)?;
         Ok(number[0])
     }

@@ -238,7 +238,8 @@ impl World {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);
             if state.dead {
-                // Without this, calls of a dead rank into NCCL would wait until the end of the gpu-sim world.
+                // Ends the calls of the dead rank into NCCL. They would otherwise wait for other ranks until the
+                // gpu-sim world ends.
                 self.library.leave_all(rank)?;
                 continue;
             }

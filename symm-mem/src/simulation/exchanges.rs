@@ -1,4 +1,6 @@
-//! The state of a rank's one-sided exchanges: plans, and the memory and slots that ranks lend each other.
+//! The state of a rank's one-sided exchanges. In an exchange, the members of a group agree on a *plan*, a list of
+//! transfers between them. For the transfers, the ranks lend each other memory and *slots*, which are places for the
+//! signals of a peer.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +33,8 @@ pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 pub(super) struct Allocation {
     pub(super) id: AllocationId,
     pub(super) memory: SegmentMemory,
-    /// The number at the start of the memory.
+    /// The number at the start of the memory. A peer that reads it through its mapping knows that it has mapped this
+    /// allocation.
     pub(super) mark: u64,
     pub(super) device: Arc<Device>,
 }
@@ -106,7 +109,7 @@ impl Exchanges {
 /// A rank's current exchange.
 pub(super) struct Exchanging {
     pub(super) machine: Agreement<ExchangeProtocol>,
-    /// The agreement whose memory the rank was asked to open.
+    /// The agreed plan of the members, after the state machine has asked the rank to open the peers' memory for it.
     pub(super) acted: Option<protocol::Agreement>,
     pub(super) group: u64,
     pub(super) name: u64,

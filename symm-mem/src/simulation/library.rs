@@ -1,6 +1,7 @@
 //! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. The record finds
-//! errors that the library does not report: members whose paired calls register different segments, memory registered
-//! twice, windows that the members deregister in different orders, and registered memory that is freed.
+//! errors that the library does not report: members that register different segments in the same window (NCCL pairs the
+//! calls of the members by their order), memory registered twice, windows that the members deregister in different
+//! orders, and registered memory that is freed.
 
 use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
 
@@ -329,8 +330,9 @@ impl Library {
         side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
     }
 
-    /// Returns the address at which `rank` reaches the window `serial` of the next member. Returns `None` if the
-    /// release has no function for this, or if one of the two ranks has left or no longer has the window registered.
+    /// Returns the address at which `rank` reaches the memory of the next member in window `serial`. The first member
+    /// comes after the last one. Returns `None` if the NCCL release has no function for this, or if one of the two
+    /// ranks has left or no longer has the window registered.
     pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
         let place = members.iter().position(|member| *member == rank).unwrap_or(0);

@@ -289,11 +289,12 @@ impl World {
             site: Site::simulated(rank),
             export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
         };
-        // The oracle groups meetings by epoch, so each life of a group gets an epoch of its own.
+        // The oracle groups meetings by epoch. `life` counts how often the rank has created the group with this id.
+        // Each creation gets an epoch of its own.
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // These changes give the record a different store key, so the rank meets no other rank.
+            // These changes give the meeting a different name in the store, so the rank meets no other rank.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -465,8 +466,8 @@ impl World {
     }
 }
 
-/// Changes a record so that it differs from the peers' records, both of this meeting and of later ones. `how` selects
-/// the change.
+/// Changes a record so that it differs from the records of the peers. `how` selects the change. Some changes also
+/// change the name of the meeting. They add 1000, so that the new name is not that of a later meeting.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

@@ -11,7 +11,7 @@
 //!
 //! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. The *culprit* is the rank
 //! that the trouble concerns. A program consists of *phases*. In each phase, the ranks allocate and free blocks and
-//! commit their groups, and they may also retire segments, or run a rendezvous or an exchange.
+//! commit the pool for their groups. They may also retire segments, or run a rendezvous or an exchange.
 //!
 //! | file | subject |
 //! |---|---|
@@ -32,9 +32,10 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! Two things are not simulated. Collectives and messages transfer no data: the simulation only counts them. The
-//! drivers, which connect meetings to NCCL and the store in production, are replaced by `store` and `meetings`. The
-//! tests on the embedded device cover both.
+//! The simulation leaves out two things, which the tests on the embedded device cover. First, collectives and messages
+//! transfer no data: the simulation only counts them. Second, the code that connects the state machine of a meeting to
+//! NCCL and the store in production (such as `membership/commit/driver.rs`) does not run: `store` and `meetings` take
+//! its place.
 
 mod acts;
 mod communicator;
@@ -82,11 +83,13 @@ use self::{device::Devices, world::World};
 pub struct Run {
     /// The number of events.
     pub steps: u64,
-    /// The visited states, each as a hash, in ascending order.
+    /// The visited states of the world, each as a hash, in ascending order. A state consists of the kind of trouble and
+    /// of the state of every rank.
     pub states: Vec<u64>,
     /// A hash of the times and the order of all events.
     pub record: u64,
-    /// The number of results, by the names of the trouble and of the result. A meeting counts once for each member.
+    /// The number of results of meetings. The key is the name of the trouble and the name of the result. Each member
+    /// that ends a meeting counts as one result.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
@@ -182,9 +185,9 @@ pub struct Summary {
     pub seeds: u64,
     /// The number of events of all runs.
     pub steps: u64,
-    /// The visited states, each as a hash.
+    /// The visited states of the world, each as a hash. See [`Run::states`].
     pub states: HashSet<u64>,
-    /// The number of results, by the names of the trouble and of the result. A meeting counts once for each member.
+    /// The number of results of meetings, with the keys of [`Run::tally`].
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violations, by seed.
     pub violations: BTreeMap<u64, Violation>,

@@ -18,7 +18,7 @@ use super::{keys::Keys, requests::Asked, violation::Violation};
 /// The time limit for the answer to a request that does not wait for a key. It is longer than any run, so it never
 /// expires. No shorter limit is needed: an open connection loses no bytes, so every such request gets its answer.
 const PATIENCE: Duration = Duration::from_secs(1 << 32);
-/// The connection of [`AtOnce`].
+/// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
 
 /// A connection of a rank.
@@ -238,7 +238,9 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store whose requests take no time. A request that would end a rank's wait fails.
+    /// Returns a store for the requests that the simulation makes in place of ranks and for its checks. The requests
+    /// take no simulated time. A request that would end the wait of a rank's request fails, because the answer to that
+    /// rank would have to travel.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }

@@ -10,8 +10,9 @@
 //! - A refusal fits the trouble. It names the culprit, or the first operation in which the histories of the ranks
 //!   differ. Without a trouble, a meeting may be refused only in three cases. First, a slow store makes a rank late.
 //!   Second, on devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails
-//!   only there. Third, a retirement names only a part of the segments that share a window. Under a trouble, the same
-//!   holds for groups without the culprit, but a member may also be late because it waited for the culprit.
+//!   only there. Third, a retirement names only a part of the segments that share a window. Under a trouble, a meeting
+//!   of a group without the culprit may be refused in the same cases, and also if a member is late because it waited
+//!   for the culprit.
 //! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
 //! - Members use a block through the same window at the same offset, or all through plain registrations, or all
 //!   without either. A window is registered on all members over the memory of the block.
@@ -88,8 +89,8 @@ impl World {
         ) {
             return Ok(());
         }
-        // A rank that has skipped a commit may wait in the last one while the others still wait for it in the skipped
-        // one.
+        // A rank that has skipped a commit may wait in the last commit while the other members still wait for this rank
+        // in the skipped commit.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -132,12 +133,12 @@ impl World {
                 Trouble::CutOff(_, ms) if it.rank == culprit => ms * 1000,
                 _ => 0,
             };
-            // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
             // An agreement on a length has no actions after the decision. But a rank whose patience has ended searches
-            // for a circular wait. It makes two reads of the meetings in which all ranks wait, and repeats both reads
-            // at most once.
+            // for a circular wait. For this, it reads twice from the store in which meetings the ranks wait. If the two
+            // reads differ, it repeats both at most once.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
+            // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
             let most = most + looks + cut_off + retries;
             if !exempt && it.ended - it.begun > most {
@@ -397,7 +398,8 @@ impl World {
         let longest = histories.iter().map(Vec::len).max().unwrap_or(0);
         let parts = |at: &usize| histories.iter().any(|history| history.get(*at) != histories[0].get(*at));
         let first = (0..longest).find(parts);
-        // A dead rank has no result in `told`, so its history is missing, and there is nothing to compare.
+        // A dead rank has no result in `told`, so its history is missing here. The first operation that differs is
+        // known only if `told` has the results of all ranks that the refusal names.
         let all = told.len() == refusal_ranks(operations);
         if all && (first != Some(*sequence as usize) || operations.is_unanimous()) {
             return Err(Violation(format!("histories part at {first:?}: {refusal}")));

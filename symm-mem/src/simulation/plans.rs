@@ -1,4 +1,5 @@
-//! One-sided exchange: plans of a group's ranks, and the memory and slots that they lend each other.
+//! One-sided exchanges. In an exchange, the members of a group agree on a *plan*, a list of transfers between them. For
+//! the transfers, the ranks lend each other memory and *slots*, which are places for the signals of a peer.
 
 use std::{
     mem,
@@ -218,8 +219,8 @@ impl World {
         Ok(Outcome::Mapped)
     }
 
-    /// Ends an exchange on a rank. Checks the agreed routes and the opened memory. Returns the keys that the rank
-    /// removes.
+    /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. A route is the peer's end of a
+    /// transfer: its memory and its slot. Returns the keys that the rank removes.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,

@@ -30,8 +30,8 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Returns two stores in which ranks create their domains. The instance numbers of domains, which are random in
-/// production, are drawn from the seed.
+/// Returns two stores in which ranks create their domains. The domain in the second store only provides [`Rank::twin`].
+/// The instance numbers of domains, which are random in production, are drawn from the seed.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -53,7 +53,7 @@ pub(super) struct Membership {
     pub(super) members: Vec<u32>,
     /// The number of commits begun or skipped, over all [lives](Life) of the group in its epoch.
     pub(super) commits: u64,
-    /// The number of commits of the second pool begun, over the same lives.
+    /// The number of commits of the second pool begun, over all lives of the group in its epoch.
     pub(super) seconds: u64,
     pub(super) meetings: u64,
     /// The number of times that the rank has created the group with this id.
@@ -170,7 +170,8 @@ pub(super) struct Rank {
     /// Another pool of the domain, which stays empty.
     pub(super) second: SymmetricPool,
     /// The id of a pool in a domain of another store. The domain and pool numbers equal those of `pool`, but the random
-    /// instance differs.
+    /// instance differs. Some allocations that the rank lends have ids with this pool, to test that ranks compare the
+    /// instance too.
     pub(super) twin: PoolId,
     /// The rank's blocks, each with an identity: a hash of the pool's requests up to the placement of the block.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,

@@ -38,11 +38,13 @@ impl StoreRequest {
 /// The use of a request's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The answer goes to the state machine of the rank's meeting, if the rank still has this token.
+    /// The answer goes to the state machine of the rank's meeting. The number is the token of the request. If the
+    /// rank's token has changed since, the rank no longer waits for the answer, and the answer is ignored.
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The request tells this rank, which lends memory, that a peer has closed the memory.
+    /// The request reports to another rank, the one with this number, that the requesting rank has closed a plan, and
+    /// with it the memory that the other rank has lent for the plan.
     Closed(u32),
 }
 

@@ -118,8 +118,8 @@ impl Said {
         }
     }
 
-    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline, because of actions
-    /// after the decision or of the last repetition of a failed request.
+    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. The actions after
+    /// the decision, or the last repetition of a failed request, take this time.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));

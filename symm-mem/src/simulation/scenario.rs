@@ -7,15 +7,17 @@ use crate::agreement::{Policy, WindowSupport};
 
 /// The normal deadline of a meeting.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// With [`Trouble::ShortDeadline`], replaces [`DEADLINE`] on all ranks except the culprit, in all meetings except
-/// commits of the second pool. It is so long that the time limit of a registration exceeds `ACTION_FLOOR`.
+/// Under [`Trouble::ShortDeadline`], the deadline of all ranks except the culprit, in place of [`DEADLINE`]. Commits of
+/// the second pool keep their deadline. All members, also the culprit, derive the time limit of a registration from the
+/// longest deadline among them. With this deadline, the limit is 75 s, so the culprit's registrations, which begin up
+/// to 30 s late, end in time.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
 /// The deadline of the last commits. A rank may come late to them, because it has waited for absent ranks and missing
 /// answers in its earlier meetings. This deadline is longer than all these waits together.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A lease in µs. It is longer than the program of any run in which the trouble delays no rank. So in these runs, peers
-/// close lent memory before the lease expires.
+/// The long [lease](Scenario::lease), in µs. If the trouble delays no rank, the programs of all ranks end within this
+/// time. So in such a run, the peers close lent memory before the lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
@@ -79,8 +81,9 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Retires up to `count` consecutive segments after it has freed the rank's blocks in them. In the list of segments
-    /// that are not retired, the first one has the index `nth` modulo the length of the list.
+    /// Frees the rank's blocks in up to `count` consecutive segments, and then retires these segments. Only segments
+    /// that are not retired yet are counted. The first of the `count` segments has the index `nth` modulo the number of
+    /// segments that are not retired yet.
     Retire {
         nth: u64,
         count: u64,

@@ -2,8 +2,8 @@
 //!
 //! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
 //! dies. In some runs, a connection also breaks at random when the store answers a request that writes. The rank then
-//! makes the whole request again. In production, only a member [in doubt](super::work::Work::is_in_doubt) repeats a
-//! request.
+//! makes the whole request again, also if it is not [in doubt](super::work::Work::is_in_doubt). After the other
+//! failures, only a member in doubt repeats its request, as in production.
 
 use std::{mem, time::Duration};
 
@@ -142,7 +142,8 @@ impl World {
                 self.answer(asked.rank, token, work::Answer::Store(answer))?;
             }
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
-            // In production, a rank that lends memory polls for this key. The simulation schedules a check instead.
+            // In production, the lender polls for the key that the request has set. The simulation schedules a check by
+            // the lender instead.
             Goal::Closed(lender) => self.soon(Event::Collect(lender)),
         }
         Ok(())
@@ -219,9 +220,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends the registration of members if the verdict in the store says that their group is dead. In production,
-    /// another thread of the member then aborts the communicator. Leaves out some members at random, because the abort
-    /// may come too late. A verdict never changes, so members whose commit has a verdict are no longer watched.
+    /// Ends the registration of members whose group is dead according to the verdict in the store. In production,
+    /// another thread of such a member aborts the communicator. The function leaves out some members at random, because
+    /// the abort may come too late. It removes all members whose commit has a verdict from `watched`, because a verdict
+    /// never changes.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

@@ -121,11 +121,13 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     let mut met: Vec<_> = library.returned().into_iter().map(|met| (met.rank, met.serials)).collect();
     met.sort();
     assert_eq!(met, [(0, Ok(vec![0])), (1, Ok(vec![0]))]);
-    // Rejected: a segment of the same size with another history, and memory that is already registered.
+    // The call with token 3 begins and waits for rank 1. The record rejects the call with token 4, because its segment
+    // has the same size as that of the first call, but another identity. It rejects the call with token 5, because the
+    // memory is already registered.
     library.register(LIFE, 0, vec![segment(0, 8)], 3).unwrap();
     assert!(library.register(LIFE, 1, vec![segment(1, 9)], 4).is_err());
     assert!(library.register(LIFE, 0, vec![first], 5).is_err());
-    // Memory stays in use until all members have deregistered it.
+    // A communicator can access the memory until all members have deregistered the window.
     let reached = |library: &Library| library.reached(0, first.address, 1);
     assert_eq!(reached(&library), Some((LIFE, 0)));
     assert!(library.deregister(LIFE, 0, 0).is_ok());
@@ -133,7 +135,7 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     assert!(library.deregister(LIFE, 0, 0).is_err());
     assert!(library.deregister(LIFE, 1, 0).is_ok());
     assert_eq!(reached(&library), None);
-    // The call that waits ends with its communicator.
+    // The call with token 3 still waits. It ends when the communicator of its rank is aborted.
     library.leave_all(0).unwrap();
     assert!(matches!(&library.returned()[..], [Met { rank: 0, serials: Err(_), .. }]));
     library.leave_all(1).unwrap();

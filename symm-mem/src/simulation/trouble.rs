@@ -36,8 +36,8 @@ pub(super) enum Trouble {
     Skips,
     /// The culprit's window registration with this number, counted from 1 over all its commits, fails.
     RegistrationFails(u32),
-    /// The culprit's window registration with the first number begins late, by the second number of ms. Registrations
-    /// are counted as for [`RegistrationFails`](Self::RegistrationFails).
+    /// The culprit's window registration whose number is the first field begins late, by the second field in ms.
+    /// Registrations are counted as for [`RegistrationFails`](Self::RegistrationFails).
     RegistrationSlow(u32, u64),
     /// No rank's library supports windows, although it appears to do so. The ranks learn this only when they register.
     WithoutWindows,
@@ -50,9 +50,9 @@ pub(super) enum Trouble {
     OtherRelease,
     /// The culprit's environment forbids windows.
     OtherEnvironment,
-    /// The symmetric address space of the culprit's communicators is nearly full. The culprit's device has more memory
-    /// than the devices of its peers. The device with the most memory determines the address space of all members, so a
-    /// refusal names the culprit.
+    /// The symmetric address space of the culprit's communicators is nearly full. Each member computes the bytes
+    /// left from the memory size of its own device: the culprit 3 MiB, its peers 2 MiB. The greatest value comes from
+    /// the device with the most memory, and it applies to all members. So a refusal names the culprit.
     AddressSpace,
     /// In one group, the culprit has enqueued one more collective than the other members.
     HalfEnqueued,
@@ -189,10 +189,10 @@ impl Trouble {
         matches!(self, Self::Killed(_) | Self::Stopped(..) | Self::CutOff(..) | Self::StoreDies(_))
     }
 
-    /// Returns true if the trouble can [silence](Self::silences) a rank for longer than `VOTE_FLOOR`, the least time
-    /// for which the other members wait for its outcome after a decision. For `Stopped`, this depends on the duration.
-    /// Returns true for every `CutOff`, whatever its duration, because the oracle does not use the result then: under
-    /// `CutOff` and `StoreDies`, it does not check which rank a failed meeting names.
+    /// Returns true if the trouble can [silence](Self::silences) a rank for at least `VOTE_FLOOR`. After a decision,
+    /// the other members wait at least this long for the rank's outcome. `Stopped` silences its rank for the time in ms
+    /// that it contains. For the other silencing troubles, the function always returns true. For `CutOff`, the time
+    /// does not matter: the oracle does not compare results with `CutOff` and `StoreDies`, so it never uses this value.
     pub(super) fn silences_past_budgets(self) -> bool {
         match self {
             Self::Stopped(_, ms) => Duration::from_millis(ms) >= VOTE_FLOOR,
@@ -204,7 +204,8 @@ impl Trouble {
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
-                // The 50 ms allow for the few messages that a registration also needs.
+                // The 50 ms are more than the few messages of a registration take. Each message takes up to 2 ms
+                // (`Scenario::slowest`).
                 Duration::from_millis(ms) + Duration::from_millis(50) >= ACTION_FLOOR
             }
             Self::Killed(_) => true,

@@ -38,8 +38,9 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
     request
 }
 
-/// Converts an answer of the store for a rank whose protocol version is one higher. Subtracts 1 from the versions of
-/// the messages. The rank runs the code of this release, which then accepts only messages of the higher version.
+/// Converts an answer of the store for a rank whose protocol version is one higher: subtracts 1 from the versions of
+/// the messages. The rank runs the code of this release, which checks for this release's version. So the rank accepts
+/// messages of the higher version, and rejects the messages of the other ranks.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

@@ -24,8 +24,8 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A search for a circular wait finds only waits that last as long as the search. The search makes two reads of
-        // the meetings in which all ranks wait. It also needs some messages before and between these reads.
+        // A search for a circular wait finds only waits that last as long as the search. Twice, the search reads from
+        // the store in which meetings the ranks wait. It also needs some messages before and between these two reads.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -49,7 +49,8 @@ impl World {
 
     /// Returns the longest time in µs that a rank needs to read the places of all ranks (the meetings in which they
     /// wait). The rank checks all keys at once. If some keys have no value, it checks each key. It then waits for the
-    /// existing keys and reads them. A request and its answer are two messages.
+    /// existing keys and reads them. These are three requests and one for each rank. A request and its answer are two
+    /// messages.
     pub(super) fn look(&self) -> u64 {
         2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
@@ -103,8 +104,8 @@ impl World {
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // A rank sends a few messages before it reads the decision. The missing ranks may also have left during this
-        // time.
+        // After its begin, `late` needs a few messages until it reads the decision. A missing rank that has left during
+        // this time had left early enough.
         let looks = late.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);

@@ -60,8 +60,10 @@ pub(super) enum Event {
 /// Memory that a rank offers to its peers.
 pub(super) struct Offer {
     pub(super) rank: u32,
+    /// The identity of the offered segment (see [`Rank::extent`]), or the id of the persistent allocation. It must be
+    /// equal on all members of a rendezvous that succeeds.
     pub(super) identity: u64,
-    /// The memory, which begins with the identity. `None` for a persistent allocation.
+    /// The memory, which begins with `identity`. `None` for a persistent allocation.
     pub(super) memory: Option<PhysicalMemory>,
 }
 
@@ -87,7 +89,7 @@ pub(super) struct World {
     pub(super) ended: Vec<Ended>,
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
     pub(super) steps: u64,
-    /// The rank that makes a step in the current event, or `None` if the event is no step of a rank.
+    /// The rank that makes a [step](super::trouble) in the current event, or `None` if the event is no step of a rank.
     stepped: Option<u32>,
     /// The [code](Rank::code) of each rank after its last step.
     codes: Vec<u64>,
@@ -124,7 +126,8 @@ impl World {
         let programs = std::mem::take(&mut scenario.programs);
         let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
         let library = devices.library();
-        // Only adjacent segments can share a window. So in half of the runs, the segments are adjacent on most ranks.
+        // Only adjacent segments can share a window. To test shared windows, half of the runs have adjacent segments on
+        // most ranks.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
             let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
@@ -185,7 +188,8 @@ impl World {
             self.stepped = None;
             self.happen(event)?;
             self.returned()?;
-            // A step changes only the rank that makes it. An event that is no step changes no rank.
+            // A step changes only the rank that makes it, and an event that is no step changes no rank. So after each
+            // event, at most one rank has a new code.
             if let Some(rank) = self.stepped {
                 self.visit(rank);
             }

@@ -21,7 +21,8 @@ pub enum Path {
         /// Offset of the buffer in the window, in bytes.
         offset: u64,
     },
-    /// The buffer is registered with this rank's communicator, so that transports need no copies.
+    /// The buffer is registered with this rank's communicator (`ncclCommRegister`). So NCCL's transports can access it
+    /// without copies through NCCL's internal buffers.
     Registered,
     /// Through NCCL's internal buffers.
     Plain,
@@ -47,9 +48,9 @@ pub enum Why {
     Elsewhere,
     /// The buffer extends beyond the segment in which it begins.
     SpansSegments(LookupError),
-    /// The buffer's segment has not been committed for the group. Contains the refusal of the last commit, or the
-    /// difference that the last commit reported in [`CommitReport::pending`](crate::CommitReport::pending). `None` if
-    /// neither exists.
+    /// The buffer's segment has not been committed for the group. Contains the refusal of the group's last commit. If
+    /// that commit succeeded, but only for the segments that were equal on all members, contains its
+    /// [`CommitReport::pending`](crate::CommitReport::pending). Otherwise `None`.
     NotCommitted(Option<Refusal>),
     /// The group is poisoned.
     Poisoned(Poison),
@@ -65,9 +66,9 @@ pub struct Explanation {
     /// Segment and offset of the buffer, equal on all ranks whose pools got the same requests. `None` for
     /// [`Why::Elsewhere`], [`Why::SpansSegments`] and [`Why::OutsideDomain`].
     pub placement: Option<Placement>,
-    /// True if `placement` is not `None` and at least one byte of the buffer is in a block of this rank's pool. If
-    /// there is a placement but no block, the block was freed or never allocated. Collectives still access such a
-    /// buffer without an error, until its segment is freed.
+    /// True if a block of this rank's pool contains at least one byte of the buffer. Always false if `placement` is
+    /// `None`. False with a placement means that the buffer's block was freed, or that it was never allocated.
+    /// Collectives still access such a buffer without an error, until its segment is freed.
     pub is_allocated: bool,
     /// The path.
     pub path: Path,
@@ -113,10 +114,11 @@ impl SymmetricPool {
     /// this rank's pool contains any of these bytes.
     ///
     /// Not collective. The members have agreed on the windows, so [`Path::Window`] is the same on all of them. For a
-    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer.
+    /// buffer without a window, the path shows whether this rank's communicator has registered the buffer. This
+    /// path may differ between members.
     ///
-    /// If the buffer is in the pool but in no window, and the group is not poisoned, this call waits for the end of a
-    /// commit of the group that is in progress.
+    /// While another thread commits the pool for the group, this call waits until the commit has ended, if the buffer
+    /// is in the pool but in no window, and the group is not poisoned.
     pub fn explain(&self, ptr: DevicePtr, bytes: u64, group: &dyn SymmetricGroup) -> Explanation {
         let id = group.id();
         let plain = if group.is_registered(ptr, bytes) { Path::Registered } else { Path::Plain };

@@ -61,7 +61,8 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// [`SymmetricError::Source`] if the device does not support virtual memory management, or has not enough free
-    /// memory for a test of the handle types. [`SymmetricError::Granularity`].
+    /// memory for a test of the handle types. [`SymmetricError::Granularity`] if the device's allocation granularity
+    /// does not divide 2 MiB.
     pub fn new(domain: &Domain, context: &Context, geometry: Geometry) -> Result<Self, SymmetricError> {
         let source = Sharing::granted(context)
             .and_then(|sharing| VirtualMemorySource::new(context, sharing))
@@ -161,10 +162,10 @@ impl SymmetricPool {
     /// bytes: every rank must allocate and drop its slices in the same order, and a commit makes their segments
     /// windows.
     ///
-    /// Dropping the slice frees its block without a wait for the device. A later call may give the memory to a slice of
-    /// another stream. So each call makes its `stream` wait for the work on the streams of all slices dropped so far.
-    /// The slice may be used on any stream of the context. An untyped block may also get the memory. Its user must then
-    /// order its uses after the work on the dropped slice's stream.
+    /// The slice may be used on any stream of the context. Dropping it frees its block without a wait for the device,
+    /// so its memory may be reused while work on its stream still runs. For a new slice, this call orders that work: it
+    /// makes `stream` wait for the streams of all slices dropped so far. If [`allocate`](Self::allocate) reuses the
+    /// memory, the program must order its uses of the new block after that work.
     ///
     /// ```no_run
     /// # use cuda_driver::Stream;
@@ -291,8 +292,8 @@ impl SymmetricPool {
     /// [`SegmentInUse`](crate::Refusal::SegmentInUse), [`SegmentCommitted`](crate::Refusal::SegmentCommitted),
     /// [`RetirementMismatch`](crate::Refusal::RetirementMismatch), [`QuiesceFailed`](crate::Refusal::QuiesceFailed),
     /// [`SyncTimeout`](crate::Refusal::SyncTimeout), and others that a commit can return too. If a rank dies or fails
-    /// while it deregisters its windows, the others get [`ErrorKind::Poisoned`]. Its reason is the same on every rank,
-    /// and its list of groups contains the poisoned groups of the rank that gets the error.
+    /// while it deregisters its windows, the others get [`ErrorKind::Poisoned`]. The field `poison` of this error is
+    /// the same on every rank. The field `groups` lists the poisoned groups of the rank that gets the error.
     #[track_caller]
     pub fn retire(
         &self,
@@ -340,7 +341,7 @@ impl SymmetricPool {
     /// this rank's device, can use this memory. An earlier [`commit`](Self::commit) for the group must have mapped it
     /// ([`CommitOptions::map_peers`](crate::CommitOptions::map_peers)). This call neither contacts another rank nor
     /// maps anything. The returned value owns a clone of the block, so the block's segment is not retired while the
-    /// value exists. It stays valid after the end of the group.
+    /// value exists. The value stays valid after the end of the group.
     ///
     /// The pads belong to this pool and group, and no [`Rendezvous`](crate::rendezvous::Rendezvous) uses them. For
     /// memory outside of pools, or blocks of a group that was committed without mappings, use a rendezvous.
@@ -377,7 +378,8 @@ impl SymmetricPool {
         self.memberships.forget(group);
     }
 
-    /// Makes the block at `placed`. If the request added a segment, first publishes the segment.
+    /// Makes the block at `placed`. If the request added a segment, first adds the segment to the table that look-ups
+    /// read.
     #[inline(always)]
     fn hand_out(&self, arena: Arena<'_>, placed: Placed, bytes: u64) -> SymmetricBlock {
         if placed.grown {

@@ -60,7 +60,8 @@ impl<'a> PoolScope<'a> {
     /// the store nor waits. If the members have made the same requests, as a pool demands, they have the same new
     /// segments, so either all of them skip the commit or none does. After a failed request, a rank does not skip
     /// commits until the request is repeated with success, or until a commit finds that the requests of all members are
-    /// equal. So the next commit reports a lack of memory on one rank to all members.
+    /// equal. So if only one rank lacks the memory for a new segment, this rank takes part in the next commit too. The
+    /// commit reports the lack of memory to all members.
     ///
     /// A member that has made other requests may skip a commit that the others do not skip. The others then wait until
     /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. The member counts the
@@ -124,13 +125,14 @@ impl SymmetricPool {
 /// `Allocator::empty_cache` releases cached segments of all pools of the allocator, including the routed pool. So all
 /// ranks must call it at the same points of the program. An allocator also releases cached segments if much memory is
 /// reserved ([`Settings::collect_above`](caching_alloc::core::Settings::collect_above)), and before it refuses a
-/// request for lack of memory. Both conditions may be met on some ranks only, so that only these ranks free blocks of
-/// the symmetric pool. If the routed pool is the allocator's only pool, memory is lacking only if the symmetric pool
-/// itself is out of memory.
+/// request for lack of memory. Either may happen on some ranks only. Then only these ranks free blocks of the symmetric
+/// pool, and the ranks' requests differ. If the routed pool is the allocator's only pool, the allocator lacks memory
+/// only if the symmetric pool itself is out of memory.
 ///
-/// A request for a new segment blocks the calling thread until the streams of dropped slices
-/// ([`SymmetricPool::alloc`]) are idle. The request fails if it cannot wait for one of these streams, for example
-/// because the stream captures. The symmetric pool's log then contains an allocation and a free.
+/// A request for a new segment blocks the calling thread until the streams of dropped slices ([`SymmetricPool::alloc`])
+/// are idle. The request fails if it cannot wait for one of these streams, for example because the stream captures. The
+/// symmetric pool's log then contains an allocation and a free, so it differs from the logs of ranks on which the
+/// request succeeded.
 ///
 /// ```no_run
 /// # use std::sync::Arc;

@@ -61,7 +61,8 @@ fn searched() -> Vec<(Plan, Duration, Duration)> {
     plans
 }
 
-/// A search does not take longer than one action, however many steps it has.
+/// All steps of a search have one common deadline, that of a single action. The registration after the search has a
+/// deadline of its own.
 #[test]
 fn the_steps_of_a_search_share_their_limits() {
     let plans = searched();
@@ -140,7 +141,8 @@ fn a_rank_that_another_process_has_taken_is_in_doubt() {
     assert!(matches!(other, Ending::Refused(Refusal::PeerPrepareFailed { rank: 1, .. })), "{other:?}");
 }
 
-/// A member repeats failed requests until the user's deadline, although its patience ends earlier.
+/// The user's deadline becomes [`Member::deadline`]: until then, a member in doubt repeats failed requests to the
+/// store. The member's patience ends earlier.
 #[test]
 fn agreements_of_a_pool_have_the_deadline_of_the_user() {
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };

@@ -249,8 +249,9 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Compares the binary forms of a record and of a decision with those of [`PROTOCOL_VERSION`]. If a form changes, the
-/// version must change too, because ranks with another release would decode the messages wrongly.
+/// Compares the binary forms of a record and of a decision with the expected forms of the current [`PROTOCOL_VERSION`].
+/// If a form changes, the version must change too, because ranks with another release would decode the messages
+/// wrongly.
 #[test]
 fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     let record = bytes(&plain(1, &[(64, 7)]).1);
@@ -403,7 +404,8 @@ fn an_extra_segment_is_named_with_rank_ordinal_and_both_values() {
 
 #[test]
 fn equal_sizes_after_different_histories_are_no_agreement() {
-    // Both ranks have a second segment of 64 bytes, but their allocation logs differ at this segment.
+    // Both ranks have a second segment of 64 bytes, but their allocation logs differ at this segment. The refusal names
+    // this segment, although it is not the only difference: only rank 2 has a third segment.
     let refusal = refusal(decide(&[plain(0, &[(64, 1), (64, 2)]), plain(2, &[(64, 1), (64, 9), (64, 2)])]));
     assert!(matches!(refusal, Refusal::AllocationDiverged { ordinal: Some(1), common: 1, .. }), "{refusal}");
 }
@@ -476,7 +478,8 @@ fn only_the_member_that_ended_the_group_is_blamed() {
     assert_eq!(poison(&all), Poison::RegistrationFailed { rank: 2, ordinal: None, cause });
 }
 
-/// On every member, NCCL reserves address space of the memory size of the largest device.
+/// NCCL reserves as much address space on every member as the largest device has memory. So the decision compares the
+/// size of the new windows with the greatest value that a rank has posted.
 #[test]
 fn the_largest_device_determines_the_address_space() {
     let of = |left: [Option<u64>; 3]| {

@@ -27,9 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The longest time that a sender's stream still waits until a receiver's buffer is ready.
-/// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies.
-/// The time is longer than [`GRACE`], so the receiver's waits for *done* end first. The receiver's stream then has time
-/// to complete its earlier work on the buffer and to signal *ready*, before the sender's stream copies.
+/// [`is_grace_over`](Core::is_grace_over) describes when the time begins. When it is over, the sender's stream copies,
+/// even if the buffer is not ready. A wait for *done* of an earlier message may block the receiver's stream until
+/// [`GRACE`] is over. `SENDER_GRACE` is longer, so the receiver's stream can then still complete its earlier work on
+/// the buffer and signal *ready*, before the sender's stream copies.
 const SENDER_GRACE: Duration = Duration::from_secs(4);
 
 impl Core {
@@ -71,7 +72,7 @@ impl Core {
         })
     }
 
-    /// Returns whether the streams' waits for `signal` must continue for now. Withdraws offers as
+    /// Returns whether the streams' waits for `signal` must continue for now. Also withdraws offers, as
     /// [`expects_push`](Self::expects_push) does, even if the [extra time](Self::is_grace_over) is over.
     fn holds(&self, peer: usize, signal: Signal) -> bool {
         self.expects_push(peer, signal) && !self.is_grace_over(peer, signal.way)
@@ -135,7 +136,8 @@ impl Core {
     /// Called when the group ends. Aborts work that still runs, and drops the memory once the work has ended. If the
     /// work does not end within [`PATIENCE`], a thread continues to abort it, and drops the memory later. Captured work
     /// does not count as running. If the path was aborted and has captured work, this function calls
-    /// [`settle`](Self::settle) before it drops the memory. The thread does not call `settle`.
+    /// [`settle`](Self::settle) before it drops the memory, because runs of graphs may still use the memory. The thread
+    /// does not call `settle`.
     pub(in crate::direct) fn end(mut self: Arc<Self>) {
         if !self.is_idle() && !self.abort(Deadline::after(PATIENCE)) {
             // The device may still write to the memory, so the memory is kept until the work has ended.
@@ -159,9 +161,10 @@ impl Core {
         }
     }
 
-    /// Repeatedly ends the waits of this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and
-    /// [`holds`](Self::holds) has returned false for every signal. Stops after [`PATIENCE`] at the latest. This rank
-    /// cannot query whether graphs run, so graphs may still run when this function returns.
+    /// Gives runs of graphs time to end, before the caller drops the memory that they use. Repeatedly ends the waits of
+    /// this rank's streams. Stops when, for about 50 ms, no stream has passed a wait and [`holds`](Self::holds) has
+    /// returned false for every signal. Stops after [`PATIENCE`] at the latest. This rank cannot query whether graphs
+    /// run, so graphs may still run when this function returns.
     fn settle(&self) {
         const QUIET: u32 = 50;
         let (until, mut quiet) = (Deadline::after(PATIENCE), 0);

@@ -18,11 +18,11 @@ use super::{
 };
 
 impl Core {
-    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). The first lane uses the caller's stream. Every
-    /// other lane uses its own stream, or the caller's stream while another capture uses the lane's own. A lane with
-    /// more than two chunks also uses a second stream of its own, unless its ring has one slot or another capture uses
-    /// that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the remaining chunks. If it has left out
-    /// chunks, returns [`PathError::Aborted`], or the error of a driver call that has failed after that.
+    /// Enqueues the lanes' pieces in [rounds](super::super::rounds). [`part_ways`](Self::part_ways) selects the first
+    /// stream of each lane. A lane with more than two chunks also uses a second stream of its own, unless its ring has
+    /// one slot or another capture uses that stream. Updates [`Part::unlaunched`]. After an abort, leaves out the
+    /// remaining chunks. If it has left out chunks, returns [`PathError::Aborted`], or the error of a driver call that
+    /// has failed after that.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -61,8 +61,8 @@ impl Core {
         let mut carried = Ok(());
         for step in steps(&loads) {
             // After an abort, chunks are useless and are left out. Zero-copy messages are still enqueued: a peer that
-            // has taken this rank's offer still copies. So this rank's buffer is in use until the stream has passed
-            // the message.
+            // has taken this rank's offer still copies, so this rank's stream must still wait for the copy before the
+            // caller reuses the buffer.
             let is_chunk = matches!(step.action, Action::Carry { .. } | Action::Tell(_));
             if is_chunk && self.is_aborted.load(Ordering::Relaxed) {
                 carried = Err(PathError::Aborted);
@@ -80,8 +80,8 @@ impl Core {
                 parts[step.part].unlaunched = number + 1;
             }
         }
-        // Mark the end of the enqueued work even after a failure, because an abort ends the waits of the lanes
-        // repeatedly until their streams have reached all marks.
+        // Record the events that mark the end of the lanes' work even after a failure. An abort ends the waits of the
+        // lanes' streams repeatedly, until the streams have reached all these events.
         let marked = parts.iter_mut().zip(&pipelines).map(|(part, ChunkPipeline { first, second, .. })| {
             let joined = second.map_or(Ok(()), |second| match capture {
                 Some(_) => self.chain(second, first, capture),
@@ -125,9 +125,9 @@ impl Core {
         }
     }
 
-    /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses its lane's
-    /// own stream, which first waits for the current work of the caller's stream. While another capture uses the lane's
-    /// own stream, the part uses the caller's stream.
+    /// Returns the first stream of each part. The first part uses the caller's stream. Every other part uses stream 0
+    /// of its lane, which first waits for the current work of the caller's stream. If another capture uses stream 0 of
+    /// the lane, the part uses the caller's stream instead.
     fn part_ways<'a>(
         &self,
         parts: &[Part<'a>],
@@ -169,8 +169,8 @@ impl Core {
         self.forks[usize::from(capture.is_some())].lock().unwrap_or_else(PoisonError::into_inner).push(fork);
     }
 
-    /// Returns a function from a slot of the lane to the addresses of two words: the word that this rank waits for, and
-    /// the word that it writes to signal the peer.
+    /// Returns a function that takes a slot of the lane, and returns the addresses of two words: the word that this
+    /// rank waits for, and the word that it writes to signal the peer.
     fn words<'a>(&'a self, lane: &'a Lane) -> impl Fn(usize) -> (DevicePtr, DevicePtr) + 'a {
         let (rank, peer) = (self.rank, lane.peer);
         let (own, other) = (&self.flag_pages[rank], &self.flag_pages[peer]);

@@ -1,5 +1,5 @@
-//! Core of the path: rings in the receivers' memory, and the messages. A message goes through a ring, or is copied
-//! directly from buffer to buffer.
+//! Core of the path: launches messages. A message goes through a ring in the receiver's memory, or is copied directly
+//! from buffer to buffer.
 
 mod abort;
 mod enqueue;
@@ -34,9 +34,9 @@ use super::{
 };
 use crate::{membership::MappedSegments, rendezvous::SymmetricMemory};
 
-/// Numbers of messages of a direct path on this rank, returned by [`Direct::report`](super::Direct::report). Messages
-/// of 0 bytes, and messages of a rank to itself, are not counted. A captured message is counted once, when it is
-/// captured.
+/// Counts of the messages that this rank has sent and received through a direct path, returned by
+/// [`Direct::report`](super::Direct::report). Messages of 0 bytes, and messages of a rank to itself, are not counted. A
+/// captured message is counted once, when it is captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct DirectReport {
@@ -46,15 +46,15 @@ pub struct DirectReport {
     pub staged: u64,
 }
 
-/// Rings, flag pages and lanes. The last reference is dropped only once the core is idle, because the drop frees memory
-/// that enqueued work uses.
+/// This rank's state of a path: rings, flag pages and [lanes](super::lane). The last reference is dropped only once the
+/// core is idle, because the drop frees memory that enqueued work uses.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) rank: usize,
     pub(super) world: usize,
     pub(super) ring: Ring,
     context: Context,
-    /// Two lanes for each member: to it, and from it.
+    /// Two lanes for each member: one for messages to it, and one for messages from it.
     lanes: Box<[Lane]>,
     /// Spare events that order one stream after another. Index 0: for use outside of captures. Index 1: for use in
     /// captures. An event that was recorded in a capture is not used outside of one, because a wait for it might make
@@ -79,7 +79,7 @@ pub(super) struct Core {
     memory: SymmetricMemory,
 }
 
-/// Counts its thread in [`Core::inside`] until it is dropped.
+/// Guard of a thread that enqueues. [`Core::inside`] counts the thread until the guard is dropped.
 struct Inside<'a>(&'a Core);
 
 impl Drop for Inside<'_> {
@@ -100,8 +100,8 @@ struct Called {
     is_first: bool,
 }
 
-/// Index of the ring from rank `from` in the memory of rank `to`. A rank has no ring from itself, so the indices of
-/// higher ranks are one less than the ranks.
+/// Index of the ring for messages from rank `from`, among the rings in the memory of rank `to`. There is no ring for
+/// messages from `to` to itself. So the index is `from` for the ranks below `to`, and `from - 1` for those above.
 pub(super) fn ring_of(from: usize, to: usize) -> usize {
     if from < to { from } else { from - 1 }
 }
@@ -202,8 +202,9 @@ impl Core {
         (capture, deadline): (Option<u64>, Deadline),
     ) -> Result<(), PathError> {
         // All messages are logged and claimed before a peer's offer is taken, and before anything is enqueued. If this
-        // rank is the second end of a message, its claim also compares the halves of the two ends. Otherwise the peer
-        // compares them.
+        // rank is the second end of a message, `claim` also compares the log entries of the two ends. (If it is the
+        // first end, the peer compares them.) So a launch that fails in a comparison has taken no offer, and the peers
+        // can withdraw their offers at once.
         let others: Vec<_> = messages.iter().filter(|message| message.peer != self.rank).collect();
         let mut called = Vec::new();
         for together in others.chunks(TOGETHER) {
@@ -235,18 +236,19 @@ impl Core {
         }
     }
 
-    /// Cleans up after a failed launch: withdraws the offers to receive that were not enqueued. A sender that has
-    /// already taken such an offer still copies into the buffer. So this function enqueues this rank's operations for
-    /// the taken offers, which wait for the copies. The caller may reuse the buffers once `stream` has completed these
-    /// operations.
+    /// Cleans up after a failed launch. This rank may have offered to receive messages without enqueueing its
+    /// operations for them. This function withdraws these offers. If a sender has already taken an offer, the offer
+    /// cannot be withdrawn, and the sender still copies into the buffer. So for each taken offer, this function
+    /// enqueues this rank's operations, including the wait for the copy. The caller may reuse the buffers once `stream`
+    /// has completed these operations.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
     unsafe fn fail(&self, mut parts: Vec<Part<'_>>, stream: &Stream) {
         for Part { lane, pieces, unlaunched, .. } in &mut parts {
             let Lane { way, peer, .. } = **lane;
-            // In a lane that sends, this rank would have made the copies. It has not enqueued them, so no rank makes
-            // them.
+            // In a lane that sends, this rank is the one that makes the copies. It has not enqueued them, so they count
+            // as not taken.
             let is_taken = |number| way == Way::Receive && !self.withdraw(peer, number);
             let taken = lane.pushes().fail(*unlaunched, is_taken).into_iter();
             *pieces = taken.map(|number| Piece::Offer(Offer { pushed: Some(number) })).collect();
@@ -391,12 +393,13 @@ impl Core {
     }
 
     /// Withdraws this rank's offer to receive message `number` from `peer`. Returns true if the offer is withdrawn,
-    /// also by an earlier call. Returns false if the peer has taken it, or if the word holds no such offer.
+    /// also by an earlier call. Returns false if the peer has taken the offer, or if the [claim](super::claim) word of
+    /// the message contains no such offer.
     fn withdraw(&self, peer: usize, number: u64) -> bool {
         withdraw(self.flag_pages[self.rank].claim(peer, number), number)
     }
 
-    /// Notes that the sender may copy this message into the receiver's buffer.
+    /// Notes that the sender may copy this message into the receiver's buffer, so that an abort gives the copy time.
     fn note_push(&self, Called { message, number, captured, .. }: &Called) {
         let passed = self.flag_pages[self.rank].passed(message.peer, message.way);
         self.lane(message).pushes().note(*number, *captured, passed);
@@ -465,9 +468,10 @@ impl Core {
     }
 }
 
-/// Largest number of messages of a launch that are logged before the first of them is claimed. The peer may be
-/// [`AHEAD`] messages ahead of this rank's log. Its claims must not reuse the word of a message that this rank has yet
-/// to claim, so `AHEAD + TOGETHER` is at most the number of these words.
+/// Largest number of messages of a launch that are logged before the first of them is claimed. Each direction between
+/// two ranks has 1024 claim words, which its messages use in turn. The peer may have claimed up to [`AHEAD`] messages
+/// that this rank has not logged yet. This rank may have logged up to `TOGETHER` messages that it has yet to claim.
+/// `AHEAD + TOGETHER` is at most 1024, so the peer's claims do not overwrite the words of these messages.
 const TOGETHER: usize = AHEAD as usize / 2;
 
 /// The time in which a copy engine copies this many bytes to another GPU, at 400 GB/s.

@@ -1,4 +1,5 @@
-//! Buffers in segments that all members have mapped.
+//! Finds buffers in segments that all members have mapped: the places of this rank's buffers, and the addresses of the
+//! peers' buffers.
 
 use std::{thread, time::Duration};
 

@@ -62,8 +62,8 @@ fn reached(from: &Record, to: &Record) -> Vec<usize> {
     exports
 }
 
-/// The exports of `from` that `to` has to open, as indices into `from.exports`, ascending. Both ranks compute the
-/// same list.
+/// The exports of `from` that `to` has to open, as indices into `from.exports`, ascending. Both ranks compute this list
+/// from the records: `from` to send the file descriptors that `to` needs, and `to` to open the memory.
 pub fn missing(from: &Record, to: &Record) -> Vec<usize> {
     let mut lacking = reached(from, to);
     lacking.retain(|at| {

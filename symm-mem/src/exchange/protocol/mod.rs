@@ -1,13 +1,14 @@
-//! The agreement on a plan or on regions, without I/O: the members check that both ends of every transfer match, and
-//! that all memory can be opened where it is needed.
+//! The protocol of an exchange, without I/O. The members agree either on a plan, which is a list of transfers between
+//! them, or on regions, which are memory that all members can access. They check that the two ends of every transfer
+//! match, and that every member can open the memory that it accesses.
 //!
-//! - [`Record`]: the message of a member. Contains its transfers or regions, its exports, and the list of the peers'
-//!   allocations that it already has open.
+//! - [`Record`]: the message of a member. Contains its transfers or regions, its exports (its allocations that peers
+//!   access), and the list of the peers' allocations that it already has open.
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
 //! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. The same value on every
-//!   member.
+//!   member, with one exception that it describes.
 //!
 //! One exchange is one agreement by [`ExchangeProtocol`] on all transfers, or all regions, of all members. Every member
 //! takes part, even if it has no transfers or already has all memory open.
@@ -32,8 +33,9 @@ use crate::{
     sharing::{self, Outcome},
 };
 
-/// The agreement of one exchange. If no memory has to be opened, the result is `Some` with the agreed plan or regions.
-/// Otherwise the result is `None`, because `Decision::Act` has already given the plan or regions to the members.
+/// The protocol of one exchange. Its [agreed value](Protocol::Agreed) is `Some` with the plan or regions if no member
+/// has to open memory. Otherwise the value is `None`: the members have already got the plan or regions with
+/// `Decision::Act`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExchangeProtocol;
 

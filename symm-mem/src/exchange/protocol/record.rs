@@ -48,7 +48,7 @@ pub enum Part {
     PutTarget,
     /// The rank copies the peer's buffer into its own.
     GetFrom,
-    /// The peer copies the rank's buffer into its own.
+    /// The peer copies the rank's buffer into the peer's buffer.
     GetBy,
 }
 wire_enum!(Part { 0 => PutInitiator {}, 1 => PutTarget {}, 2 => GetFrom {}, 3 => GetBy {} });
@@ -107,7 +107,8 @@ pub struct End {
     pub export: Option<u32>,
     /// If the peer copies: offset of the buffer in that allocation, in bytes. Otherwise 0.
     pub offset: u64,
-    /// This rank's slot for the peer's signals.
+    /// Index of this rank's slot for the transfer. A slot is a few words of a rank's memory into which one peer writes
+    /// its signals.
     pub slot: u32,
 }
 wire_struct!(End { peer, part, bytes, export, offset, slot });
@@ -139,8 +140,9 @@ wire_struct!(SharedRegion { name, pieces });
 pub struct RegionOffer {
     /// The regions.
     pub regions: Vec<SharedRegion>,
-    /// The first of the rank's slots. The slots are adjacent: one for the signals of each other member, in the order of
-    /// the records.
+    /// Index of the rank's first slot for these regions. A slot is a few words of the rank's memory into which one peer
+    /// writes its signals. The slots are adjacent: one for each other member, in the order of
+    /// [`Agreement::records`](super::Agreement::records).
     pub first_slot: u32,
 }
 wire_struct!(RegionOffer { regions, first_slot });
@@ -162,13 +164,14 @@ pub struct Record {
     pub rank: u32,
     /// Name of the plan, or of the set of regions.
     pub plan: String,
-    /// The generation that this rank proposes.
+    /// The generation that this rank proposes: 1 more than that of the last plan, or set of regions, of this name on
+    /// this rank. The members use the highest proposal.
     pub generation: u64,
     /// The readiness of the rank: it can take part, or the reason why not.
     pub readiness: Readiness,
     /// The rank's host, process and device, and the endpoint that sends its file descriptors.
     pub site: Site,
-    /// Number of the rank's slots for peers' signals.
+    /// Number of slots that the rank has for all its plans and regions. All slot indices of this record are lower.
     pub channels: u32,
     /// The rank's allocations that peers access.
     pub exports: Vec<Export>,

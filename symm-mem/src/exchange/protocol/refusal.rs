@@ -1,4 +1,4 @@
-//! Refusals: reasons why there is no plan, or why no regions are shared. Every member gets the same value.
+//! Refusals: reasons why there is no plan, or why no regions are shared.
 
 use bootstrap::agreement::{Failure, Waiting};
 
@@ -9,7 +9,9 @@ use crate::{
 };
 
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
-/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged.
+/// refused plan or regions is closed again, and an earlier plan of the same name is unchanged. Exception: if another
+/// process runs as this rank, or if this rank has another list of members than the others, this rank may be the only
+/// one that gets the refusal, and the others may have the plan or the regions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeRefusal {
@@ -24,7 +26,7 @@ pub enum ExchangeRefusal {
         /// The missing ranks, ascending. If a member of another agreement found the circle, the missing ranks are in
         /// the order of the group instead.
         missing: Vec<u32>,
-        /// Time waited, in milliseconds.
+        /// The time after which a member stopped waiting, in milliseconds.
         waited_ms: u64,
         /// If ranks wait for each other in a circle: the wait of each rank in the circle. Otherwise empty.
         circle: Vec<Waiting>,
@@ -144,8 +146,9 @@ pub enum ExchangeRefusal {
         /// The failure.
         cause: String,
     },
-    /// Ranks were lost after all had arrived. Or a rank left the agreement or ended the group: then `missing` contains
-    /// only that rank, and `noticed` is empty.
+    /// Ranks were lost after all had arrived. Or the group ended during the agreement: then `noticed` is empty, and
+    /// `missing` is the rank that ended the group or, if the group's error names no rank, the rank that reported the
+    /// end.
     #[error("MembersLost: {} lost while the members opened each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),

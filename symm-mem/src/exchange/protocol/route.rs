@@ -16,7 +16,7 @@ pub struct Route {
     /// The peer's memory, if the rank copies: the allocation, and the offset of the buffer in the allocation in bytes.
     /// `None` if the peer copies.
     pub remote: Option<(AllocationId, u64)>,
-    /// The peer's slot for the rank's signals.
+    /// Index of the peer's slot: the words of the peer's memory into which the rank writes its signals.
     pub slot: u32,
 }
 
@@ -25,9 +25,9 @@ pub struct Route {
 pub struct RegionRoute {
     /// The peer, as a rank of the job.
     pub peer: u32,
-    /// The rank's slot for the peer's signals.
+    /// Index of the rank's slot, into which the peer writes its signals.
     pub own_slot: u32,
-    /// The peer's slot for the rank's signals.
+    /// Index of the peer's slot, into which the rank writes its signals.
     pub slot: u32,
     /// The regions that the peer shares.
     pub regions: Vec<RoutedRegion>,
@@ -44,8 +44,9 @@ pub struct RoutedRegion {
 
 impl Agreement {
     /// Returns the routes of the transfers of `rank`, in the order in which the rank lists them. Returns `None` if the
-    /// rank is not a member, or if the peer's end or export of a transfer is missing. Does not compare roles and sizes.
-    /// In an agreement that [`decide`](super::decide()) has returned, all ends match.
+    /// rank is not a member, or if the peer's end or export of a transfer is missing. Does not check that the two ends
+    /// of a transfer match in role and size, because [`decide`](super::decide()) has checked this before it returns an
+    /// agreement.
     #[must_use]
     pub fn routes(&self, rank: u32) -> Option<Vec<Route>> {
         let record = |of: u32| self.records.iter().find(|record| record.rank == of);

@@ -40,7 +40,8 @@ fn record(rank: u32, count: u32) -> Record {
     if count == 1 {
         ends.clear();
     }
-    // With two ranks, the next rank is also the previous one. Both must list their transfers in the same order.
+    // With two ranks, the next rank is also the previous one. The n-th end of rank 0 must match the n-th end of rank 1,
+    // so rank 1 lists the ends with its previous rank first.
     if count == 2 && rank == 1 {
         ends.rotate_left(2);
     }
@@ -140,10 +141,12 @@ fn what_is_held_is_not_opened_again() {
     }
     let Decision::Agreed { agreed: Some(agreement) } = decide(&records) else { panic!() };
     assert_eq!((agreement.generation, agreement.records.len()), (3, 4));
-    // If one rank lacks an allocation, all ranks must report an outcome.
+    // Now rank 0 has yet to open an allocation of rank 1. The decision is then `Act`, for which all ranks must report
+    // an outcome.
     records[0].held.pop();
     assert!(matches!(decide(&records), Decision::Act { .. }));
-    // Numbers identify allocations of one rank only. Here rank 0 holds the right numbers, but of the wrong ranks.
+    // Rank 0 needs allocation 11 of rank 1, but has opened allocation 11 of rank 2. That is another allocation, because
+    // each rank numbers its own.
     records[0].held = vec![Held { peer: 2, id: id(11) }, Held { peer: 3, id: id(10) }];
     assert!(matches!(decide(&records), Decision::Act { .. }));
 }
@@ -156,7 +159,8 @@ fn the_generation_is_that_of_who_has_counted_furthest() {
     assert_eq!(agreement.generation, 8);
 }
 
-/// Ranks of one protocol version can read each other's messages, so the encoding must not change.
+/// Ranks of one protocol version must be able to read each other's messages. So a change of these bytes needs a new
+/// `PROTOCOL_VERSION`.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
     let agreement = Agreement { generation: 7, records: Vec::new() };
@@ -198,7 +202,8 @@ proptest! {
         }
     }
 
-    /// The verdict does not depend on the order of the outcomes.
+    /// The verdict does not depend on the order of the outcomes. It is `Agreed` only if every member has mapped the
+    /// memory.
     #[test]
     fn outcomes_are_judged_in_no_order(kinds in proptest::collection::vec(0u8..4, 1..6), by in 0usize..6) {
         let report = |kind| match kind {
@@ -254,7 +259,8 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
     ("NoPeerAccess", &["rank 2 cannot reach that of rank 1"], |record| {
         record.site.unreachable.push(Uuid { low: 1, high: 0 });
     }),
-    // If a rank has no slots left, the refusal gives that rank's reason. It does not report invalid slots.
+    // Rank 2 could not allocate slots and reports this as its failure. Its `first_slot` is then meaningless: the three
+    // slots from 0 on exceed its only channel. The refusal must give the failure, not complain about these slots.
     ("PeerPrepareFailed", &["rank 2", "no slots"], |record| {
         record.readiness = Readiness::Failed { cause: "no slots".into() };
         (offer(record).first_slot, record.channels) = (0, 1);
@@ -275,8 +281,8 @@ fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
     }
 }
 
-/// Every member opens all regions of the others, and also has a route to a member without regions. Each rank has one
-/// slot for each peer, and no two peers share a slot.
+/// Every member opens all regions of the others. Rank 1 shares no regions, but the others have a route to it too. Each
+/// rank has one slot for each peer, and no two peers have the same slot of a rank.
 #[test]
 fn regions_lead_to_every_member() {
     let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();

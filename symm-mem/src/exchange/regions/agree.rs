@@ -30,8 +30,8 @@ impl Exchange {
     /// `name` is the name of the set of regions. Sets of regions and plans of an exchange share one namespace: an
     /// earlier set or plan of this name becomes stale, and its later transfers fail.
     ///
-    /// Each rank needs one free [channel](super::super::ExchangeOptions::channels) for each other member. The channels
-    /// of a rank must be adjacent.
+    /// Each rank needs one free [channel](super::super::ExchangeOptions::channels) for each other member. The call
+    /// selects channels with adjacent numbers. It fails if a rank has no such range of free channels.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange). Refusals are for example
@@ -59,7 +59,8 @@ impl Exchange {
         self.meet(members, name, &contribution, |met| self.opened_regions(met, regions))
     }
 
-    /// Builds the agreed regions; `None` if the agreement does not fit this rank's regions.
+    /// Builds the agreed regions. Returns `None` if the agreement has no routes for this rank, gives it a slot that it
+    /// has not allocated for this call, or needs an allocation of a peer that is not open.
     fn opened_regions(&self, met: &Met<'_>, regions: &[(&str, Memory)]) -> Option<Regions> {
         let shared = &self.owner.shared;
         let ranks = shared.info.global_ranks();

@@ -88,7 +88,8 @@ struct Part {
     at: usize,
     /// The local side, then the remote side: index of the region, and index of the piece in it. Two pieces of a remote
     /// region may be separate allocations that happen to lie at adjacent addresses, and one copy must not span both. A
-    /// local region is always one piece, even if its block has several pages.
+    /// local region is always one piece: a copy may cross its physical allocations, which are separate pieces only for
+    /// the peers.
     pieces: [(usize, usize); 2],
 }
 
@@ -208,7 +209,7 @@ mod tests {
     }
 
     proptest! {
-        /// The copies move each byte of each descriptor, and no other byte. Overlaps are found.
+        /// The copies move each byte of each descriptor, and no other byte. Overlapping destinations are refused.
         #[test]
         fn the_copies_are_those_of_the_bytes(
             local in lengths(),

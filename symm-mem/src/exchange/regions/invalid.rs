@@ -51,7 +51,8 @@ pub enum DescriptorError {
     /// The descriptor has no bytes.
     #[error("0 bytes, expected at least 1")]
     Empty,
-    /// Two descriptors write the same bytes. Copies of one transfer have no order.
+    /// The destinations of two descriptors overlap. The copies of one transfer run in any order, so the result would be
+    /// undefined.
     #[error("its destination overlaps that of descriptor {other}: transfer them one after the other")]
     Overlap {
         /// Index of the other descriptor, which comes before this one in the list.

@@ -1,4 +1,5 @@
-//! Regions: memory that all members share, and transfers between any two of them without an agreement.
+//! Regions: memory that the members of a group share, and transfers between the regions of any two members without an
+//! agreement.
 
 mod agree;
 mod descriptor;
@@ -40,8 +41,9 @@ use super::{
 ///
 /// A transfer can [notify](Self::transfer_and_notify) its peer after the copies. On the peer, [`wait`](Self::wait)
 /// makes a stream wait for the next notification of a member, and [`notifications`](Self::notifications) returns the
-/// number of notifications that a member has sent so far. Transfers and waits enqueue work and do not wait for it to
-/// complete. `notifications` and [`check`](Self::check) block until a small copy from the device has completed.
+/// number of notifications that a member has sent so far. `transfer`, `transfer_and_notify` and `wait` enqueue work on
+/// a stream, and may return before this work has completed. `notifications` and [`check`](Self::check) block until a
+/// small copy from the device has completed.
 ///
 /// *Order.* A transfer runs in the order of its stream. The copies of one transfer run in any order, so their
 /// destinations must not overlap. Notifications to one peer are sent in the order of the calls, also from different
@@ -52,8 +54,8 @@ use super::{
 /// given up. Later calls for that peer return the fault. Transfers with other peers continue. If the group ends, the
 /// transfers with all peers fail. A fault also releases the streams that wait for a notification of the peer, although
 /// the notification has not arrived. So call [`check`](Self::check) for a peer before you use the data that the peer
-/// has transferred. Regions do not recover from a fault. To recover, share them again under the same name, which makes
-/// a new set.
+/// has transferred. A fault is permanent in its set. To transfer with the peer again, the members must share the
+/// regions again under the same name, which makes a new set.
 ///
 /// *Lifetime.* This rank's regions stay allocated until this rank and all peers have dropped the set. So a peer's
 /// transfers stay valid after this rank has dropped its handles. If a peer still has the set at the end of the
@@ -63,9 +65,9 @@ use super::{
 /// waits for, the wait ends with [`Fault::Abandoned`]. A set whose only member is this rank does not keep the memory
 /// allocated.
 ///
-/// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot, because each launch of
-/// the graph would use the number of the same notification again. Enqueue notifications and waits between launches
-/// instead.
+/// *Graphs.* A transfer without a notification can be captured. Notifications and waits cannot: each notification has
+/// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits
+/// between launches instead.
 ///
 /// In a process of several ranks, a transfer or a wait may block the calling thread while the memory of dropped plans
 /// or regions is closed, and for up to 50 ms before that.
@@ -124,9 +126,9 @@ impl Regions {
     /// # Safety
     /// Until the copies have completed, no other code of any rank writes the ranges, and none reads the ranges that the
     /// copies write. The ranks must synchronize for this, for example by notifications, because neither end of a
-    /// transfer waits for the other. If two ranks share the same memory, no range that the copies write overlaps a
-    /// range that they read. A graph that captures this call is launched only while the regions exist, and its launches
-    /// have ended when the regions are dropped.
+    /// transfer waits for the other. If regions of this rank and of the peer contain the same memory, no range that the
+    /// copies write overlaps a range that they read. A graph that captures this call is launched only while the regions
+    /// exist, and its launches have ended when the regions are dropped.
     ///
     /// # Errors
     /// [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`, `Descriptor`, `StalePlan`, `Fault`, `Driver`. The call
@@ -184,7 +186,7 @@ impl Regions {
         let round = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
         wire.awaited.store(round, Ordering::Release);
-        // SAFETY: the word lies in this rank's slots, which stay mapped while any operation is under way.
+        // SAFETY: `own.count` lies in this rank's slots, which stay mapped while any operation is under way.
         let waited = unsafe { stream.wait_value32(wire.own.count, WaitCondition::GreaterOrEqual, round) };
         if let Err(error) = waited {
             wire.awaited.store(*waits, Ordering::Release);
@@ -246,8 +248,8 @@ impl Regions {
     }
 
     /// Copies this rank's slot for a peer to the host. Records whether the peer has given up or dropped its regions.
-    /// Returns the result of `read` on the copy, or `None` if there is no slot. Returns the fault instead if the
-    /// transfers with the peer have failed.
+    /// Returns the result of `read` on the copy, or the fault if the transfers with the peer have failed. Returns
+    /// `None` for a peer without a slot, but each peer of a set has one.
     fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         core.fault()?;
@@ -280,7 +282,8 @@ impl Regions {
         })
     }
 
-    /// Returns the peer and its wire, or an error if no work for the peer can be enqueued on the stream.
+    /// Returns the peer, and the addresses of the signals between this rank and the peer ([`Wire`]). Returns an error
+    /// if no work for the peer can be enqueued on the stream.
     fn admit(&self, place: usize, stream: &Stream) -> Result<(&Peer, &Wire), TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(place)?;
@@ -374,7 +377,7 @@ impl Regions {
         if let Err(error) = copied {
             return (Err(error), None);
         }
-        // SAFETY: the word lies in the peer's slots, which stay mapped while any operation is under way.
+        // SAFETY: `theirs.count` lies in the peer's slots, which stay mapped while any operation is under way.
         let sent = unsafe { stream.write_value32(wire.theirs.count, round) };
         let ended = sent.and_then(|()| stream.record(done));
         if let Err(error) = &ended {

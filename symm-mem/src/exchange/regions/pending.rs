@@ -24,7 +24,7 @@ impl PendingTransfer {
     /// Returns whether the copies, and the notification if there is one, have ended. Does not block.
     ///
     /// # Errors
-    /// [`TransferError::Fault`] if the transfers with this peer have failed, for example because the copies did not
+    /// [`TransferError::Fault`] if the transfers with the same peer have failed, for example because the copies did not
     /// end by their deadline. [`TransferError::Captured`] if the transfer was captured into a graph: each launch of the
     /// graph repeats it, so it has no single end. [`TransferError::Driver`] if the query of the event fails.
     pub fn is_done(&self) -> Result<bool, TransferError> {

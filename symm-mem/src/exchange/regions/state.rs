@@ -42,13 +42,13 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// Number of the latest notification from this rank to the peer that either side has enqueued: this rank by sending
-    /// it, or the peer by waiting for it. The peer's waits are known only if the peer is in this process. A
-    /// notification that the peer already waits for is not held back (see [`quiet`](super::super::quiet)).
+    /// Number of the latest notification from this rank to the peer that this rank has sent, or for which the peer has
+    /// enqueued a wait. Includes the peer's waits only if the peer is in this process. [`quiet`](super::super::quiet)
+    /// sometimes blocks calls that begin transfers, but not a notification for which the peer already waits.
     pub(super) sent: Rounds,
-    /// Number of the latest notification from the peer to this rank that either side has enqueued: the peer by sending
-    /// it, or this rank by waiting for it. The peer's notifications are known only if the peer is in this process. A
-    /// wait for a notification that the peer has already enqueued is not held back.
+    /// Number of the latest notification from the peer to this rank that the peer has sent, or for which this rank has
+    /// enqueued a wait. Includes the peer's notifications only if the peer is in this process. `quiet` does not block a
+    /// wait for a notification that the peer has already enqueued.
     pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,

@@ -29,8 +29,8 @@ fn blocks(
     let bases = peers.buffers()?;
     for number in 0..launch.grid[0] {
         let channel = PadLayout::USER_CHANNELS + number;
-        // The remaining blocks do not run. On the device, all blocks run at the same time. While a block waits, it
-        // reads the gave-up flag, and ends if the flag is set.
+        // After the `break`, the remaining blocks do not run, because the kernel has given up. On the device, they are
+        // running already. They read the gave-up flag while they wait, and end once it is set.
         if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
             break;
         }

@@ -2,9 +2,9 @@
 //! instead of the kernels. A twin runs the same algorithm as its kernel, through checked views of device memory. Tests
 //! with twins cover the algorithm and its launches, not the PTX.
 //!
-//! A twin runs its blocks one after the other; on a device they run concurrently. The results are equal, since the
-//! blocks of one launch never wait for each other. A twin that waits for a peer blocks its stream's thread, at most
-//! until the deadline.
+//! A twin runs the thread blocks of a launch one after the other. On a device they run concurrently. The results are
+//! equal, because a thread block waits only for other ranks, never for another thread block of its own launch. A twin
+//! that waits for a peer occupies the thread of its stream until the peer signals, at most until the deadline.
 
 mod collectives;
 mod peers;

@@ -20,9 +20,9 @@ pub(super) trait Local {
     /// have it.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the agreed segments as windows. Gives up at the deadline. Also gives up once the store has a verdict
-    /// under `verdict_key` that poisons the group, or a failure in its place, because the registration can then no
-    /// longer succeed.
+    /// Registers the agreed segments as windows. Gives up at the deadline. Also gives up once the store has, under
+    /// `verdict_key`, a verdict that poisons the group or a failure of the agreement, because the registration can then
+    /// no longer succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 
     /// Opens the memory that the members offer in `agreed`. Gives up at the deadline.

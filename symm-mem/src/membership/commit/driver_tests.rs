@@ -19,11 +19,12 @@ use crate::{
     sharing::{self, Export, Handle, Site},
 };
 
-/// A rank whose registration returns `outcome`. If `all` is set, the registration first waits until all ranks that use
-/// this barrier have begun theirs.
+/// A rank whose registration returns `outcome`. If `all` is set, the registration first waits until all ranks with this
+/// barrier have begun their registrations, as in NCCL, where the registration is a collective call.
 struct Rank {
     outcome: Outcome,
     all: Option<Arc<Barrier>>,
+    /// At index n, the hash of the first n operations of the rank's allocation log.
     hashes: Vec<u64>,
 }
 
@@ -80,8 +81,9 @@ fn situation(rank: u32, segments: &[u64], deadline: Duration) -> Situation {
     }
 }
 
-/// Runs a commit of a group of `members` ranks. Each entry of `ranks` is a rank on its own thread: the hashes of its
-/// segments, and the outcome of its registration. Members without an entry do not take part.
+/// Runs a commit of a group of `members` ranks. Each entry of `ranks` is a rank on its own thread. The entry has the
+/// hash of the rank's allocation log after each of its segments, and the outcome of its registration. Ranks with an
+/// outcome other than [`Outcome::Blocked`] share a barrier. Members without an entry do not take part.
 fn commit(
     store: &dyn Store,
     members: usize,
@@ -179,8 +181,8 @@ fn a_failed_registration_poisons_all() {
 fn who_is_missing_is_named() {
     let store = HashStore::new();
     let ranks = vec![(vec![7], Outcome::Registered); 2];
-    // A rank waits for three eighths of the deadline. The deadline is long enough for the other rank's thread to start
-    // within that time.
+    // Each rank waits for the others for three eighths of the deadline, here 2.25 s. Within this time, the threads of
+    // both ranks must start, so that only rank 2 is missing.
     let results = commit(&store, 3, ranks, Duration::from_secs(6));
     let Err(Ending::Refused(Refusal::SyncTimeout { missing, .. })) = &results[0] else {
         panic!("{results:?}")

@@ -1,5 +1,5 @@
 //! The functions of this rank that the agreement of a commit calls: they supply hashes and entries of the rank's
-//! allocation history, and register the agreed windows.
+//! allocation history, register the agreed windows, and open the memory that the members offer.
 
 use std::{any::Any, sync::Arc};
 
@@ -33,7 +33,7 @@ pub(super) struct Member<'a> {
     pub(super) windows: Vec<(Window, u64)>,
     /// The memory that this rank offers, if it offers any.
     pub(super) offered: Option<OfferedPeers>,
-    /// The members' memory. Set by a successful [`open`](Local::open).
+    /// The memory of all members that this rank has opened. Set by a successful [`open`](Local::open).
     pub(super) opened: Option<OpenedPeers>,
 }
 
@@ -123,8 +123,9 @@ impl Local for Member<'_> {
 impl Member<'_> {
     /// Returns the outcome of a registration that failed with `error`.
     fn failed(&self, error: CommError) -> Outcome {
-        // The first member to notice a loss aborts its communicator. This rank may get an error from that abort before
-        // it notices the loss.
+        // `error` may be a consequence of the loss of a member: the first member that notices the loss aborts its
+        // communicator, and this rank's registration then fails. Wait until this rank has noticed the loss too, so that
+        // the outcome can name the lost member.
         if let Some(health) = self.group.health_handle() {
             health.await_cause(&error);
         }

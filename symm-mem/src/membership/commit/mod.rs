@@ -121,7 +121,8 @@ impl Memberships {
         let object = object_of(self.domain(), group);
         let (result, failure) = driver::run(start, store, object, &mut member);
         let Member { windows, opened, offered, .. } = member;
-        // The offer ends with the agreement. If this rank is in doubt, members that still open its memory will fail.
+        // End the offer of this rank's memory. A member may still be opening the memory if this rank has left the
+        // agreement early, for example because it lost the store. That member then gets an error.
         drop(offered);
         let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
 
@@ -147,8 +148,9 @@ impl Memberships {
         if let (Err(Ending::Poisoned(Poison::MembersLost { .. })), Some(health)) =
             (&result, group.health_handle())
         {
-            // Another member may have noticed the loss of a member first. Wait until the group has ended on this rank
-            // too, so that `standing` returns the reason.
+            // A member is lost. This rank's health monitor may not know it yet, because another member may have noticed
+            // the loss first. Wait until the group has ended on this rank, so that `standing` returns the error that
+            // ended it.
             health.await_end(Deadline::after(options.deadline.saturating_sub(begun.elapsed())));
         }
         let ended = group.standing();
@@ -168,9 +170,12 @@ impl Memberships {
         }
     }
 
-    /// Skips the commit for `group` if this rank need not commit, and returns the result of the skipped commit. Returns
-    /// `None` if a commit is needed: if there are new segments, if the group is poisoned or has had no commit, or if an
-    /// allocation request has failed since the last commit that found the members' allocation logs equal.
+    /// Skips the commit for `group` if this rank need not commit. Then returns the report of a commit without new
+    /// segments, or an error if the group has ended.
+    ///
+    /// Returns `None` if a commit is needed: if there are new segments, if the group is poisoned or has had no commit,
+    /// or if an allocation request has failed since the last commit that found the members' allocation logs equal. A
+    /// failed request may have made this rank's log differ from the others, which only a commit detects.
     pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.known_state(id)?;
@@ -244,7 +249,7 @@ impl Memberships {
 
     /// Begins a commit of the pool's new segments. `check` checks, without contact to other ranks, whether this rank
     /// could register them as windows. `offer` offers the given new segments to the other members. Returns this rank's
-    /// part in the agreement, and the new segments that its record offers.
+    /// part in the agreement, and the new segments in this rank's record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
@@ -305,7 +310,7 @@ impl Memberships {
         match result {
             Ok(agreed) => {
                 let Done { serials, windows, opened } = done;
-                // If a member could not open the offered memory, no member keeps its mappings.
+                // If one member could not open the offered memory, no member keeps the mappings made in this commit.
                 let opened = opened.filter(|_| agreed.peers == PeerMappings::Opened {});
                 let group = group_state.log.group();
                 let mapped = opened.map(|opened| self.keep_peers(opened, offered));
@@ -321,9 +326,10 @@ impl Memberships {
         }
     }
 
-    /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. All members
-    /// have opened the memory. The mappings are those of the first segments of `offered`, in the same order. Returns
-    /// the owner of the mappings, and the new entries for the group's list of mapped segments.
+    /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. Call this
+    /// only if all members have opened each other's memory. `opened` has one mapping for each segment that the group
+    /// commits. These are the first segments of `offered`, in the same order. Returns the owner of the mappings, and
+    /// the new entries for the group's list of mapped segments.
     fn keep_peers(&self, opened: OpenedPeers, offered: &[Segment]) -> (Arc<PeerGroup>, Vec<MappedSegment>) {
         let OpenedPeers { group, first, pads, segments } = opened;
         if let Some((own, pads)) = pads {

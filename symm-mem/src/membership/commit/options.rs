@@ -13,12 +13,13 @@ pub struct CommitOptions {
     /// member may join the commit later than the first member by up to three eighths of this time. If it joins later,
     /// the commit is refused ([`Refusal::SyncTimeout`](crate::Refusal::SyncTimeout)), and the group is unchanged.
     ///
-    /// The phases after the members' decision have their own time limits, equal on all members. Each limit is a share
-    /// of the longest `deadline` among the members, and at most 10 min. The limit of an action (the registration, or
-    /// the whole search for a difference) is at least 10 s, and that of the wait for the members' outcomes is at least
-    /// 5 s. Store requests that do not wait for a member have a limit of the store instead
+    /// After their decision, the members register windows, open each other's memory, or search for the first difference
+    /// between their allocation logs. After each of these actions, they wait for each other's outcomes. Each action and
+    /// each wait has its own time limit, equal on all members. The limit is a share of the longest `deadline` among the
+    /// members, and at most 10 min. The limit of an action (the whole search is one action) is at least 10 s, and that
+    /// of a wait is at least 5 s. Store requests that do not wait for a member have a limit of the store instead
     /// ([`TcpOptions::patience`](process_group::store::TcpOptions::patience), 30 s if not set). If the store's host is
-    /// stopped, members may get the error later than the limits above, by up to the store's limit.
+    /// stopped, members may get the error up to the store's limit later than these time limits allow.
     pub deadline: Duration,
     /// If true, adjacent new segments share a window if NCCL supports it (from 2.30.3 on), so that fewer windows have
     /// to be registered. NCCL's one-sided calls accept only windows of one segment, so programs that use those calls

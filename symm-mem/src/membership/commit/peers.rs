@@ -1,5 +1,5 @@
-//! Mapping of the members' memory in a commit: offers this rank's new segments and signal pad to the other members, and
-//! opens the memory that they offer.
+//! Mapping of the members' memory in a commit: offers this rank's new segments and signal pad (memory through which the
+//! ranks' kernels signal each other) to the other members, and opens the memory that they offer.
 
 use std::sync::Arc;
 

@@ -84,8 +84,8 @@ impl Memberships {
         kept
     }
 
-    /// Registers all of `segments`. After an error, none of them is registered: the drops of the earlier registrations
-    /// deregister them.
+    /// Registers all of `segments`. After an error, no segment is registered: segments that were registered before the
+    /// error are deregistered when `registered` is dropped.
     fn try_to_register(
         &self,
         group: &dyn SymmetricGroup,

@@ -11,11 +11,11 @@ pub struct CommitReport {
     pub group: GroupId,
     /// The number of segments that this commit added to the group.
     pub new_segments: usize,
-    /// The number of windows that contain these new segments. Adjacent segments may share a window.
+    /// The number of windows that contain the new segments. Adjacent segments may share a window.
     pub new_windows: usize,
     /// The number of the pool's segments that the group has committed, in this commit and earlier ones.
     pub segments: usize,
-    /// The number of windows that contain these committed segments.
+    /// The number of windows that contain the pool's committed segments.
     pub windows: usize,
     /// The reason why the new segments have no windows: the group has one member, NCCL does not support windows for the
     /// group, or [`CommitOptions::windows`](crate::CommitOptions::windows) is false. `None` if they have windows, or if
@@ -26,8 +26,9 @@ pub struct CommitReport {
     /// windows. If one member cannot register them, all members undo it, and
     /// [`SymmetricPool::explain`](crate::SymmetricPool::explain) gives the reason.
     pub registered: bool,
-    /// With [`Policy::Prefix`](crate::Policy::Prefix): the difference between the ranks after the committed segments.
-    /// `None` if there is no difference.
+    /// With [`Policy::Prefix`](crate::Policy::Prefix): the first difference between the members' new segments or
+    /// allocation logs. The commit adds only the segments before this difference to the group. `None` if there is no
+    /// difference.
     pub pending: Option<Refusal>,
     /// The reason why the members have not mapped each other's new segments. `None` if they have mapped them, or if
     /// there are no new segments.

@@ -23,10 +23,10 @@ use crate::{
 /// [`Watch`] is dropped.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A thread that waits for the verdict on the registration in the store. It aborts the communicator if the verdict says
-/// that the group is poisoned, or if a failure of the agreement is stored in place of the verdict. Without the abort,
-/// the registration of this member might never return. After any other verdict, the thread ends. Dropping this value
-/// makes the thread end, but does not wait for its end.
+/// A thread that waits until the store has the verdict on the registration. It aborts the communicator if the verdict
+/// says that the group is poisoned, or if a failure of the agreement is stored in place of the verdict. Without the
+/// abort, the registration of this member might never return. After any other verdict, the thread ends. Dropping this
+/// value makes the thread end, but does not wait for its end.
 pub(super) struct Watch {
     /// Shared with the thread, which has no other reference to the communicator. The drop of the [`Watch`] removes the
     /// handle, so that a thread that still waits for the store does not keep the resources of the communicator.
@@ -38,10 +38,12 @@ impl Watch {
     ///
     /// If the verdict says that members are lost, or a failure other than [`Failure::Unreadable`] is stored in its
     /// place, the thread waits before the abort until `health` has the reason for the end of the group: at most two
-    /// heartbeat intervals, and not past `deadline`. Without this wait, the reason would not be reported. For other
-    /// verdicts that poison the group, and for [`Failure::Unreadable`], it aborts at once.
+    /// heartbeat intervals, and not past `deadline`. The health monitor keeps only the first reason. If the abort came
+    /// first, that reason would be the abort, and not the lost member. For other verdicts that poison the group, and
+    /// for [`Failure::Unreadable`], the thread aborts at once.
     ///
-    /// If the system cannot start a thread, nothing watches. A failing registration then only takes longer.
+    /// If the system cannot start a thread, nothing watches. A registration that cannot succeed then ends only at its
+    /// deadline.
     pub(super) fn begin(
         domain: Domain,
         abort: AbortHandle,

@@ -2,7 +2,7 @@
 //!
 //! - [`Record`]: the message of a rank, which describes its buffer, its device, and the handles of its memory.
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
-//! - [`RendezvousRefusal`]: the reason for a failure, equal on every member.
+//! - [`RendezvousRefusal`]: the reason for a failure, equal on every member, with one exception that it describes.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
 //! mapped the memory. That is the current rendezvous, or an earlier one if all members still have the mappings that it

@@ -15,9 +15,9 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousRefusal {
-    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or the ranks
-    /// wait in a circle: the missing ranks wait in other agreements, which wait, directly or through further
-    /// agreements, for ranks that wait in this rendezvous.
+    /// Ranks did not call within half of the [deadline](crate::rendezvous::RendezvousOptions::deadline). Or ranks wait
+    /// for each other in a circle: the missing ranks wait in other agreements, and these wait, directly or through
+    /// further agreements, for ranks that wait in this rendezvous.
     #[error(
         "RendezvousTimeout: {} did not come within {waited_ms} ms{}",
         Ranks(missing),

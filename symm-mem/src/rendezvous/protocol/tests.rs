@@ -64,7 +64,8 @@ const DIFFERENCES: [Difference; 17] = [
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("HandleKindMismatch", |record| {
-        // Reported instead of the different sizes, because different kinds of devices round sizes differently.
+        // The size differs too. The refusal gives the kinds of devices, because devices of different kinds round sizes
+        // differently.
         record.export = Export { bytes: 4096, handle: foreign("host", true), token: 7 };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
@@ -142,7 +143,7 @@ fn memory_of_another_kind_of_device_is_shared_in_its_ways() {
     assert!(matches!(decide(&records), Decision::Act { .. }));
 }
 
-/// For each rank: can its memory be shared by file descriptor, can it be shared by fabric handle, and its host.
+/// Of one rank: whether its memory has a file descriptor, whether it has a fabric handle, and the rank's host.
 type Ways = (bool, bool, u64);
 
 proptest! {
@@ -165,7 +166,7 @@ proptest! {
                 prop_assert!(!ways.iter().enumerate().all(pairs), "{}", refusal);
                 let nobody = ways.iter().all(|(descriptor, fabric, _)| *descriptor && !fabric);
                 prop_assert_eq!(refusal.name(), if nobody { "HostsApart" } else { "HandleKindMismatch" });
-                // The report names the handle types of each rank correctly.
+                // The refusal names the handle types of each rank correctly.
                 if let RendezvousRefusal::HandleKindMismatch { kinds } = &refusal {
                     for (side, rank) in kinds.entries.iter().flat_map(|side| side.ranks.iter().map(move |rank| (side, *rank))) {
                         prop_assert_eq!(side.value.contains("fabric"), ways[rank as usize].1, "{}", refusal);
@@ -209,7 +210,8 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
     assert_eq!(judge(&[(0, mapped.clone()), (1, mapped)]), Decision::Agreed { agreed: 3 });
 }
 
-/// The stored bytes must not change, so that ranks of one protocol version can decode each other's records.
+/// Ranks of one protocol version must be able to decode each other's messages. So a change of these bytes needs a new
+/// `PROTOCOL_VERSION`.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
     let bytes = |decision: Decision| {
