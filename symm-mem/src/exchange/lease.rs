@@ -1,8 +1,15 @@
-//! Leases. A lease covers the memory and the signal slots that this rank lends to the peers of a plan. A rank closes a
-//! plan by closing the peers' memory that the plan uses. The lease begins when this rank has closed the plan, and ends
-//! when every peer has closed the plan. If a peer has not closed the plan at the time limit, or at the deadline of
-//! [`Exchange::close`](super::Exchange::close) if that is earlier, the lease ends too, and the memory is
-//! [quarantined](Quarantined). All of this also applies to regions.
+//! Leases: how long a rank keeps memory that peers have not closed yet.
+//!
+//! Once the ranks have agreed on a plan, each of them lends memory and signal slots to its peers. A rank *closes* a
+//! plan by closing the peers' memory that the plan uses. After this rank has closed a plan, it must keep the lent
+//! memory and slots until all peers have closed the plan too. This time is the lease. It begins when this rank has
+//! closed the plan. It ends when every peer has reported that it has closed the plan. It also ends when its time limit,
+//! the [lease of the exchange](super::ExchangeOptions::lease), expires, or at the deadline of
+//! [`Exchange::close`](super::Exchange::close) if that is earlier. If some peers have not closed the plan by then, the
+//! memory is [quarantined](Quarantined).
+//!
+//! The same applies to a set of [regions](super::Regions), which is memory that all members of a group share without a
+//! plan.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -13,7 +20,7 @@ use super::{Memory, core::Core};
 pub(crate) struct Lease {
     /// The peers that have not reported yet that they have closed the plan, as ranks of the job.
     waiting: Vec<u32>,
-    /// The time limit, counted from the creation of the [closer](super::close::Closer).
+    /// The time at which the lease expires, counted from the creation of the [closer](super::close::Closer).
     until: Duration,
 }
 
@@ -22,10 +29,10 @@ pub(crate) struct Lease {
 pub(crate) enum Standing {
     /// Peers may still access the lent memory.
     Runs,
-    /// All peers have closed the plan, possibly after the time limit.
+    /// All peers have closed the plan, possibly after the lease has expired.
     Over,
-    /// The time limit, or the deadline of [`Exchange::close`](super::Exchange::close), has expired, and some peers have
-    /// not closed the plan.
+    /// The lease has expired, or the deadline of [`Exchange::close`](super::Exchange::close) has passed, and some peers
+    /// have not closed the plan.
     Overdue,
 }
 
@@ -52,8 +59,9 @@ impl Lease {
     }
 }
 
-/// Memory of a plan, or of regions, that peers have not closed in time. These peers may still access the memory, so the
-/// exchange does not free it, and does not reuse the signal slots either. Dropping this value leaks the memory.
+/// This rank's memory of a [plan](super::Plan) or of [regions](super::Regions) that some peers have not closed within
+/// the [lease](super::ExchangeOptions::lease). These peers may still access the memory, so the exchange does not free
+/// it. It does not reuse the slots by which the peers signal to this rank either. Dropping this value leaks the memory.
 pub struct Quarantined {
     core: ManuallyDrop<Arc<Core>>,
     peers: Vec<u32>,
@@ -70,7 +78,8 @@ impl Quarantined {
         &self.core.plan
     }
 
-    /// The generation of the plan, or of the regions.
+    /// The generation of the plan, or of the regions: a number that identifies them among the plans and regions of the
+    /// same name (see [`Plan::generation`](super::Plan::generation)).
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation
@@ -83,13 +92,13 @@ impl Quarantined {
         &self.peers
     }
 
-    /// The buffers of the plan, or the regions.
+    /// This rank's buffers that the plan uses, or this rank's regions.
     pub fn memory(&self) -> impl Iterator<Item = &Memory> {
         self.core.memory.iter()
     }
 
-    /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. Does not make the signal slots
-    /// available again.
+    /// Frees the memory, unless clones of the [`Memory`] values exist elsewhere. The exchange still does not reuse the
+    /// signal slots.
     ///
     /// # Safety
     /// None of the [peers](Self::peers) accesses the memory any more, for example because their processes have ended.

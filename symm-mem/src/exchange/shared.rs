@@ -25,14 +25,19 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// Resources that an exchange creates before its [`Shared`] state: the control stream, and two host buffers for copies
-/// of the slots. Calls of users copy slots to `mirror`. The watch thread copies slots to `glance`, and records the
-/// event `glanced` after each copy. `present` is the entry of this exchange in the list of ranks of this process.
+/// Resources that an exchange creates before its ranks share their [slots](super::slots), and that its [`Shared`] state
+/// takes over.
 pub(super) struct Tools {
+    /// Becomes [`Shared::control`].
     control: Stream,
+    /// The host buffer to which the calls of users copy slots.
     mirror: Mirror,
+    /// The host buffer to which the watch thread copies slots.
     glance: Mirror,
+    /// The watch thread records this event after each copy to `glance`.
     glanced: Event,
+    /// The entry of this exchange in the process's list of ranks, by which [`quiet`](super::quiet) knows whether the
+    /// process has several ranks.
     present: Present,
 }
 
@@ -62,7 +67,7 @@ pub(super) struct Shared {
     /// Stream on which the exchange itself accesses slots: it zeroes slots, copies them to the host, and writes signals
     /// after a failure or a close. The signals of transfers use the callers' streams.
     pub(super) control: Stream,
-    /// The slots of all ranks, mapped on this rank.
+    /// The arrays of [slots](super::slots) of all ranks, mapped on this rank. By a slot, one peer signals to its owner.
     pub(super) slab: SymmetricMemory,
     pub(super) slots: Mutex<Slots>,
     pub(super) handles: Handles,
@@ -124,8 +129,8 @@ impl Shared {
         self.slab.own().ptr()
     }
 
-    /// Sets these slots to zero, and blocks until they are zero. The caller must not have sent their numbers to peers
-    /// yet, because a peer may write to its slot once it has the number.
+    /// Sets slots of this rank to zero, and blocks until they are zero. The caller must not have sent the numbers of
+    /// these slots to peers yet, because a peer that has the number of its slot may write to it.
     pub(super) fn clear(&self, slots: &Range<usize>) -> Result<(), cuda_driver::Error> {
         if slots.is_empty() {
             return Ok(());
@@ -136,8 +141,8 @@ impl Shared {
         self.control.synchronize()
     }
 
-    /// Copies the plan's slots to the host, waits for the copy, and returns the first peer that has given up, if any:
-    /// see [`Mirror::abandoned`].
+    /// Copies the plan's slots to the host, waits for the copy, and returns the first peer that has given the plan up,
+    /// if there is one (see [`Mirror::abandoned`]).
     pub(super) fn abandoned(&self, core: &Core) -> Result<Option<u32>, cuda_driver::Error> {
         Ok(self.read_slots(core, |mirror| mirror.abandoned(core))?.flatten())
     }
@@ -183,7 +188,7 @@ impl Mirror {
         PinnedMemory::new(context, bytes, PinnedFlags::PORTABLE).map(Self)
     }
 
-    /// Enqueues a copy of these slots to the host on the control stream.
+    /// On the control stream, enqueues a copy of these slots of this rank to the mirror.
     pub(super) fn read(&self, shared: &Shared, slots: Range<usize>) -> Result<(), cuda_driver::Error> {
         let (begin, bytes) = (slots.start * SLOT_BYTES, slots.len() * SLOT_BYTES);
         let to = self.0.as_ptr().wrapping_add(begin);
@@ -192,7 +197,7 @@ impl Mirror {
         unsafe { shared.control.copy_to_host(to.cast(), shared.slab() + begin, bytes) }
     }
 
-    /// Enqueues a copy of all slots to the host on the control stream.
+    /// On the control stream, enqueues a copy of all slots of this rank to the mirror.
     pub(super) fn read_all(&self, shared: &Shared) -> Result<(), cuda_driver::Error> {
         self.read(shared, 0..self.0.bytes() / SLOT_BYTES)
     }
@@ -211,6 +216,7 @@ impl Mirror {
         abandoned.map(|(_, wire)| wire.peer)
     }
 
+    /// Returns the count word of a slot (see [`SLOT_BYTES`]).
     pub(super) fn count(&self, slot: usize) -> u32 {
         self.word(slot, 0)
     }

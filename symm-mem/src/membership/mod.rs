@@ -8,16 +8,16 @@
 //! | `memberships` | the state of a pool in all of its groups |
 //! | `group_state` | the state of a pool in one group, kept between commits |
 //! | `mapped` | the segments, of all pools, that all members of a group have mapped |
-//! | `lookup` | the table of a pool's segments and of their states in the groups |
-//! | `index` | the published table, and the search for an address |
+//! | `lookup` | a pool's table of segments and of their states in the groups, and the results of a look-up |
+//! | `index` | publishes each new version of this table, with a compact index that look-ups by address search |
 //! | `places` | positions of buffers in a pool, which the members of a group compare |
 //! | `meetings` | counters of the agreements in which the whole domain takes part |
 //! | `group` | the interface through which commits and retirements use a group |
 //! | `circumstances` | the conditions that a rank checks first in a commit or a retirement |
 //! | `plain_registration` | a segment's registration with `ncclCommRegister` |
-//! | `registration_guard` | allows one commit or retirement of a communicator at a time |
+//! | `registration_guard` | prevents two commits or retirements at a time from using one communicator |
 //!
-//! Only a commit creates windows. They are removed by a retirement, or with the communicator.
+//! Only a commit creates windows. A retirement deregisters them. Otherwise they exist until the communicator ends.
 
 mod agreed;
 mod circumstances;

@@ -116,9 +116,9 @@ impl World {
         Ok(())
     }
 
-    /// Adds new operations of a rank's pool to the rank's identity hash. Then checks the memory that the pool has
-    /// returned to the device since the last call: no graph uses it, and no communicator can access it. Also checks
-    /// that the device has got no invalid request.
+    /// Updates the rank's identity hash, see [`Rank::observe`](super::rank::Rank::observe). Then checks each segment
+    /// that the pool has released to the device since the last call: no graph of the rank uses its memory, and no
+    /// communicator can access it. Also checks that the device has received no invalid request.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe()?;
@@ -142,6 +142,9 @@ impl World {
         device.wrong().map_or(Ok(()), |what| Err(Violation(format!("rank {rank}: {what}"))))
     }
 
+    /// Creates a group on a rank, and joins its communicator. If the rank already has the group, aborts the rank's old
+    /// communicator. The new group then has the next epoch if `epoch` is true. Else it is a new [life](Life) of the
+    /// group in the same epoch, and continues the count of its commits.
     fn make(&mut self, rank: u32, group: u64, epoch: bool) -> Result<(), Violation> {
         let members = self.scenario.groups[&group].clone();
         let state = self.rank(rank);
@@ -189,9 +192,10 @@ impl World {
         }
     }
 
-    /// Counts a collective of a group on a block, unless the group is poisoned, and records how the collective accesses
-    /// the block. Checks that the pool and the library have the same registration of the block. If the block is in a
-    /// window, checks that all members have the same window.
+    /// Simulates a collective of a group on a block, unless the group is poisoned. Counts the collective, and records
+    /// how it accesses the block, so that the oracle can compare the members. `site` identifies the collective. Checks
+    /// that the pool and the library report the same registration of the block. If the block is in a window, checks
+    /// that all members have registered the same segments in that window.
     fn use_block(&mut self, rank: u32, group: u64, nth: u64, site: u64) -> Result<(), Violation> {
         let state = &mut self.ranks[rank as usize];
         let Some(membership) = state.groups.get(&group) else { return Ok(()) };
@@ -240,8 +244,9 @@ impl World {
                     return Err(Violation(what));
                 }
             }
-            // Each segment begins with its identity. So on all members, the window begins with the identity of its
-            // first segment.
+            // `Rank::observe` writes the identity of each segment to the start of the segment. So the memory of every
+            // member's window begins with the identity of the window's first segment, and this number is the same on
+            // all members.
             if let (Some(own), Some(next)) = (own, self.library.next_window(life, rank, serial)?) {
                 let device = &self.ranks[rank as usize].device;
                 let (own, found) = (device.read(own.address)?, device.read(next)?);

@@ -27,9 +27,9 @@ pub(super) type Ends = Arc<Mutex<Vec<End>>>;
 
 /// The end of a call that registers windows.
 pub(super) struct End {
-    /// The number that identifies the call.
+    /// The `token` argument of the [`Communicator::register`] call.
     pub(super) token: u64,
-    /// The windows, or the error.
+    /// The handles of the windows, in the order of the call's `memory`, or a description of NCCL's error.
     pub(super) windows: Result<Vec<usize>, String>,
 }
 
@@ -105,8 +105,8 @@ impl Communicator {
     }
 
     /// Returns the address at which this rank reaches a peer's memory in a window. `window` is this rank's handle of
-    /// the window. `peer` is the peer's rank in the communicator. Returns `None` if the NCCL release has no function
-    /// for this.
+    /// the window. `peer` is the peer's rank in the communicator. Returns `None` for NCCL releases before 2.29.2, which
+    /// have no function that returns this address.
     pub(super) fn peer_window(&self, window: usize, peer: usize) -> Result<Option<u64>, Violation> {
         if self.api.version() < Version::new(2, 29, 2) {
             return Ok(None);
@@ -118,7 +118,7 @@ impl Communicator {
         Ok(Some(address as u64))
     }
 
-    /// Registers memory by `ncclCommRegister`. Fails with a description of the problem.
+    /// Registers memory by `ncclCommRegister`. If the call fails, returns a description of NCCL's error.
     pub(super) fn register_plainly(&self, address: u64, bytes: u64) -> Result<Registration, String> {
         let mut registration = ptr::null_mut();
         let handle = self.handle();

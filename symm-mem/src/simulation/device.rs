@@ -1,5 +1,6 @@
-//! The simulated devices: one for each rank, and one for the memory that ranks lend. They are those of gpu-sim, which
-//! checks all requests, and reports leaks and misuse at the end.
+//! The simulated devices. Each rank has a device for its pools. One more device has the memory that the ranks lend to
+//! their peers in one-sided exchanges (see `exchanges`). The devices are those of gpu-sim, which checks all requests,
+//! and reports leaks and misuse at the end of the run.
 
 use std::{
     collections::BTreeMap,
@@ -22,10 +23,11 @@ use nccl_sys::ncclResult_t;
 use super::{library::Library, violation::Violation};
 use crate::sharing;
 
-/// The memory of each device in bytes, which is more than a run needs. A pool with adjacent segments reserves as many
-/// bytes of addresses as its device has memory. The reservations of 64 devices of this size fit into the addresses of
-/// gpu-sim. A `LimitingSource` limits each rank's pool to a part of the device's memory and counts only the pool's own
-/// allocations. NCCL allocates memory of the same device, but enough is left for the pool to reach its limit.
+/// The memory of each simulated device in bytes. It is more than any run allocates. It cannot be much larger: a pool
+/// with adjacent segments reserves an address range of the size of its device's memory, and the reservations of 64
+/// devices must fit into the address space of gpu-sim. To let allocations fail, a `LimitingSource` limits the pools of
+/// each rank to fewer bytes, and counts only their own allocations. NCCL also allocates memory of the device, but
+/// leaves enough for the pools to reach their limit.
 const AMPLE: u64 = 1 << 36;
 
 /// The devices of a run. Only the thread of the run can use them.
@@ -37,7 +39,8 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// Makes a device for each rank, and one for the memory that ranks lend.
+    /// Makes a device for each rank, and one for the memory that the ranks lend in exchanges. `release` is the release
+    /// of NCCL.
     pub(super) fn start(seed: u64, ranks: usize, release: u32) -> Result<Self, Violation> {
         let (driver, nccl) = functions(release)?;
         let world = World::builder().devices(ranks + 1).capacity(AMPLE).nccl_release(release as i32);
@@ -47,14 +50,14 @@ impl Devices {
         Ok(Self { world, driver, nccl, ranks })
     }
 
-    /// Returns a source of up to `bytes` bytes of a rank's device. If `in_a_row` is true, segments have adjacent,
-    /// ascending addresses, as in production. Else their order is random, and the addresses of freed segments are used
-    /// again.
+    /// Returns a source of memory of a rank's device, with up to `bytes` bytes. If `in_a_row` is true, new segments
+    /// have adjacent, ascending addresses, as in production. Else gpu-sim chooses their addresses at random, and may
+    /// choose the address of a freed segment again.
     pub(super) fn of_rank(&self, rank: u32, bytes: u64, in_a_row: bool) -> Result<Device, Violation> {
         self.device(rank, Sharing::by_descriptor(), bytes, in_a_row)
     }
 
-    /// Returns a source of memory for one rank to lend. All ranks lend memory of the same device.
+    /// Returns a source of the memory that one rank lends in exchanges. The sources of all ranks use the same device.
     pub(super) fn lending(&self) -> Result<Device, Violation> {
         self.device(self.ranks as u32, Sharing::none(), AMPLE, false)
     }
@@ -79,7 +82,8 @@ impl Devices {
         Library::new(self.nccl.clone())
     }
 
-    /// Makes the next call of an NCCL function fail, unless [`fail_no_more`](Self::fail_no_more) is called before it.
+    /// Makes the next call of the NCCL function with this name fail, unless [`fail_no_more`](Self::fail_no_more) is
+    /// called before that call.
     pub(super) fn fail_next(&self, function: &str) -> Result<(), Violation> {
         let code = ncclResult_t::ncclUnhandledCudaError.0;
         self.world.faults().inject(Injection::new(function, Action::Fail(code))).map_err(Violation::of)
@@ -97,9 +101,11 @@ impl Devices {
     }
 }
 
-/// Returns the functions of the driver and of this release of NCCL, which are the same in all worlds. Checking them
-/// takes long, so this function checks them once per release and process. The check draws random numbers of its world.
-/// It has a separate world, so that the first run with a release draws the same numbers as later runs.
+/// Returns the functions of the driver and of this release of NCCL. They are the same in all worlds of gpu-sim.
+/// `from_parts` checks them, which takes long, so this function calls it once for each release in a process.
+///
+/// The check draws random numbers of the current world. If this were the world of a run, the first run with a release
+/// would draw other numbers than later runs of the same seed. So the check has a world of its own.
 fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     static FUNCTIONS: Mutex<BTreeMap<u32, (Api, nccl_sys::Api)>> = Mutex::new(BTreeMap::new());
     let mut known = FUNCTIONS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,7 +122,8 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     Ok(functions)
 }
 
-/// Memory of a device, with a record of the freed memory.
+/// A source of memory of one device. It records the freed segments and the first invalid request, for the checks of the
+/// simulation.
 #[derive(Debug)]
 pub(super) struct Device {
     context: Context,
@@ -126,12 +133,14 @@ pub(super) struct Device {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The segments freed since the last call of [`Device::returned`].
     returned: Vec<SegmentMemory>,
+    /// The first error of a release, see [`Device::wrong`].
     wrong: Option<String>,
 }
 
 impl Device {
-    /// Returns the memory freed since the last call.
+    /// Returns the segments freed since the last call of this function.
     pub(super) fn returned(&self) -> Vec<SegmentMemory> {
         std::mem::take(&mut self.state().returned)
     }
@@ -154,7 +163,7 @@ impl Device {
         Ok(number[0])
     }
 
-    /// Returns the physical memory of an allocation.
+    /// Returns the physical memory of the allocation that begins at `address`, or `None` if there is none.
     pub(super) fn physical(&self, address: u64) -> Option<PhysicalMemory> {
         self.source.upstream().physical(address)
     }
@@ -164,12 +173,12 @@ impl Device {
         sharing::map(&self.context, memory, memory.bytes()).map_err(Violation::of)
     }
 
-    /// The number of allocated bytes.
+    /// Returns the number of bytes that are allocated from this source.
     pub(super) fn live(&self) -> u64 {
         self.source.allocated()
     }
 
-    /// A description of the first invalid request, if there was one.
+    /// Returns the error of the first failed release of memory, or `None` if all releases have succeeded.
     pub(super) fn wrong(&self) -> Option<String> {
         self.state().wrong.clone()
     }

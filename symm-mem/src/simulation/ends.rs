@@ -1,4 +1,5 @@
-//! The ends of meetings, and the check for leaks at the end of a run.
+//! Ends the meetings of ranks, and checks for leaks at the end of a run. A meeting is one agreement among ranks, such
+//! as that of a commit (see `work`).
 
 use std::{
     mem,
@@ -26,7 +27,8 @@ use crate::{
     membership::{GroupState, commit::Done, lock},
 };
 
-/// The error of a failed store.
+/// The cause that a pool gets when a meeting ends. The pool reports it if the meeting has ended because the store
+/// failed.
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {
@@ -216,8 +218,8 @@ impl World {
         Ok(if left { report.new_segments } else { 0 })
     }
 
-    /// Records that the watchdogs of rank `rank` report rank `lost` as dead. If rank `rank` waits for a key of the
-    /// store, and its [`is_over`](super::rank::Rank::is_over) returns true, ends the wait.
+    /// Records that the watchdogs of `rank` report that rank `lost` is dead. If `rank` waits for a key of the store in
+    /// a meeting that such a report ends (see [`Rank::is_over`](super::rank::Rank::is_over)), ends the wait.
     pub(super) fn noticed(&mut self, rank: u32, lost: u32) -> Result<(), Violation> {
         tell!(self, "rank {rank} hears that rank {lost} is dead");
         let state = self.rank(rank);
@@ -231,9 +233,10 @@ impl World {
         Ok(())
     }
 
-    /// Drops the state of all live ranks. Checks that the store has no keys except those that may stay, that no plans
-    /// are left except those that may be in quarantine, and that no device memory is allocated. Also checks that no
-    /// rank frees memory that its own windows still cover.
+    /// Drops the state of all live ranks, and checks that nothing is left: the store has no keys except those that
+    /// [`Keys::left`](super::keys::Keys::left) allows, no device memory is allocated, and no exchange plans remain,
+    /// except those that [`left_plans`](Self::left_plans) allows. Also checks that no rank frees memory that its own
+    /// windows still cover.
     pub(super) fn tear_down(&mut self) -> Result<(), Violation> {
         for rank in 0..self.ranks.len() as u32 {
             let state = self.rank(rank);

@@ -1,6 +1,14 @@
-//! The state of a rank's one-sided exchanges. In an exchange, the members of a group agree on a *plan*, a list of
-//! transfers between them. For the transfers, the ranks lend each other memory and *slots*, which are places for the
-//! signals of a peer.
+//! The state of a rank's one-sided exchanges.
+//!
+//! In an exchange, the members of a group agree on a *plan*, a list of transfers between them. For the transfers, the
+//! ranks *lend* each other memory: a peer maps it, and reads or writes it. They also lend each other *slots*. A slot is
+//! a few words of memory in which a peer signals, for example, the end of a transfer. Plans have names. Each new plan
+//! of a name gets a higher *generation*, and the earlier plans of the name can run no more transfers.
+//!
+//! A rank *closes* a plan by unmapping the peers' memory that the plan uses, and reports this to the peers. Until all
+//! peers have closed the plan, they may access the memory and slots that the rank lends. So a *lease* keeps them for a
+//! limited time. If the lease expires first, the plan is in *quarantine*: it keeps its memory and slots until the end
+//! of the run.
 
 use std::{
     collections::BTreeMap,
@@ -23,18 +31,18 @@ use crate::exchange::{
 
 /// The number of signal slots that a rank has for its peers in a group.
 pub(super) const CHANNELS: usize = 256;
-/// The number of buffers that a rank lends in a group. A transfer may replace the allocation of a buffer by a new one.
-/// Earlier plans keep the replaced allocation.
+/// The number of buffers that a rank lends in a group. For some transfers, the lender replaces the allocation of a
+/// buffer by a new one. Earlier plans keep the old allocation.
 pub(super) const BUFFERS: u64 = 3;
 pub(super) const BUFFER_BYTES: u64 = 2 << 20;
 
-/// Memory that a rank lends. It is freed when the last reference to it is dropped.
+/// An allocation that a rank lends. It is freed when the last reference to it is dropped.
 #[derive(Debug)]
 pub(super) struct Allocation {
     pub(super) id: AllocationId,
     pub(super) memory: SegmentMemory,
-    /// The number at the start of the memory. A peer that reads it through its mapping knows that it has mapped this
-    /// allocation.
+    /// A number that is unique among all allocations. The lender writes it to the start of the memory. A peer reads it
+    /// through its mapping, to check that it has mapped this allocation.
     pub(super) mark: u64,
     pub(super) device: Arc<Device>,
 }
@@ -46,41 +54,53 @@ impl Drop for Allocation {
     }
 }
 
-/// A peer's memory, opened by this rank, and its mapping.
+/// A peer's allocation that this rank has opened, and this rank's mapping of it. The reference is weak so that it does
+/// not keep the allocation: if the upgrade fails, the peer has freed the memory.
 #[derive(Debug)]
 pub(super) struct Import(pub(super) Weak<Allocation>, pub(super) Mapping);
 
-/// A plan of a rank. Either all members have agreed on it, or its exchange has failed on this rank, but the other
-/// members may have agreed on it.
+/// A plan on one rank. Usually all members have agreed on it. A plan whose exchange has failed on this rank is also
+/// kept, under a lease, because the other members may have agreed on it.
 pub(super) struct Plan {
     pub(super) key: String,
     pub(super) generation: u64,
     pub(super) slots: Range<usize>,
     pub(super) peers: Vec<u32>,
+    /// The peer's end of each transfer: its memory and its slot. Empty if the exchange has failed on this rank.
     pub(super) routes: Vec<Route>,
+    /// The peers' memory that the transfers access.
     pub(super) imports: Open<Import>,
+    /// The allocations that this rank lends for the plan. The plan only keeps them from being freed.
     pub(super) _lent: Vec<Arc<Allocation>>,
 }
 
-/// The plans with one name.
+/// The plans of a group with the same name, on one rank.
 #[derive(Default)]
 pub(super) struct Named {
+    /// The production record of the current generation, under test.
     pub(super) generations: Generations,
-    /// The last agreed generation known to this rank.
+    /// The generation of the last plan that this rank has agreed on. The simulation checks `generations` against it.
+    /// The rank may execute only the transfers of the plan with this generation.
     pub(super) agreed: u64,
+    /// The plans that the rank has not closed, from the first to the last agreed one.
     pub(super) plans: Vec<Plan>,
 }
 
 /// A rank's exchanges in a group.
 pub(super) struct Exchanges {
     pub(super) device: Arc<Device>,
-    /// The number of the next exchange.
+    /// The number of the group's next exchange on this rank. The key of an exchange contains its number.
     pub(super) numbers: u64,
+    /// The current allocation of each buffer that the rank lends, by the index of the buffer, which is below
+    /// [`BUFFERS`].
     pub(super) buffers: BTreeMap<u64, Arc<Allocation>>,
+    /// The plans that the rank has not closed, by name.
     pub(super) plans: BTreeMap<u64, Named>,
     pub(super) handles: Handles<Import>,
     pub(super) slots: Slots,
+    /// The closed plans whose memory and slots peers may still access.
     pub(super) leases: Vec<(Plan, Lease)>,
+    /// The closed plans whose leases have expired before all peers had closed the plan.
     pub(super) quarantine: Vec<Plan>,
 }
 
@@ -106,32 +126,42 @@ impl Exchanges {
     }
 }
 
-/// A rank's current exchange.
+/// The exchange that a rank takes part in now.
 pub(super) struct Exchanging {
     pub(super) machine: Agreement<ExchangeProtocol>,
-    /// The agreed plan of the members, after the state machine has asked the rank to open the peers' memory for it.
+    /// The agreement whose memory the state machine has asked the rank to open, or `None` before that. It is kept
+    /// because the final result of the state machine may leave it out.
     pub(super) acted: Option<protocol::Agreement>,
     pub(super) group: u64,
     pub(super) name: u64,
     pub(super) key: String,
     pub(super) slots: Range<usize>,
+    /// This rank's ends of its transfers, in the order of `transfers`. Each end has one of `slots`.
     pub(super) ends: Vec<End>,
+    /// The allocation that this rank lends for each transfer in which it is the lender.
     pub(super) lent: Vec<Arc<Allocation>>,
-    /// The peers' memory that this rank's record lists as open. It stays open during the exchange.
+    /// The peers' memory that was open on this rank before the exchange. The rank's record lists it. It stays open
+    /// during the exchange.
     pub(super) held: Open<Import>,
+    /// The peers' memory that the rank has opened in this exchange.
     pub(super) opened: Open<Import>,
+    /// The transfers between all members.
     pub(super) transfers: Vec<Transfer>,
 }
 
-/// A one-sided transfer. All members draw the same transfers from the seed.
+/// A one-sided transfer: the rank `copier` accesses a buffer that the rank `lender` lends. All members draw the same
+/// transfers from the seed of the exchange.
 #[derive(Debug, Clone)]
 pub(super) struct Transfer {
     pub(super) copier: u32,
     pub(super) lender: u32,
+    /// True if the copier writes to the buffer, false if it reads from it.
     pub(super) puts: bool,
+    /// The index of the lender's buffer, below [`BUFFERS`].
     pub(super) buffer: u64,
-    /// True if the lender allocates new memory for this transfer.
+    /// True if the lender first replaces the allocation of the buffer by a new one.
     pub(super) fresh: bool,
     pub(super) bytes: u64,
+    /// The offset in the buffer, in bytes.
     pub(super) offset: u64,
 }

@@ -1,18 +1,21 @@
-//! The keys that meetings leave in the store.
+//! Decides which keys may be left in the store at the end of a run. Most keys belong to a *meeting*, which is one
+//! agreement among ranks, such as that of a commit. The members should remove the keys of a meeting after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::trouble::Trouble;
 
-/// The history of the store's keys.
+/// The history of the store's keys, recorded for [`Keys::left`].
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     /// The keys that ranks have removed.
     removed: BTreeSet<String>,
-    /// The keys of writes that were sent twice.
+    /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
+    /// write again.
     repeated: BTreeSet<String>,
-    /// The number of the last meeting in which all members took part. The key of the map is the part of the meeting's
-    /// name before that number. This part identifies the pool and the purpose.
+    /// Meetings of the same pool and purpose are numbered in order, and the number is the last part of a meeting's
+    /// name. For each pool and purpose (the part of the name before the number), the highest number of a meeting in
+    /// which all members took part.
     met: BTreeMap<String, u64>,
 }
 
@@ -22,7 +25,7 @@ impl Keys {
         self.removed.insert(key);
     }
 
-    /// Records that a write of this key is sent twice.
+    /// Records that the answer to a write of this key gets lost, so the rank sends the write again.
     pub(super) fn repeated(&mut self, key: String) {
         self.repeated.insert(key);
     }
@@ -37,8 +40,8 @@ impl Keys {
         }
     }
 
-    /// Returns true if the key belongs to a meeting, and all members took part in a later meeting of the same pool and
-    /// purpose.
+    /// Returns true if the key belongs to a meeting of a pool, and all members took part in a later meeting of the same
+    /// pool and purpose. The first five parts of such a key are the name of the meeting.
     fn is_of_earlier(&self, key: &str) -> bool {
         let parts: Vec<&str> = key.split('/').collect();
         let Some((round, subject)) = parts.get(..5).and_then(<[_]>::split_last) else { return false };
@@ -49,7 +52,7 @@ impl Keys {
     /// Returns one of the `keys` in the store that should have been removed by the end of a run with this trouble, or
     /// `None` if there is none.
     pub(super) fn left(&self, trouble: Trouble, keys: Vec<String>) -> Option<String> {
-        // Keys of a rank that dies, stops or loses the store may stay.
+        // A rank that dies, stops or loses the store may be unable to remove keys.
         if trouble.silences() {
             return None;
         }
@@ -57,8 +60,8 @@ impl Keys {
         let other_domain = matches!(trouble, Trouble::OtherDomain { .. });
         let any_stay = trouble.delays() || other_domain;
         let is_left = |key: &String| {
-            // The second of two equal writes may arrive after a rank has removed the key. This write creates the key
-            // again, and no rank reads or removes the key after that.
+            // The repeated write may arrive after a rank has removed the key. The write then creates the key again, and
+            // no rank reads or removes it after that.
             if self.repeated.contains(key) && self.removed.contains(key) {
                 return false;
             }
@@ -66,9 +69,11 @@ impl Keys {
             match parts.as_slice() {
                 ["symm", _, "generation" | "instance", ..] => false,
                 ["symm", _, _, _, _, "plain", ..] => !any_stay,
-                // A rank does not remove the keys of ranks that are not in its domain.
+                // The ranks' domains have different members, and a rank removes no keys of ranks outside its own
+                // domain.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
-                // The keys of the last meeting may stay. Only the next meeting would remove them.
+                // Some keys of a retirement, or of an agreement on a length, are removed by the next meeting of the
+                // same purpose. So the keys of the last one may stay.
                 ["symm", _, "0", "retire" | "length", _, "members" | "records", ..] => {
                     self.is_of_earlier(key)
                 }

@@ -1,7 +1,13 @@
-//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. The record finds
-//! errors that the library does not report: members that register different segments in the same window (NCCL pairs the
-//! calls of the members by their order), memory registered twice, windows that the members deregister in different
-//! orders, and registered memory that is freed.
+//! The ranks' calls to the library, which is the NCCL of gpu-sim, and a record of the registrations. By the record,
+//! this file detects errors that the library does not report:
+//! - Members register different segments in the same window. NCCL pairs the calls of the members by their order.
+//! - A rank registers memory twice.
+//! - Members deregister their windows in different orders.
+//! - A rank frees registered memory.
+//!
+//! The *serial* of a window is its index among all windows that the rank has registered with the communicator,
+//! including those that it has deregistered. Windows that members register together have the same serial. A *plain*
+//! registration is one by `ncclCommRegister`.
 
 use std::{collections::BTreeMap, fmt, mem, sync::PoisonError};
 
@@ -49,7 +55,8 @@ impl Extent {
     }
 }
 
-/// A member's call that registers windows. The `token` identifies the call when the library reports its end.
+/// A member's call that registers windows, one for each of the `extents`. The `token` identifies the call: the caller
+/// of [`Library::register`] chooses it, and the library reports it when the call ends.
 #[derive(Debug)]
 struct Call {
     extents: Vec<Extent>,
@@ -62,10 +69,13 @@ struct Side {
     context: Context,
     /// `None` before all members have joined, and after the member has left.
     communicator: Option<Communicator>,
+    /// True after the member has left, see [`Library::leave`].
     gone: bool,
+    /// All calls of the member that register windows, in order.
     calls: Vec<Call>,
-    /// The windows by serial, each with its handle while it is registered.
+    /// The member's windows by serial. The handle is `None` after the window has been deregistered.
     windows: Vec<(Extent, Option<usize>)>,
+    /// The serials of the deregistered windows, in the order of their deregistration.
     deregistered: Vec<u64>,
     /// Memory registered by [`Library::register_plainly`].
     plain: Vec<(Extent, Registration)>,
@@ -87,7 +97,8 @@ struct Communicators {
     sides: BTreeMap<u32, Side>,
 }
 
-/// A registration call of a rank that has ended, with the serials of its windows, or with the error.
+/// An ended call of a rank that has registered windows. `serials` are those of the call's windows, or a description of
+/// the library's error. `token` is that of [`Library::register`].
 pub(super) struct Met {
     pub(super) group: Life,
     pub(super) rank: u32,
@@ -97,7 +108,7 @@ pub(super) struct Met {
     pub(super) serials: Result<Vec<u64>, String>,
 }
 
-/// All communicators.
+/// All communicators of all groups, and the record of their registrations.
 pub(super) struct Library {
     api: Api,
     communicators: BTreeMap<Life, Communicators>,
@@ -109,8 +120,8 @@ impl Library {
         Self { api, communicators: BTreeMap::new(), ends: Ends::default() }
     }
 
-    /// Rank `rank` joins the communicator of a group, with the device of `context`. The communicator is made when the
-    /// last member joins.
+    /// Adds `rank` to the communicator of a group, with the device of `context`. The communicator is created when the
+    /// last member has joined.
     pub(super) fn join(
         &mut self,
         group: Life,
@@ -171,12 +182,12 @@ impl Library {
         self.communicators.get_mut(&group)?.sides.get_mut(&rank)
     }
 
-    /// Begins a member's call that registers windows. After the call has ended, [`returned`](Self::returned) returns
-    /// its outcome.
+    /// Begins a member's call that registers one window for each of the `extents`. After the call has ended,
+    /// [`returned`](Self::returned) returns its outcome with the same `token`.
     ///
     /// # Errors
-    /// The member has left, one of the `extents` overlaps a window that it still has registered, or the members' calls
-    /// are for different segments.
+    /// The member has left, one of the `extents` overlaps a window that the member still has registered, or the
+    /// members' calls are for different segments.
     pub(super) fn register(
         &mut self,
         group: Life,
@@ -212,7 +223,7 @@ impl Library {
         side.communicator.as_ref().map_or(Ok(()), |it| it.register(memory, token, &self.ends))
     }
 
-    /// Returns the registration calls that have ended since the last call of `returned`.
+    /// Returns the calls of [`register`](Self::register) that have ended since the last call of `returned`.
     pub(super) fn returned(&mut self) -> Vec<Met> {
         let mut met = Vec::new();
         for end in mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -234,7 +245,8 @@ impl Library {
         met
     }
 
-    /// Deregisters windows that a rank has just registered, so that the rank can report windows as unsupported.
+    /// Deregisters windows that a rank has just registered. The simulation calls this if, under the run's trouble, the
+    /// rank is to report that windows are unsupported: gpu-sim's NCCL supports them, so its registration has succeeded.
     pub(super) fn take_back(&mut self, group: Life, rank: u32, serials: &[u64]) -> Result<(), Violation> {
         let Some(side) = self.side_mut(group, rank) else { return Ok(()) };
         serials.iter().try_for_each(|serial| {
@@ -267,10 +279,11 @@ impl Library {
     }
 
     /// Registers memory of a rank by `ncclCommRegister`. This call is local and does not wait for other ranks. Does
-    /// nothing if the rank has left the communicator. The inner result has the library's error.
+    /// nothing if the rank has left the communicator. If the library's call fails, the inner result describes its
+    /// error.
     ///
     /// # Errors
-    /// The memory overlaps memory that is registered already.
+    /// The memory overlaps a window or a plain registration that the rank has in this communicator.
     pub(super) fn register_plainly(
         &mut self,
         group: Life,
@@ -324,15 +337,15 @@ impl Library {
         side.is_some_and(|side| side.plain.iter().any(|(extent, _)| extent.overlaps(address, 1)))
     }
 
-    /// Returns a window of a rank, if it is still registered.
+    /// Returns the memory of the rank's window `serial`, or `None` if the window is not registered.
     pub(super) fn window(&self, group: Life, rank: u32, serial: u64) -> Option<Extent> {
         let side = self.side(group, rank).filter(|side| !side.gone)?;
         side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
     }
 
     /// Returns the address at which `rank` reaches the memory of the next member in window `serial`. The first member
-    /// comes after the last one. Returns `None` if the NCCL release has no function for this, or if one of the two
-    /// ranks has left or no longer has the window registered.
+    /// comes after the last one. Returns `None` if the NCCL release has no function for this, or if `rank` or the next
+    /// member has left or has deregistered the window.
     pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
         let place = members.iter().position(|member| *member == rank).unwrap_or(0);

@@ -1,4 +1,10 @@
 //! Begins the meetings of ranks and executes the requests of their state machines.
+//!
+//! A *meeting* is one agreement among ranks, such as that of a commit or of a rendezvous. A state machine of the
+//! production code runs it on each rank. The *culprit* is the rank that the trouble of the run concerns (see
+//! `trouble`). The *token* of a rank is a random number that identifies the last request of its state machine. An
+//! answer with another token is for an earlier request, and is ignored. The token in the record of a rendezvous is a
+//! different number: it identifies the memory that the rank offers.
 
 use std::{collections::BTreeSet, mem, sync::Mutex, time::Duration};
 
@@ -36,8 +42,9 @@ impl World {
         deadline: Duration,
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
-        // Under `Trouble::ExtraDomain`, the culprit is in another generation of the domain, where it meets no other
-        // rank. The oracle groups meetings by epoch, so the culprit's meetings about pools get another epoch.
+        // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
+        // ranks, so the culprit meets no rank in meetings about pools. The oracle compares the meetings with the same
+        // epoch, so those of the culprit get an epoch that no other meeting has.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
@@ -127,7 +134,8 @@ impl World {
         self.begin(rank, work, round, id.epoch, deadline)
     }
 
-    /// Counts a commit that the rank skips.
+    /// Skips a commit of a group: counts the commit but begins no meeting. So the rank's later commits have the same
+    /// numbers as on the members that do not skip it.
     pub(super) fn skip(&mut self, rank: u32, group: u64) {
         let state = self.rank(rank);
         if let Some(membership) = state.groups.get_mut(&group) {
@@ -136,8 +144,9 @@ impl World {
         }
     }
 
-    /// Proposes to refuse a commit in which the rank cannot take part, because the group has members outside of the
-    /// pool's domain. Then continues the program.
+    /// Declines a commit of a group that has members outside the domain of the rank's pool. Begins no meeting, but
+    /// proposes a refusal in the store, with `error` as the reason, so that the other members do not wait for this
+    /// rank. After that, the rank continues its program.
     fn decline(
         &mut self,
         rank: u32,
@@ -149,7 +158,8 @@ impl World {
         self.ask(rank, Goal::Resume, StoreRequest::Agreement(Request::Propose { key, value }))
     }
 
-    /// Begins a commit of the rank's second pool, which is empty.
+    /// Begins a commit of the rank's second pool. Each rank has this pool in the same domain as its first one, and it
+    /// stays empty. It tests that commits of different pools for the same group are kept apart.
     pub(super) fn commit_second(&mut self, rank: u32, group: u64) -> Result<(), Violation> {
         let (library, windows) = self.scenario.library(rank);
         let state = self.rank(rank);
@@ -289,12 +299,13 @@ impl World {
             site: Site::simulated(rank),
             export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
         };
-        // The oracle groups meetings by epoch. `life` counts how often the rank has created the group with this id.
-        // Each creation gets an epoch of its own.
+        // The oracle compares the meetings with the same epoch. `life` counts how often the rank has created the group
+        // with this id. Each creation numbers its meetings from 0, so the oracle needs a different epoch for each.
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);
-            // These changes give the meeting a different name in the store, so the rank meets no other rank.
+            // These four changes are to values that the name of the meeting contains. So the rank meets no other rank,
+            // and its meeting gets an epoch that no other meeting has.
             if matches!(how, 0 | 1 | 2 | 4) {
                 epoch = u64::MAX;
             }
@@ -321,8 +332,8 @@ impl World {
         self.begin(rank, work, round, epoch, deadline)
     }
 
-    /// Maps the memory that the members offer in `records`, and schedules the outcome as an answer to the rank's state
-    /// machine.
+    /// Maps the memory that the members offer in `records`, and reads the identity of the memory through each mapping.
+    /// Schedules the outcome as an answer to the rank's state machine. The outcome is `Alone` if a member is dead.
     pub(super) fn share(&mut self, rank: u32, token: u64, records: &[Record]) -> Result<(), Violation> {
         let (mut gone, mut mapped) = (Vec::new(), Vec::new());
         for record in records {
@@ -349,7 +360,8 @@ impl World {
         Ok(())
     }
 
-    /// Returns the outcome of opening the segments that the members offer in `agreed`. Maps no memory.
+    /// Returns the outcome of opening the segments that the members of a commit offer in `agreed`. The simulation maps
+    /// no memory here: the outcome depends only on the trouble, and on whether a member is dead.
     fn open_segments(&self, rank: u32, agreed: &Agreed) -> sharing::Outcome {
         let PeerMappings::Offered { members } = &agreed.peers else {
             return sharing::Outcome::Failed { cause: "nothing is offered".to_owned() };
@@ -466,8 +478,9 @@ impl World {
     }
 }
 
-/// Changes a record so that it differs from the records of the peers. `how` selects the change. Some changes also
-/// change the name of the meeting. They add 1000, so that the new name is not that of a later meeting.
+/// Changes the culprit's record of a rendezvous so that it differs from the records of its peers. `how` is the number
+/// in [`Trouble::MeetsOtherwise`], and selects the change. The changes 0, 1, 2 and 4 also change the name of the
+/// meeting. They add 1000, so that no other meeting of the run has the new name.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.group.epoch += 1000,

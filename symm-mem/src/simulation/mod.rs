@@ -17,11 +17,11 @@
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler |
-//! | `requests` | runs the production code of a request to the store |
+//! | `requests` | the requests of ranks to the store, which run production code |
 //! | `store` | carries the requests of ranks to the store, and the answers back |
-//! | `network` | the server, and the connections to it |
+//! | `network` | the server of the store, and the connections of ranks to it |
 //! | `acts`, `meetings`, `ends` | the programs of ranks, meetings, and the ends of meetings |
-//! | `keys` | the keys of meetings, most of which must be removed by the end of the run |
+//! | `keys` | the keys of meetings that may be left in the store at the end of the run |
 //! | `plans`, `exchanges` | one-sided exchanges, and their state |
 //! | `registration` | windows and plain registration |
 //! | `rank`, `work` | a rank, and the state machine of its current meeting |
@@ -32,10 +32,10 @@
 //! | `violation` | limits of a seed, and a violated invariant |
 //! | `random` | the random numbers |
 //!
-//! The simulation leaves out two things, which the tests on the embedded device cover. First, collectives and messages
-//! transfer no data: the simulation only counts them. Second, the code that connects the state machine of a meeting to
-//! NCCL and the store in production (such as `membership/commit/driver.rs`) does not run: `store` and `meetings` take
-//! its place.
+//! The simulation leaves out two things. The tests in `tests/end_to_end/embedded` cover them: they run production code
+//! on gpu-sim, with a thread for each rank. First, collectives and messages transfer no data: the simulation only
+//! counts them. Second, the code that connects the state machine of a meeting to NCCL and the store in production (such
+//! as `membership/commit/driver.rs`) does not run: `store` and `meetings` take its place.
 
 mod acts;
 mod communicator;
@@ -81,15 +81,15 @@ use self::{device::Devices, world::World};
 /// The result of a seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
-    /// The number of events.
+    /// The number of events of the run.
     pub steps: u64,
     /// The visited states of the world, each as a hash, in ascending order. A state consists of the kind of trouble and
     /// of the state of every rank.
     pub states: Vec<u64>,
-    /// A hash of the times and the order of all events.
+    /// A hash of the times and the order of all events. It is equal in all runs of a seed with the same limits.
     pub record: u64,
-    /// The number of results of meetings. The key is the name of the trouble and the name of the result. Each member
-    /// that ends a meeting counts as one result.
+    /// Counts the results that ranks get from meetings, by the name of the run's trouble and the name of the result. If
+    /// several members end the same meeting, each result counts.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,
@@ -187,7 +187,7 @@ pub struct Summary {
     pub steps: u64,
     /// The visited states of the world, each as a hash. See [`Run::states`].
     pub states: HashSet<u64>,
-    /// The number of results of meetings, with the keys of [`Run::tally`].
+    /// The sums of [`Run::tally`] over all runs.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violations, by seed.
     pub violations: BTreeMap<u64, Violation>,

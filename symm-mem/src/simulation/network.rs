@@ -1,5 +1,6 @@
-//! The store: the production server, and the connections of ranks to it. Bytes travel in pieces. The pieces of one
-//! connection arrive in order. `store` decides when a piece arrives.
+//! The network between the ranks and the store: the production server of the store, and the connections of ranks to it.
+//! The bytes of a connection travel in *pieces*, and arrive in the order in which they were sent. `store` decides when
+//! a piece arrives.
 
 use std::{
     collections::VecDeque,
@@ -15,8 +16,9 @@ use bootstrap::store::{
 
 use super::{keys::Keys, requests::Asked, violation::Violation};
 
-/// The time limit for the answer to a request that does not wait for a key. It is longer than any run, so it never
-/// expires. No shorter limit is needed: an open connection loses no bytes, so every such request gets its answer.
+/// The time limit of the client for the answer to a request that does not wait for a key, and of the server for the
+/// greeting of a client. It is longer than any run, so it never expires. No shorter limit is needed: an open connection
+/// loses no bytes, so every such request gets its answer.
 const PATIENCE: Duration = Duration::from_secs(1 << 32);
 /// The simulation's own connection, which belongs to no rank. See [`Network::at_once`].
 const OBSERVER: ClientId = 0;
@@ -26,23 +28,27 @@ pub(super) struct Link {
     pub(super) rank: u32,
     client: Client,
     is_greeted: bool,
-    /// The pieces that travel to the store (`up`) and to the rank (`down`), in order.
+    /// The pieces that travel to the store, in order.
     up: VecDeque<Vec<u8>>,
+    /// The pieces that travel to the rank, in order. Also the pieces that have arrived and that the rank has not read.
     down: VecDeque<Vec<u8>>,
-    /// The request whose call is in progress, or waits for the greeting.
+    /// The request that uses the connection, or `None` if the connection is idle. Its call is in progress, or begins
+    /// after the greeting.
     asked: Option<Asked>,
-    /// The number of calls begun.
+    /// The number of calls begun on this connection. It identifies the current call.
     pub(super) calls: u64,
-    /// The number of pieces that have arrived at the rank while it was stopped.
+    /// The number of pieces at the front of `down` that have arrived while the rank was
+    /// [stopped](super::trouble::Trouble::Stopped).
     held: usize,
-    /// True if the connection breaks when the store answers the current call.
+    /// True if the simulation breaks the connection in place of delivering the answer to the current call.
     pub(super) loses_answer: bool,
 }
 
-/// The end of a call on a connection.
+/// The end of a call, or of the greeting, on a connection. `asked` is the request that uses the connection.
 pub(super) struct Done {
     pub(super) asked: Asked,
-    /// The outcome of the call, or the failure of the greeting. `None` if the greeting has succeeded.
+    /// The outcome of the call, or the failure of the greeting. The outer `Option` is `None` if the greeting has
+    /// succeeded: the call of the request has not begun yet.
     pub(super) outcome: Option<Result<Option<Reply>, client::Failure>>,
 }
 
@@ -51,10 +57,12 @@ pub(super) type Sent = (ClientId, Vec<u8>);
 
 pub(super) struct Network {
     server: Server,
-    /// The connections, by id. `None` at [`OBSERVER`], and if a connection has ended.
+    /// The connections, by id. The entry of an ended connection is `None`, and so is that of [`OBSERVER`], whose client
+    /// is `observer`.
     links: Vec<Option<Link>>,
-    /// The idle connections of each rank.
+    /// The connections of each rank whose greeting has succeeded and that no request uses.
     idle: Vec<Vec<ClientId>>,
+    /// The client of the connection [`OBSERVER`].
     observer: Client,
     pub(super) keys: Keys,
     /// The number of pieces that have arrived at the store.
@@ -79,7 +87,7 @@ impl Network {
         network
     }
 
-    /// Returns the contents of the store under `key`.
+    /// Returns the value of `key` in the store.
     pub(super) fn value(&self, key: &str) -> Option<&[u8]> {
         self.server.table().value(key.as_bytes())
     }
@@ -94,7 +102,8 @@ impl Network {
         (0..).zip(&self.links).filter(|(_, link)| of_rank(link)).map(|(id, _)| id).collect()
     }
 
-    /// Opens a connection for a request. Returns the client's greeting, which the caller must send.
+    /// Opens a connection for a request of a rank. Returns the greeting of the client, which the caller must send. The
+    /// call of the request begins after the answer to the greeting.
     pub(super) fn open(&mut self, asked: Asked, now: Duration) -> Result<Sent, Violation> {
         let id = self.links.len() as ClientId;
         let mut client = Client::new(Limits::default(), PATIENCE, id as u32);
@@ -136,8 +145,9 @@ impl Network {
         link.client.step(client::Input::Call(call), now)
     }
 
-    /// Counts a piece that has arrived for a stopped rank, and keeps it. Returns true if it is the first one since the
-    /// rank has last read from this connection.
+    /// Records that a piece arrives while the rank is stopped. The rank cannot read it, so it remains in the link's
+    /// `down`. Returns true if it is the first such piece since the rank last read from this connection. The caller
+    /// then schedules one read, which gets all of them.
     pub(super) fn hold(&mut self, id: ClientId) -> bool {
         self.link(id).is_some_and(|link| {
             link.held += 1;
@@ -145,7 +155,8 @@ impl Network {
         })
     }
 
-    /// Passes the next piece from the store to the client, or all pieces that [`hold`](Self::hold) has kept.
+    /// Passes pieces from the store to the client: all those that [`hold`](Self::hold) has counted, or the next one if
+    /// there are none.
     pub(super) fn receive(&mut self, id: ClientId, now: Duration) -> Vec<client::Output> {
         let Some(link) = self.link(id) else { return Vec::new() };
         let count = mem::take(&mut link.held).max(1).min(link.down.len());
@@ -154,7 +165,7 @@ impl Network {
         link.client.step(client::Input::Received(&bytes), now)
     }
 
-    /// Tells the client that the deadline of its call with this number has passed. Does nothing if the call has ended.
+    /// Tells the client that the deadline of call number `call` has passed. Does nothing if this call has ended.
     pub(super) fn tick(&mut self, id: ClientId, call: u64, now: Duration) -> Vec<client::Output> {
         let link = self.link(id).filter(|link| link.calls == call && link.asked.is_some());
         link.map_or_else(Vec::new, |link| link.client.step(client::Input::Tick, now))
@@ -218,7 +229,8 @@ impl Network {
     }
 
     /// Ends a connection. If `delivers` is true, the pieces that travel to the store still arrive. Returns the request
-    /// whose call is lost, and the bytes that the server sends on other connections.
+    /// that used the connection and gets no answer, if there is one, and the bytes that the server sends on other
+    /// connections.
     pub(super) fn close(
         &mut self,
         id: ClientId,
@@ -238,14 +250,15 @@ impl Network {
         Ok((link.asked, sent))
     }
 
-    /// Returns a store for the requests that the simulation makes in place of ranks and for its checks. The requests
-    /// take no simulated time. A request that would end the wait of a rank's request fails, because the answer to that
-    /// rank would have to travel.
+    /// Returns a store whose requests take no simulated time. The simulation uses it for its checks, and for some
+    /// requests that ranks make in production, such as the removal of keys. A request fails if it would end the wait of
+    /// a rank's request: the answer to that rank takes time to travel.
     pub(super) fn at_once(&mut self) -> AtOnce<'_> {
         AtOnce(Mutex::new(self))
     }
 
-    /// Exchanges the bytes of the observer's call with the server until the call ends.
+    /// Exchanges bytes between the client [`OBSERVER`] and the server until the client's call ends. `outputs` are the
+    /// first outputs of the client for this call.
     fn observe(&mut self, mut outputs: Vec<client::Output>) -> Result<Option<Reply>, StoreError> {
         loop {
             let mut received = Vec::new();

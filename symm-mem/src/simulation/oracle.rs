@@ -1,22 +1,25 @@
-//! The invariants of a run, which hold under every trouble.
+//! The invariants of a run, which hold under every [trouble](super::trouble). The *culprit* is the rank that the
+//! trouble concerns. A *meeting* is one run of an agreement among ranks.
 //!
-//! - Members of a meeting get the same result. They get it at most `FLOORS` after the deadline. `FLOORS` is the least
-//!   time limit of all actions after a decision and of the waits for their outcomes together. A rank that repeats
-//!   failed requests to the store may take longer. Every live rank gets a result.
-//! - A rank that has lost the store treats its group as dead if the result of the other members changes the group.
-//! - Ranks that wait for each other in two meetings get an error with this circle of waits. Ranks may list different
-//!   members of the domain. If one of them then gets a result other than a refusal, every rank in its list gets the
-//!   same result.
-//! - A refusal fits the trouble. It names the culprit, or the first operation in which the histories of the ranks
-//!   differ. Without a trouble, a meeting may be refused only in three cases. First, a slow store makes a rank late.
-//!   Second, on devices with little memory, a poisoned group keeps memory on some ranks, so that an allocation fails
-//!   only there. Third, a retirement names only a part of the segments that share a window. Under a trouble, a meeting
-//!   of a group without the culprit may be refused in the same cases, and also if a member is late because it waited
-//!   for the culprit.
+//! - Members of a meeting get the same result. They get it at most [`FLOORS`](crate::agreement::FLOORS) after the
+//!   deadline. This is the sum of the least time limits of all actions after a decision and of the waits for their
+//!   outcomes. A rank that repeats failed requests to the store may take longer. Every live rank gets a result.
+//! - If a rank gets no result because the store failed, and the result of the other members changes the group, the rank
+//!   treats the group as dead.
+//! - If ranks wait for each other in different meetings, they get an error that lists this circle of waits.
+//! - The ranks' lists of the members of the domain may differ. If a rank then gets a result other than a refusal in a
+//!   meeting of the domain, every rank in its list gets the same result.
+//! - The trouble can cause each refusal. The refusal names the culprit, or the first operation in which the histories
+//!   of the ranks' pools differ. Without a trouble, a meeting may be refused only in three cases. First, a slow store
+//!   makes a rank late. Second, on devices with little memory, a poisoned group keeps memory on some ranks, so that an
+//!   allocation fails only there. Third, a retirement names only a part of the segments that share a window. Under a
+//!   trouble, a meeting of a group without the culprit may be refused in the same cases, and also if a member is late
+//!   because it waited for the culprit.
 //! - Members that commit segments have mapped each other's segments, unless the trouble explains why not.
-//! - Members use a block through the same window at the same offset, or all through plain registrations, or all
-//!   without either. A window is registered on all members over the memory of the block.
-//! - A transfer follows the last agreed plan. It uses the memory and the slot of its peer, and both are still lent.
+//! - Members use a block through the same window at the same offset, or all through plain registrations, or all without
+//!   either. A window is registered on all members over the memory of the block.
+//! - A one-sided transfer follows the last agreed [plan](super::plans). It accesses memory and a signal slot of the
+//!   peer that the peer still lends for this plan.
 //! - At the end of the run, no device memory is allocated. The store has only those keys of meetings that the trouble
 //!   or the last meetings may leave.
 
@@ -39,7 +42,7 @@ use crate::{
     rendezvous::RendezvousRefusal,
 };
 
-/// Returns the number of ranks in all entries.
+/// Returns the number of ranks that `split` lists.
 fn refusal_ranks<V>(split: &ValuesByRank<V>) -> usize {
     split.entries.iter().map(|side| side.ranks.len()).sum()
 }
@@ -66,8 +69,8 @@ impl World {
         self.judge_uses()
     }
 
-    /// Checks that the last commits, which have a long deadline, succeed. Exempts poisoned groups, and troubles that
-    /// still act on these commits.
+    /// Checks that the last commit of every group succeeds. The programs end with these commits, which have a long
+    /// deadline. Exempts poisoned groups, and troubles that still act on these commits.
     fn judge_last(&self, meetings: &BTreeMap<(Kind, u64, u64), Vec<&Ended>>) -> Result<(), Violation> {
         let lasts = matches!(
             self.scenario.trouble,
@@ -81,8 +84,9 @@ impl World {
                 | Trouble::OtherProtocol
                 | Trouble::Killed(_)
         );
-        // Some ranks wait very long for a rank that has lost the store, or that counts its meetings differently. They
-        // come late to the last commits of all their groups, so nothing is checked here.
+        // Under these troubles, a rank has lost the store, or numbers its meetings differently from its peers. Other
+        // ranks wait very long for it, and so come late to the last commits of all their groups. Nothing is checked
+        // here.
         if matches!(
             self.scenario.trouble,
             Trouble::StoreDies(_) | Trouble::CutOff(..) | Trouble::Absent | Trouble::ExtraDomain
@@ -134,9 +138,10 @@ impl World {
                 _ => 0,
             };
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
-            // An agreement on a length has no actions after the decision. But a rank whose patience has ended searches
-            // for a circular wait. For this, it reads twice from the store in which meetings the ranks wait. If the two
-            // reads differ, it repeats both at most once.
+            // An agreement on a length has no actions after the decision. But a rank whose patience (the time for which
+            // it waits for missing members) has ended searches for a circular wait. For this, it reads twice from the
+            // store in which meetings the ranks wait. If the two reads differ, it repeats both at most once. So it
+            // reads at most four times.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.
             let most = it.deadline.max(DEADLINE.as_micros() as u64) + it.said.budgets();
@@ -219,7 +224,9 @@ impl World {
         }
     }
 
-    /// Checks that the common result fits the trouble, and names the culprit.
+    /// If the members got a refusal, a poisoned group or undone plain registrations, checks that the trouble can cause
+    /// this. If the result blames a rank, checks that this rank is the culprit, the rank that the trouble concerns. A
+    /// few causes do not depend on the trouble, see [the invariants](self).
     pub(super) fn judge_blame(&self, kind: Kind, said: &Said, told: &[&Ended]) -> Result<(), Violation> {
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.culprit);
         let members = self.members(kind);
@@ -383,7 +390,7 @@ impl World {
         told.iter().filter(|it| missing.contains(&it.rank)).all(|it| late(&it))
     }
 
-    /// Checks that a refusal because of different histories reports the first operation that differs.
+    /// If a refusal says that the pools' histories differ, checks that it reports the first operation that differs.
     fn judge_divergence(&self, told: &[&Ended], refusal: &Refusal) -> Result<(), Violation> {
         let Some(divergence) = refusal.divergence() else { return Ok(()) };
         let Divergence::At { sequence, operations, .. } = divergence else {
@@ -413,6 +420,7 @@ impl World {
         self.scenario.scarce && self.ended.iter().any(|it| it.said.poison().is_some())
     }
 
+    /// Checks that all members use a block in the same way in the same collective of a group.
     fn judge_uses(&self) -> Result<(), Violation> {
         for ((group, site), uses) in &self.uses {
             for one in uses {

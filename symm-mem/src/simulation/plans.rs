@@ -60,8 +60,8 @@ fn of_rank(transfers: &[Transfer], rank: u32) -> impl Iterator<Item = (usize, &T
     transfers.iter().enumerate().filter(move |(_, it)| it.copier == rank || it.lender == rank)
 }
 
-/// Returns the id of a rank's allocation with this number. The number decides whether the id is that of an allocation
-/// outside pools, or of a segment of one of the two `pools`.
+/// Returns the id of the rank's lent allocation with this number. To test all kinds of ids, the number modulo 3 selects
+/// the kind: an allocation outside pools, or a segment of one of the two `pools`.
 fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     let ordinal = (number / 3) as u32;
     match number % 3 {
@@ -71,8 +71,9 @@ fn identity(number: u64, pools: [PoolId; 2]) -> AllocationId {
     }
 }
 
-/// Changes a record so that it differs from the records of the peers. `how` selects the change. Some changes have no
-/// effect if the record has no transfers.
+/// Changes the culprit's record so that it does not fit the records of its peers. The number in
+/// [`Trouble::ExchangesOtherwise`] is `how`, which selects the change. Some changes have no effect if the record has no
+/// transfers.
 fn differ(how: usize, record: &mut Record) {
     match how {
         0 => record.plan.push('x'),
@@ -186,7 +187,8 @@ impl World {
         self.begin(rank, Work::Exchange(Box::new(work)), number, 0, deadline)
     }
 
-    /// Opens the peers' memory that the rank has not opened yet, and returns the outcome.
+    /// Opens the memory that peers lend for the agreed plan, as far as the rank has not opened it yet. Returns the
+    /// outcome.
     pub(super) fn open(&mut self, rank: u32, agreement: &protocol::Agreement) -> Result<Outcome, Violation> {
         if self.scenario.trouble == Trouble::CannotMap && self.scenario.is_culprit(rank) {
             return Ok(Outcome::Failed { cause: "no addresses".to_owned() });
@@ -220,7 +222,8 @@ impl World {
     }
 
     /// Ends an exchange on a rank. Checks the opened memory and the agreed routes. A route is the peer's end of a
-    /// transfer: its memory and its slot. Returns the keys that the rank removes.
+    /// transfer: its memory and its slot. Returns the keys of the exchange that the rank is to remove from the store.
+    /// There are none if the rank has not seen that all members have acknowledged the result.
     pub(super) fn end_exchange(
         &mut self,
         rank: u32,
@@ -285,11 +288,12 @@ impl World {
         Ok(end.read)
     }
 
-    /// Simulates the transfers of one plan with this name: reads the number at the start of the peer's memory, and
-    /// copies no data. If `former` is true, the plan is the first one with this name that the rank keeps, else the last
-    /// one. Checks that the rank admits the plan's transfers if the plan has the last agreed generation, and refuses
-    /// them otherwise. Checks that admitted transfers use slots of the peer that belong to this plan, and memory that
-    /// the peer still lends. Skips transfers with dead peers.
+    /// Simulates the transfers of one of the rank's plans with this name: the oldest one if `former` is true, else the
+    /// newest. For each transfer, reads the number at the start of the peer's memory, and copies no data.
+    ///
+    /// Checks that the rank admits the transfers exactly if the plan has the last agreed generation of its name. Checks
+    /// that admitted transfers use slots that the peer has lent for this plan, and memory that the peer still lends.
+    /// Skips transfers with dead peers.
     pub(super) fn copy(&mut self, rank: u32, group: u64, name: u64, former: bool) -> Result<(), Violation> {
         let wrong =
             |what: String| Err(Violation(format!("rank {rank}, plan {name} of group {group}: {what}")));

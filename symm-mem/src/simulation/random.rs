@@ -1,6 +1,6 @@
 //! The random numbers of seeded runs.
 
-/// SplitMix64.
+/// A SplitMix64 generator. The field is its state, which begins as the seed.
 #[derive(Debug, Clone)]
 pub(super) struct Random(pub(super) u64);
 

@@ -30,8 +30,9 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Returns two stores in which ranks create their domains. The domain in the second store only provides [`Rank::twin`].
-/// The instance numbers of domains, which are random in production, are drawn from the seed.
+/// Returns the two stores in which each rank creates its domains. The pools of the first store's domain are used. The
+/// domain in the second store only supplies the pool id [`Rank::twin`]. In production, the instance number of a domain
+/// is random. Here it is drawn from the seed.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -43,29 +44,33 @@ pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violati
     Ok(stores)
 }
 
-/// An operation of a pool's history: its kind, size in bytes, and placement (segment ordinal and byte offset), or
-/// `None` if it placed no block.
+/// An operation of a pool's history: its kind, its size in bytes, and its placement (segment ordinal and byte offset).
+/// The placement is `None` if the operation placed no block.
 type Entry = (u64, u64, Option<(u32, u64)>);
 
 /// The state of a group on a rank.
 pub(super) struct Membership {
     pub(super) id: GroupId,
     pub(super) members: Vec<u32>,
-    /// The number of commits begun or skipped, over all [lives](Life) of the group in its epoch.
+    /// The number of the next commit of the rank's pool for the group. A commit that the rank skips by [`Action::Skip`]
+    /// is counted too. If the group is created again (a new [life](Life)), the count goes on in the same epoch, and
+    /// begins at 0 in a new epoch.
     pub(super) commits: u64,
-    /// The number of commits of the second pool begun, over all lives of the group in its epoch.
+    /// The same number for commits of [`Rank::second`].
     pub(super) seconds: u64,
+    /// The number of the next rendezvous of the group. It begins at 0 when the rank creates the group.
     pub(super) meetings: u64,
-    /// The number of times that the rank has created the group with this id.
+    /// The number of times that the rank has created the group with this id, see [`Life`].
     pub(super) life: u64,
+    /// The number of collectives that the rank has enqueued.
     pub(super) collectives: u64,
-    /// The numbers of messages sent to each peer and received from it.
+    /// For each peer, the number of messages sent to it and the number of messages received from it.
     pub(super) messages: BTreeMap<u32, (u64, u64)>,
-    /// The pool's memory, if the rank has tried to register segments with the group's communicator. Kept until the
-    /// communicator has ended.
+    /// A reference to the pool's memory. The rank holds it from its first attempt to register segments with the group's
+    /// communicator until the communicator has ended.
     pub(super) kept: Option<Arc<Memory>>,
-    /// The mappings of peers' memory. Each value is the number of the rendezvous that made the mapping, and the
-    /// identities of the mapped memory.
+    /// The mappings of peers' memory that rendezvous have made. Each value is the number of the rendezvous (counted by
+    /// `meetings`), and the identities of the mapped segments or persistent allocations.
     pub(super) peer_mappings: BTreeMap<MappingKey, (u64, Vec<u64>)>,
 }
 
@@ -80,24 +85,27 @@ impl Membership {
         self.messages.entry(peer).or_default().1 += 1;
     }
 
+    /// Returns the number of messages sent to `peer` and the number of messages received from it.
     fn with(&self, peer: u32) -> (u64, u64) {
         self.messages.get(&peer).copied().unwrap_or_default()
     }
 
-    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives, and both ends of all
-    /// messages between them. `theirs` is the state of the group on `other`.
+    /// Returns true if ranks `own` and `other` have enqueued the same number of collectives, and for each message
+    /// between them, one has enqueued the send and the other the receive. `self` is the state of the group on `own`,
+    /// and `theirs` that on `other`.
     pub(super) fn is_even(&self, own: u32, other: u32, theirs: &Self) -> bool {
         let ((sent, received), (their_sent, their_received)) = (self.with(other), theirs.with(own));
         self.collectives == theirs.collectives && (sent, received) == (their_received, their_sent)
     }
 }
 
-/// A capture in progress.
+/// A graph capture in progress.
 pub(super) struct Capture {
     /// The pool's part of the capture, or `None` if the capture was not declared to the pool.
     pub(super) declared: Option<PoolCapture>,
     /// The driver's id of the capture.
     number: u64,
+    /// Holds the blocks that the captured work uses, if the capture was not declared to the pool.
     hold: Option<Arc<GraphHold>>,
     used: Vec<Range<u64>>,
 }
@@ -137,8 +145,8 @@ impl Capture {
     }
 }
 
-/// The number and epoch of a meeting, its begin on the simulation's clock in µs, and its deadline in µs after the
-/// begin.
+/// Identifies a meeting among those of its [`Kind`], by number (`round`) and epoch, and gives its time limit. `begun`
+/// is a time on the simulation's clock in µs. `deadline` is in µs after `begun`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) round: u64,
@@ -147,16 +155,18 @@ pub(super) struct Span {
     pub(super) deadline: u64,
 }
 
-/// A meeting in progress.
+/// A meeting in progress on a rank. A meeting is one run of an agreement among ranks, see [`Kind`].
 pub(super) struct Task {
     pub(super) work: Work,
     pub(super) span: Span,
     /// The number of operations in the pool's log when the meeting began.
     pub(super) history: usize,
+    /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
     /// True if the last request of the meeting waits for a key of the store.
     pub(super) waits: bool,
-    /// The code of the last request, see [`Want::code`](super::work::Want::code).
+    /// The code of the last request of the state machine, see [`Want::code`](super::work::Want::code). A part of
+    /// [`Rank::code`].
     pub(super) at: u64,
     /// The time of the first failure of the current store request, on the simulation's clock in µs.
     pub(super) failing_since: Option<u64>,
@@ -167,29 +177,40 @@ pub(super) struct Rank {
     pub(super) program: VecDeque<Action>,
     pub(super) device: Arc<Device>,
     pub(super) pool: SymmetricPool,
-    /// Another pool of the domain, which stays empty.
+    /// A second pool of the domain, which stays empty. Its commits test that ranks can commit two pools for a group,
+    /// also in different orders ([`Trouble::CrossesPools`](super::trouble::Trouble::CrossesPools)).
     pub(super) second: SymmetricPool,
-    /// The id of a pool in a domain of another store. The domain and pool numbers equal those of `pool`, but the random
-    /// instance differs. Some allocations that the rank lends have ids with this pool, to test that ranks compare the
-    /// instance too.
+    /// The id of a pool in a domain of another store. Its domain and pool numbers equal those of `pool`, but its random
+    /// instance number differs. In exchanges, the rank names some allocations that it lends as segments of `pool`, and
+    /// others as segments of this pool. This tests that ranks also compare the instance number.
     pub(super) twin: PoolId,
-    /// The rank's blocks, each with an identity: a hash of the pool's requests up to the placement of the block.
+    /// The rank's blocks. Each has an identity, which is a hash of all operations of the pool up to the placement of
+    /// the block. A block has the same identity on all ranks whose pools have executed the same operations.
     pub(super) blocks: Vec<(SymmetricBlock, u64)>,
     pub(super) capture: Option<Capture>,
     pub(super) graphs: Vec<Graph>,
     pub(super) groups: BTreeMap<u64, Membership>,
     pub(super) exchanges: BTreeMap<u64, Exchanges>,
-    /// The device of the memory that the rank lends in exchanges.
+    /// The simulated device memory of exchanges: the rank allocates here the memory that it lends, and maps here the
+    /// memory that peers lend.
     pub(super) lending: Arc<Device>,
-    /// The number of allocations made on `lending`.
+    /// The number of allocations that the rank has made on `lending`.
     pub(super) allocations: u64,
+    /// The number of the rank's next agreement on a length.
     pub(super) lengths: u64,
+    /// The number of the rank's next retirement.
     pub(super) retirements: u64,
+    /// The number of window registrations begun. The trouble of a run can select one by this number.
     pub(super) registrations: u32,
+    /// The same number for plain registrations (`ncclCommRegister`).
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
+    /// Identifies the last request of the rank's meeting. It changes with every request, and the rank ignores an answer
+    /// to a request with another token.
     pub(super) token: u64,
+    /// How far the rank's own clock is ahead of the simulation's clock.
     pub(super) clock: Duration,
+    /// The number of events that the rank has handled. The trouble of a run can select one by this number.
     pub(super) steps: u64,
     pub(super) dead: bool,
     /// The time until which the rank cannot reach the store, on the simulation's clock in µs.
@@ -198,13 +219,18 @@ pub(super) struct Rank {
     pub(super) lost: bool,
     /// The dead rank that this rank's watchdogs have reported, or `None`.
     pub(super) reported_dead: Option<u32>,
-    /// True after the culprit has done its deviating action, which happens once.
+    /// True if this rank is the culprit (the rank that the trouble concerns) and has deviated from its peers. Some
+    /// troubles make the culprit deviate only once.
     pub(super) odd: bool,
+    /// The time until which the rank handles no events, on the simulation's clock in µs.
     pub(super) stopped_until: u64,
-    /// A hash of all requests to the pool, computed independently of the pool's own hash.
+    /// A hash of all operations in the pool's log. The simulation computes it itself, and does not use the hash in the
+    /// log.
     identity: u64,
+    /// The number of operations in `identity`.
     operations: u64,
-    /// For each segment, the value of `identity` when the pool created it.
+    /// The identity of each segment: the value of `identity` at the length of the log at which the pool created the
+    /// segment.
     segments: Vec<u64>,
 }
 
@@ -263,8 +289,8 @@ impl Rank {
         })
     }
 
-    /// Adds the new operations of the pool's log to the identity. Records the identity of each new segment, and writes
-    /// it to the start of the segment.
+    /// Adds the new operations of the pool's log to the hash `identity`. Records the identity of each new segment, and
+    /// writes it to the start of the segment.
     pub(super) fn observe(&mut self) -> Result<(), Violation> {
         let arena = self.pool.memory().arena();
         for operation in arena.log().recent().skip(self.operations as usize) {
@@ -294,7 +320,7 @@ impl Rank {
         self.pool.poison(id).is_some()
     }
 
-    /// Returns the pool of a meeting of this kind.
+    /// Returns the pool that a meeting of this kind is about: the second pool for [`Kind::Second`], else the first.
     pub(super) fn pool_of(&self, kind: Kind) -> &SymmetricPool {
         if matches!(kind, Kind::Second(_)) { &self.second } else { &self.pool }
     }
@@ -327,7 +353,7 @@ impl Rank {
         }
     }
 
-    /// Returns the answer to a wait that ends because a member is dead.
+    /// Returns the answer that ends the rank's wait for the store when [`is_over`](Self::is_over) is true.
     pub(super) fn over(&self) -> Answer {
         let rank = self.reported_dead.unwrap_or(self.number);
         Answer::Store(agreement::Answer::Over(Gone { rank, cause: "it is dead".to_owned() }))
@@ -340,7 +366,8 @@ impl Rank {
             .map_or_else(String::new, |task| format!("{:?} {}", task.work.kind(), task.span.round))
     }
 
-    /// Returns a code of the rank's state, for counting states. The code leaves out numbers that only grow, such as
+    /// Returns a code of the rank's state. The simulation counts the distinct states that its runs visit, and takes two
+    /// states as equal if the codes of all ranks are equal. So the code leaves out numbers that only grow, such as
     /// those of meetings.
     pub(super) fn code(&self) -> u64 {
         let at = self.task.as_ref().map_or(0, |task| task.at + 16 * task.work.code());
@@ -349,7 +376,8 @@ impl Rank {
         flags.iter().fold(at, |code, flag| 2 * code + u64::from(*flag))
     }
 
-    /// Returns the identity and the address range of a segment, or `None` if it does not exist on this rank.
+    /// Returns the address range and the identity of the segment with this ordinal, or `None` if it does not exist on
+    /// this rank.
     pub(super) fn extent(&self, ordinal: u32) -> Option<Extent> {
         let segment = self.pool.memory().arena().segments().get(ordinal as usize).copied()?;
         let identity = *self.segments.get(ordinal as usize)?;

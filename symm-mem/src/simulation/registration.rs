@@ -26,7 +26,8 @@ use crate::{
     membership::{GroupState, lock},
 };
 
-/// New segments of a commit that are to be registered plainly, because windows are unsupported.
+/// The new segments of a commit that are left without a window, because the commit found that windows are unsupported.
+/// The rank then registers them plainly, by `ncclCommRegister`.
 pub(super) struct Left {
     pub(super) group_state: Arc<Mutex<GroupState>>,
     pub(super) group: u64,
@@ -34,8 +35,10 @@ pub(super) struct Left {
 }
 
 impl World {
-    /// Registers the first `count` segments of a rank's commit as windows. The trouble may delay the call into the
-    /// library. A segment whose ordinal is in `joined` shares the window of the segment before it.
+    /// Registers the first `count` new segments of a rank's commit as windows. A segment whose ordinal is in `joined`
+    /// shares the window of the segment before it. `token` identifies the request, see
+    /// [`Rank::token`](super::rank::Rank::token). On the culprit, the trouble may delay the call into the library or
+    /// make it fail.
     pub(super) fn register(
         &mut self,
         rank: u32,
@@ -107,7 +110,7 @@ impl World {
         registered
     }
 
-    /// Answers the ranks whose registration calls have ended.
+    /// Passes the outcomes of window registrations that have ended to the state machines of the ranks.
     pub(super) fn returned(&mut self) -> Result<(), Violation> {
         let met = self.library.returned();
         self.may_register(&met)?;
@@ -202,8 +205,9 @@ impl World {
         Ok(Release::Done {})
     }
 
-    /// Registers segments without windows by plain registration (`ncclCommRegister`), and begins the agreement on
-    /// the result.
+    /// Registers the segments `left` by `ncclCommRegister`, and begins the agreement on whether all members keep these
+    /// registrations. This agreement takes its number, epoch and time limit from `commit`, the commit that left the
+    /// segments.
     pub(super) fn register_plainly(&mut self, rank: u32, left: Left, commit: Span) -> Result<(), Violation> {
         let Left { group_state, group, segments } = left;
         let (trouble, culprit) = (self.scenario.trouble, self.scenario.is_culprit(rank));
@@ -245,7 +249,8 @@ impl World {
     }
 
     /// Ends the agreement on plain registration for a rank. Undoes the rank's registration if the members have agreed
-    /// to undo it. Checks that the segments have the agreed state.
+    /// to undo it. Checks that the segments then are `Registered` if the members keep their registrations, else
+    /// `Agreed`.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,
@@ -291,9 +296,9 @@ impl World {
     }
 }
 
-/// Merges the segments `ordinals` into windows: those in `joined` share the window of the segment before them. Returns
-/// the windows, and for each segment the index of its window. Fails if a segment in `joined` does not begin where the
-/// previous one ends in memory.
+/// Groups the segments `ordinals`, with the memory `extents`, into windows. A segment in `joined` shares the window of
+/// the segment before it. Returns the windows, and for each segment the index of its window. Fails if a segment in
+/// `joined` does not begin where the previous one ends in memory.
 fn join(
     rank: u32,
     ordinals: &[u32],

@@ -26,7 +26,7 @@ pub(super) enum StoreRequest {
 }
 
 impl StoreRequest {
-    /// Returns the end of the wait, on the rank's own clock, if this request waits for a key. Else returns `None`.
+    /// If this request waits for a key, returns the end of the wait on the rank's own clock. Else returns `None`.
     pub(super) fn waits_until(&self) -> Option<Duration> {
         match self {
             Self::Agreement(agreement::Request::Await { until, .. }) => Some(*until),
@@ -35,16 +35,18 @@ impl StoreRequest {
     }
 }
 
-/// The use of a request's answer.
+/// What happens when a rank's request to the store has been answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// The answer goes to the state machine of the rank's meeting. The number is the token of the request. If the
-    /// rank's token has changed since, the rank no longer waits for the answer, and the answer is ignored.
+    /// The answer goes to the state machine of the rank's meeting. The number is the value of
+    /// [`Rank::token`](super::rank::Rank::token) when the rank made the request. If the rank's token has changed since,
+    /// the rank no longer waits for the answer, and ignores it.
     Meeting(u64),
     /// The rank continues its program, whatever the answer is.
     Resume,
-    /// The request reports to another rank, the one with this number, that the requesting rank has closed a plan, and
-    /// with it the memory that the other rank has lent for the plan.
+    /// The rank with this number checks which of its lent memory it can free. The request has set the key by which the
+    /// requesting rank reports that it has closed a plan of an exchange, and no longer accesses the memory that the
+    /// other rank has lent for the plan.
     Closed(u32),
 }
 
@@ -57,9 +59,10 @@ pub(super) struct Asked {
     pub(super) rank: u32,
     pub(super) goal: Goal,
     pub(super) request: StoreRequest,
-    /// The end of the wait on the simulation's clock, if the request waits for a key.
+    /// The end of the wait on the simulation's clock. `None` if the request does not wait for a key.
     pub(super) until: Option<Duration>,
-    /// The replies so far. `None` means that the deadline of the call has passed.
+    /// The replies to the calls so far. The outer `Option` is `None` if the deadline of the call has passed. The inner
+    /// one is `None` if the store has served the request, and requests of this kind have no reply.
     pub(super) replies: Vec<Option<Option<Reply>>>,
 }
 
@@ -89,8 +92,8 @@ impl Asked {
     }
 }
 
-/// A store that returns the known replies in order. A call without a reply fails. The first such call is kept in
-/// `wanted`.
+/// A store that answers call number `n` with reply number `n` of `replies`. Later calls fail. The first of them is kept
+/// in [`State::wanted`].
 struct Replay<'a> {
     replies: &'a [Option<Option<Reply>>],
     /// The deadline of calls that wait.
@@ -100,6 +103,7 @@ struct Replay<'a> {
 
 #[derive(Default)]
 struct State {
+    /// The number of calls made to this store.
     calls: usize,
     /// The first call without a reply.
     wanted: Option<Call>,
@@ -135,7 +139,8 @@ impl Store for Replay<'_> {
         then: Option<Request>,
         _: Deadline,
     ) -> Result<Option<Reply>, StoreError> {
-        // Like `TcpStore`, sends the read of a single key together with the check that the key exists.
+        // If the call reads a key, `peeks` makes the client send the read together with the check that the key exists.
+        // `TcpStore` does the same.
         let peeks = matches!(then, Some(Request::Get { .. }));
         self.reply(Call::WhenThere { keys, then, peeks, deadline: self.deadline })
     }

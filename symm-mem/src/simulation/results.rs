@@ -6,15 +6,18 @@ use crate::{
     rendezvous::{RendezvousRefusal, protocol},
 };
 
-/// The purpose of a meeting, with the uid of the group if the meeting is of one group.
+/// The kind of a meeting, which is one run of an agreement among ranks. The number is the uid of the group whose
+/// members take part. In a kind without a number, all ranks of the domain take part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Commit(u64),
-    /// A commit of the second pool.
+    /// A commit of the [second pool](super::rank::Rank::second) of the ranks.
     Second(u64),
-    /// The agreement on whether the members keep their plain registrations.
+    /// The agreement on whether the members keep their plain registrations (`ncclCommRegister`). It follows a commit
+    /// without windows.
     Plain(u64),
     Retire,
+    /// The agreement on a length in bytes, for an allocation.
     Length,
     Meet(u64),
     Exchange(u64),
@@ -27,7 +30,7 @@ impl Kind {
     }
 }
 
-/// The result of a meeting on a rank.
+/// The result of a meeting, as one rank gets it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Said {
     Commit(Result<Agreed, agreement::Ending>),
@@ -38,8 +41,9 @@ pub(super) enum Said {
     Exchange(Result<exchange::Agreement, exchange::Ending>),
 }
 
-/// The end of a meeting on one rank. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is in µs
-/// after `begun`.
+/// The end of a meeting on one rank. The oracle takes the ends with equal `kind`, `epoch` and `round` (the number of
+/// the meeting) as those of one meeting. `begun` and `ended` are times on the simulation's clock in µs. `deadline` is
+/// in µs after `begun`.
 #[derive(Debug, Clone)]
 pub(super) struct Ended {
     pub(super) rank: u32,
@@ -50,11 +54,12 @@ pub(super) struct Ended {
     pub(super) begun: u64,
     pub(super) ended: u64,
     pub(super) deadline: u64,
-    /// The number of operations in the log of the rank's pool when the meeting began.
+    /// The number of operations in the log of the rank's first pool when the meeting began.
     pub(super) history: usize,
+    /// True if the rank has begun to register windows in this commit. Always false in other meetings.
     pub(super) registered: bool,
-    /// True if, after the meeting, all groups of the meeting are poisoned on this rank, or if the meeting uses no
-    /// group's log.
+    /// True if all groups whose commit logs the meeting uses are poisoned on this rank after the meeting. So it is
+    /// always true if the meeting uses no group's log.
     pub(super) poisoned: bool,
 }
 
@@ -62,11 +67,13 @@ pub(super) struct Ended {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) rank: u32,
+    /// Identifies the block: equal on all ranks whose pools have executed the same operations.
     pub(super) identity: u64,
     pub(super) way: Way,
 }
 
-/// How a collective accesses a block: through a window, a plain registration, or neither.
+/// How a collective accesses a block: at a byte offset in the window with this serial number, through a plain
+/// registration, or without either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     Window { serial: u64, offset: u64 },
@@ -75,6 +82,7 @@ pub(super) enum Way {
 }
 
 impl Said {
+    /// Returns true if the rank got no result because its requests to the store failed.
     pub(super) fn store_failed(&self) -> bool {
         matches!(
             self,
@@ -87,8 +95,8 @@ impl Said {
         )
     }
 
-    /// Returns true if the result is an agreed one, which all members can get. Returns false for a failure of this rank
-    /// alone.
+    /// Returns true if the members have agreed on the result: a success, a refusal or the poison of a group. Returns
+    /// false for a failure of this rank alone.
     pub(super) fn is_agreed(&self) -> bool {
         let said = |ending: &agreement::Ending| {
             matches!(ending, agreement::Ending::Refused(_) | agreement::Ending::Poisoned(_))
@@ -118,8 +126,8 @@ impl Said {
         }
     }
 
-    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. The actions after
-    /// the decision, or the last repetition of a failed request, take this time.
+    /// Returns the longest time in µs by which a meeting with this result may exceed its deadline. This time is for the
+    /// actions after the decision, or for the last repetition of a failed store request.
     pub(super) fn budgets(&self) -> u64 {
         let is_timeout =
             matches!(self.refusal(), Some(Refusal::SyncTimeout { .. } | Refusal::MemberLost { .. }));
@@ -166,6 +174,7 @@ impl Said {
         }
     }
 
+    /// Returns the name under which the results of runs are counted.
     pub(super) fn name(&self) -> &'static str {
         if let Said::Commit(Err(agreement::Ending::StoreFailed { in_doubt: true }))
         | Said::Retire(Err(agreement::Ending::StoreFailed { in_doubt: true })) = self

@@ -1,23 +1,28 @@
 //! The choices of a seed: ranks and groups, the program of every rank, and the trouble.
+//!
+//! This file uses these terms: the *trouble* is the fault, or the difference between ranks, of a run. The *culprit* is
+//! the rank that it concerns. A *meeting* is one run of an agreement among ranks, such as that of a commit. Every rank
+//! has two pools. The first one serves all actions that name no other pool. The *second pool* stays empty, and is only
+//! [committed](Action::CommitSecond).
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{random::Random, trouble::Trouble, violation::Limits};
 use crate::agreement::{Policy, WindowSupport};
 
-/// The normal deadline of a meeting.
+/// The normal deadline of a meeting, counted from its begin on each rank.
 pub(super) const DEADLINE: Duration = Duration::from_millis(800);
-/// Under [`Trouble::ShortDeadline`], the deadline of all ranks except the culprit, in place of [`DEADLINE`]. Commits of
-/// the second pool keep their deadline. All members, also the culprit, derive the time limit of a registration from the
-/// longest deadline among them. With this deadline, the limit is 75 s, so the culprit's registrations, which begin up
-/// to 30 s late, end in time.
+/// Under [`Trouble::ShortDeadline`], the deadline of meetings on all ranks except the culprit, in place of
+/// [`DEADLINE`]. Commits of the second pool keep their deadline. All members, also the culprit, derive the time limit
+/// of a registration from the longest deadline among them. From this deadline they get a limit of 75 s. Under this
+/// trouble, the culprit's registrations begin up to 30 s late, so they end within the limit.
 pub(super) const LONG_DEADLINE: Duration = Duration::from_secs(400);
-/// The deadline of the last commits. A rank may come late to them, because it has waited for absent ranks and missing
-/// answers in its earlier meetings. This deadline is longer than all these waits together.
+/// The deadline of the commits at the end of the program. A rank may come late to them, because it has waited for
+/// absent ranks and missing answers in its earlier meetings. This deadline is longer than all these waits together.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// The long [lease](Scenario::lease), in µs. If the trouble delays no rank, the programs of all ranks end within this
-/// time. So in such a run, the peers close lent memory before the lease expires.
+/// The longer one of the two values of [`Scenario::lease`], in µs. If the trouble delays no rank, the programs of all
+/// ranks end within this time. So in a run with this lease and without delays, no lease expires.
 pub(super) const LONG_LEASE: u64 = 1_000_000_000;
 
 const MIB: u64 = 1 << 20;
@@ -28,50 +33,54 @@ pub(super) enum Action {
     Allocate {
         bytes: u64,
     },
-    /// Frees the block with this index modulo the number of blocks.
+    /// Frees the rank's block with index `nth` modulo the number of its blocks.
     Free {
         nth: u64,
     },
-    /// Allocates the length that all ranks agree on: the greatest `bytes` of any rank.
+    /// Agrees with all ranks on a length, the greatest `bytes` of any rank, and allocates a block of this length.
     AllocateAgreed {
         bytes: u64,
     },
+    /// Commits the first pool for the group.
     Commit {
         group: u64,
         policy: Policy,
         deadline: Duration,
     },
-    /// Skips a commit, but counts it, so that the rank's later commits have the same numbers as on the other members. A
-    /// `PoolScope` does the same if the pool has no new segments.
+    /// Skips a commit of the group, but adds it to the rank's count of commits. So the rank's later commits have the
+    /// same numbers as on the other members. In production, a `PoolScope` skips a commit in this way if the pool has no
+    /// new segments.
     Skip {
         group: u64,
     },
-    /// Commits the second pool, which is empty.
+    /// Commits the second pool for the group.
     CommitSecond {
         group: u64,
     },
-    /// Commits the groups in the order of their numbers, as `commit_all` does.
+    /// Commits the first pool for several groups, in the order of the groups' uids, as the function `commit_all` does.
     CommitAll {
         groups: Vec<u64>,
         policy: Policy,
         deadline: Duration,
     },
-    /// Begins a graph capture. If `declared` is true, the rank declares the capture to the pool.
+    /// Begins a graph capture. If `declared` is true, the rank announces the capture to the pool by `begin_capture`.
     BeginCapture {
         declared: bool,
     },
-    /// Captures work that uses the block with this index modulo the number of blocks.
+    /// In a capture, enqueues work that uses the rank's block with index `nth` modulo the number of its blocks.
     Capture {
         nth: u64,
     },
-    /// Uses a block in a collective of the group. `nth`, modulo the number of blocks, is the index of the block. `site`
-    /// identifies the collective.
+    /// Uses the rank's block with index `nth`, modulo the number of its blocks, in a collective of the group. The
+    /// members have equal numbers `site` for the same collective, so that the simulation can compare how they access
+    /// the block.
     Use {
         group: u64,
         nth: u64,
         site: u64,
     },
-    /// Enqueues the rank's end of a message between two members: a send on `from`, a receive on `to`.
+    /// Enqueues the rank's end of a message from member `from` to member `to`: `from` sends, and `to` receives. Other
+    /// members do nothing.
     Message {
         group: u64,
         from: u32,
@@ -81,44 +90,46 @@ pub(super) enum Action {
     EndCapture,
     DropGraphs,
     DropLastGraph,
-    /// Frees the rank's blocks in up to `count` consecutive segments, and then retires these segments. Only segments
-    /// that are not retired yet are counted. The first of the `count` segments has the index `nth` modulo the number of
-    /// segments that are not retired yet.
+    /// Frees the rank's blocks in up to `count` segments, and then retires these segments. Of the list of segments that
+    /// are not retired yet, it takes `count` consecutive ones from index `nth` on. Indexes count modulo the length of
+    /// the list.
     Retire {
         nth: u64,
         count: u64,
         deadline: Duration,
     },
-    /// Runs a rendezvous for a block, or for the persistent allocation with an id.
+    /// Runs a rendezvous of the group, in which the members map each other's memory of `what`.
     Meet {
         group: u64,
         what: Subject,
         deadline: Duration,
     },
-    /// Exchanges a plan with this name. Its transfers are drawn from `seed`.
+    /// Agrees with the group's members on a plan, a list of one-sided transfers between them. `name` is the name of the
+    /// plan. The transfers are drawn from `seed`, which is equal on all members.
     Exchange {
         group: u64,
         name: u64,
         seed: u64,
         deadline: Duration,
     },
-    /// Executes the transfers of one of the rank's plans with this name: of the first one if `former` is true, else of
-    /// the last one.
+    /// Executes the transfers of one of the plans with this name that the rank has not dropped: of the oldest one if
+    /// `former` is true, else of the newest one.
     Copy {
         group: u64,
         name: u64,
         former: bool,
     },
-    /// Drops the plans with this name: all of them if `all` is true, else all except the last.
+    /// Drops the plans with this name: all of them if `all` is true, else all except the newest.
     DropPlans {
         group: u64,
         name: u64,
         all: bool,
     },
-    /// Drops all plans, and the memory that the rank lends for them.
+    /// Drops all plans, and the buffers that the rank lends to peers for the plans' transfers. A lent buffer is freed
+    /// once the peers have closed it.
     CloseExchanges,
-    /// Creates the group with its communicator. If the rank already has the group, a new one replaces it: in the next
-    /// epoch if `epoch` is true, else in the same epoch.
+    /// Creates the group with its communicator. If the rank already has the group, the new group replaces it. The new
+    /// group is in the next epoch if `epoch` is true, else in the same epoch.
     Make {
         group: u64,
         epoch: bool,
@@ -128,10 +139,12 @@ pub(super) enum Action {
     },
 }
 
-/// The memory of a rendezvous.
+/// The memory that a member offers in a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
+    /// The rank's block with index `nth` modulo the number of its blocks.
     Block { nth: u64 },
+    /// The persistent allocation with this id.
     Persistent { id: u64 },
 }
 
@@ -140,24 +153,30 @@ pub(super) enum Subject {
 pub(super) struct Scenario {
     pub(super) trouble: Trouble,
     pub(super) culprit: u32,
+    /// The members of each group, by the group's uid.
     pub(super) groups: BTreeMap<u64, Vec<u32>>,
+    /// The program of each rank.
     pub(super) programs: Vec<Vec<Action>>,
-    /// The release of the library, as its version code.
+    /// The release of the library (NCCL), as its version code, such as 22809 for 2.28.9.
     pub(super) release: u32,
     /// The memory of a device in bytes.
     capacity: u64,
     /// The memory in bytes of the culprit's device under [`Trouble::Exhausted`].
     least: u64,
-    /// True if the capacity is small.
+    /// True if `capacity` is so small, at most 70 MiB, that allocations may fail.
     pub(super) scarce: bool,
-    /// The longest time of a message in one direction, in µs.
+    /// The longest random delay in µs. A piece of a message to or from the store arrives after a random delay, and so
+    /// does the result of a call into the library.
     pub(super) slowest: u64,
-    /// True if connections sometimes break before the answer to a write arrives. The rank then makes the request again.
+    /// True if the connection of a rank to the store sometimes breaks before the answer to a write arrives. The rank
+    /// then makes the request again.
     pub(super) repeats: bool,
-    /// The least time in µs after which the watchdogs of the other ranks report a dead rank. `None` if they never
-    /// report it.
+    /// The least time in µs from the death of a rank until the watchdogs of the other ranks report it as dead. `None`
+    /// if they never report it.
     pub(super) noticed: Option<u64>,
-    /// The time in µs that peers have to close lent memory after the lender has dropped its plan.
+    /// The time in µs that peers have to close the memory that a rank lends them for a plan, counted from the time at
+    /// which the lender drops the plan. The lender keeps memory that is not closed in this time until the end of the
+    /// run.
     pub(super) lease: u64,
 }
 
@@ -294,18 +313,20 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
     groups
 }
 
-/// Writes the programs of all ranks, with the deviations of the culprit.
+/// Writes the programs of all ranks. The trouble decides in which actions the culprit's program differs from the
+/// others.
 struct Writer<'a> {
     random: Random,
-    /// A separate generator. Numbers drawn from it do not change the seed's other choices.
+    /// A second generator, for choices that must not change the numbers that the others get from `random`.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,
     culprit: u32,
     groups: &'a BTreeMap<u64, Vec<u32>>,
-    /// The groups created so far.
+    /// The groups that the programs written so far create, by uid.
     made: Vec<u64>,
     programs: Vec<Vec<Action>>,
+    /// The number of collectives written so far. See [`Action::Use`].
     site: u64,
 }
 
@@ -329,8 +350,8 @@ impl Writer<'_> {
         others.for_each(|(_, program)| program.push(action.clone()));
     }
 
-    /// Writes a phase of the program. `bad` is true in exactly one phase: a trouble that concerns a single phase occurs
-    /// there.
+    /// Writes a phase of the programs: a part with requests to the pool, commits, and sometimes other actions. `bad` is
+    /// true in exactly one phase of the run. A trouble that concerns a single phase occurs in it.
     fn phase(&mut self, phase: u64, bad: bool) {
         let late: Vec<u64> = self
             .groups
@@ -366,8 +387,8 @@ impl Writer<'_> {
         self.commits(bad);
         self.second(bad);
         self.uses();
-        // The ranks keep this graph until a later `DropGraphs`. So they may allocate and free blocks while the graph
-        // exists.
+        // In some phases, the ranks capture a graph and keep it until a later `DropGraphs`. So they also allocate and
+        // free blocks while a graph exists.
         if !capturing && self.aside.one_in(3) {
             self.capture();
             self.all(&Action::EndCapture);
@@ -462,7 +483,8 @@ impl Writer<'_> {
         }
     }
 
-    /// In some phases, writes commits of both pools for one group.
+    /// In some phases, writes for one group a commit of the first pool and one of the second pool, in this order. Under
+    /// [`Trouble::CrossesPools`], the culprit has the opposite order.
     fn second(&mut self, bad: bool) {
         let crosses = bad && self.trouble == Trouble::CrossesPools;
         let groups = if crosses { self.groups_of(self.culprit) } else { self.made.clone() };
@@ -510,7 +532,7 @@ impl Writer<'_> {
             true => Subject::Persistent { id: self.random.below(2) },
             false => Subject::Block { nth: self.random.next() },
         };
-        // If there is a second rendezvous, it finds the memory already mapped.
+        // Sometimes writes the rendezvous twice, so that the second one finds the memory already mapped.
         for _ in 0..1 + self.random.below(2) {
             self.members(group, &Action::Meet { group, what, deadline: DEADLINE });
         }
@@ -532,7 +554,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the begin of a capture on all ranks, and up to three uses of blocks in it.
+    /// Begins a capture in the programs of all ranks, and writes up to three uses of blocks into the capture.
     fn capture(&mut self) {
         let declared = self.aside.one_in(2);
         self.all(&Action::BeginCapture { declared });
@@ -557,8 +579,8 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes the final actions. If the trouble kills the culprit, the last commits leave out the groups of the
-    /// culprit.
+    /// Writes the actions at the end of the programs: commits of all groups, collectives, and the end of the exchanges.
+    /// If the trouble kills the culprit, the ranks do not commit the groups that have the culprit as a member.
     fn last(&mut self) {
         let made = self.made.clone();
         let dies = matches!(self.trouble, Trouble::Killed(_));

@@ -1,9 +1,12 @@
 //! Carries the requests of ranks to the store, and the answers back.
 //!
-//! Every piece of a message takes a random time. A connection breaks if its rank dies or is cut off, or if the store
-//! dies. In some runs, a connection also breaks at random when the store answers a request that writes. The rank then
-//! makes the whole request again, also if it is not [in doubt](super::work::Work::is_in_doubt). After the other
-//! failures, only a member in doubt repeats its request, as in production.
+//! A message travels in one or two pieces, each of which takes a random time. A connection breaks if its rank dies or
+//! is cut off, or if the store dies. After such a failure, only a member [in doubt](super::work::Work::is_in_doubt)
+//! repeats its request, as in production. In some runs, a connection also breaks at random when the store answers a
+//! request that writes. Then the rank always makes the whole request again.
+//!
+//! A rank's *token* identifies the current request of its meeting. It changes with every request. So an answer to a
+//! request with another token comes too late, and is ignored.
 
 use std::{mem, time::Duration};
 
@@ -24,7 +27,8 @@ use crate::agreement::{CommitProtocol, Outcome, Rejection};
 
 /// The delay before a failed request is made again, in µs.
 const RETRY_INTERVAL: u64 = 50_000;
-/// The least time in µs for which a member in doubt repeats a failed request, counted from the first failure.
+/// The least time in µs for which a member [in doubt](super::work::Work::is_in_doubt) repeats a failed request, counted
+/// from the first failure.
 pub(super) const RETRY_FLOOR: u64 = 5_000_000;
 
 impl World {
@@ -36,7 +40,7 @@ impl World {
         !self.network.is_dead && self.ranks[rank as usize].cut_off <= self.now
     }
 
-    /// Makes a rank's request to the store.
+    /// Begins a rank's request to the store. `goal` is the use of the answer.
     pub(super) fn ask(&mut self, rank: u32, goal: Goal, request: StoreRequest) -> Result<(), Violation> {
         let until = request.waits_until().map(|until| self.ranks[rank as usize].world_time(until));
         let until = until.map(Duration::from_micros);
@@ -89,7 +93,7 @@ impl World {
         self.obey(id, outputs)
     }
 
-    /// Sends bytes to the store (`up`) or to the rank, sometimes in two pieces.
+    /// Sends bytes on a connection, sometimes in two pieces: to the store if `up` is true, else to the rank.
     fn send(&mut self, (id, mut bytes): Sent, up: bool) {
         let cut = if self.random.one_in(16) { self.random.below(bytes.len() as u64) as usize } else { 0 };
         let rest = (cut > 0).then(|| bytes.split_off(cut));
@@ -99,7 +103,7 @@ impl World {
         }
     }
 
-    /// Executes the outputs of a client.
+    /// Executes the outputs of the client, the rank's end of a connection.
     pub(super) fn obey(&mut self, id: ClientId, outputs: Vec<client::Output>) -> Result<(), Violation> {
         for output in outputs {
             match output {
@@ -113,16 +117,17 @@ impl World {
         Ok(())
     }
 
-    /// Continues the request whose call has ended.
+    /// Continues the request whose call has ended, unless the rank no longer waits for it or dies at this step.
     fn called(&mut self, Done { mut asked, outcome }: Done) -> Result<(), Violation> {
         let is_stale = matches!(asked.goal, Goal::Meeting(token) if token != self.rank(asked.rank).token);
         match outcome {
-            // The greeting has ended. The request has not made its call yet.
+            // A new connection begins with a greeting, which has ended now. The request makes its first call next.
             None => {}
             Some(_) if is_stale || !self.strike(asked.rank)? => return Ok(()),
             Some(Ok(reply)) => asked.replies.push(Some(reply)),
             Some(Err(Failure::TimedOut { .. })) => asked.replies.push(None),
-            // The rank was stopped for so long that the store's answer to a wait is late.
+            // The request waits for a key, and the rank was stopped so long that the store's answer comes after the
+            // time limit.
             Some(Err(Failure::Unresponsive)) => {
                 self.lose(asked);
                 return Ok(());
@@ -142,14 +147,14 @@ impl World {
                 self.answer(asked.rank, token, work::Answer::Store(answer))?;
             }
             Goal::Resume => self.at(self.now, Event::Resume(asked.rank)),
-            // In production, the lender polls for the key that the request has set. The simulation schedules a check by
-            // the lender instead.
+            // The request has set the key that tells the lender that this rank has closed the lent memory. In
+            // production, the lender polls for the key. In the simulation, this event makes the lender check it.
             Goal::Closed(lender) => self.soon(Event::Collect(lender)),
         }
         Ok(())
     }
 
-    /// Ends a request whose call is lost, or makes it again later.
+    /// Handles the loss of a request's call: schedules a repetition of the request, or passes the failure on.
     fn lose(&mut self, asked: Asked) {
         match asked.goal {
             Goal::Meeting(token) if self.retries(asked.rank, token) => {
@@ -164,9 +169,10 @@ impl World {
         }
     }
 
-    /// Returns true if a rank repeats a failed store request. Members in doubt repeat their current request until their
-    /// deadline, and for at least [`RETRY_FLOOR`], like those of `bootstrap::agreement::run`. A member whose wait ends
-    /// because another member is dead does not repeat it.
+    /// Returns true if a rank repeats a failed store request of its meeting. A member in doubt repeats its current
+    /// request until its deadline, and for at least [`RETRY_FLOOR`], as in `bootstrap::agreement::run`. A member that
+    /// [stops waiting](super::rank::Rank::is_over), because its watchdogs have reported a dead member, does not repeat
+    /// it.
     fn retries(&mut self, rank: u32, token: u64) -> bool {
         let now = self.now;
         let state = self.rank(rank);
@@ -178,7 +184,7 @@ impl World {
         })
     }
 
-    /// Handles the arrival of a piece at the store.
+    /// Handles the arrival of a piece at the store: executes the requests that are complete, and sends the answers.
     pub(super) fn at_store(&mut self, id: ClientId) -> Result<(), Violation> {
         self.network.arrived += 1;
         if !self.network.is_dead
@@ -207,8 +213,8 @@ impl World {
         Ok(())
     }
 
-    /// Breaks all connections of a rank. If `delivers` is true, the pieces that the rank has sent still arrive on some
-    /// of these connections.
+    /// Breaks all connections of a rank. If `delivers` is true, then on about half of these connections, chosen at
+    /// random, the pieces that the rank has already sent still arrive at the store.
     pub(super) fn break_links(&mut self, rank: u32, delivers: bool) -> Result<(), Violation> {
         for id in self.network.links_of(rank) {
             let delivers = delivers && self.random.one_in(2);
@@ -220,10 +226,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends the registration of members whose group is dead according to the verdict in the store. In production,
-    /// another thread of such a member aborts the communicator. The function leaves out some members at random, because
-    /// the abort may come too late. It removes all members whose commit has a verdict from `watched`, because a verdict
-    /// never changes.
+    /// Ends registrations that block although the commit's verdict in the store already says that the group is dead. In
+    /// production, another thread of such a member reads the verdict and aborts the communicator. The function leaves
+    /// out some members at random, because the abort may come too late. It removes all members whose commit has a
+    /// verdict from [`watched`](Self::watched), because a verdict never changes.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();
@@ -237,7 +243,8 @@ impl World {
     }
 }
 
-/// Returns true if `stands`, the value of a verdict key, says that the group is dead.
+/// Returns true if `stands`, the value of a commit's verdict key, says that the group is dead: the commit has failed,
+/// or has poisoned the group.
 fn is_dead(stands: &[u8]) -> bool {
     matches!(
         read_verdict::<CommitProtocol>(stands),

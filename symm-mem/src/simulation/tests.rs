@@ -1,4 +1,5 @@
-//! Runs the seeds of the normal test run, and tests the record of registrations.
+//! Runs the simulation with the seeds of the normal test run. Also tests the [`Library`], which records the
+//! registrations of memory with NCCL and checks them.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,8 @@ use super::{
     run, shrink,
 };
 
-/// The number of seeds: 2000, which draws every trouble many times. The environment variable `TEST_EFFORT` multiplies
-/// it.
+/// The number of seeds to run. With 2000 seeds, every trouble is drawn many times. The environment variable
+/// `TEST_EFFORT` multiplies this number.
 fn seeds() -> u64 {
     2_000 * crate::common::test_effort()
 }
@@ -37,7 +38,8 @@ fn members_agree_whatever_happens() {
         first.map_or("", |(_, it)| &it.0)
     );
     println!("{} seeds, {} steps, {} states", summary.seeds, summary.steps, summary.states.len());
-    // Every expected result occurs in some seed.
+    // Each of these results of meetings occurs with at least one seed, so the simulation tests the code that leads to
+    // it.
     let ends: BTreeSet<&str> = summary.tally.keys().map(|(_, end)| *end).collect();
     for end in [
         "committed",
@@ -121,9 +123,9 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     let mut met: Vec<_> = library.returned().into_iter().map(|met| (met.rank, met.serials)).collect();
     met.sort();
     assert_eq!(met, [(0, Ok(vec![0])), (1, Ok(vec![0]))]);
-    // The call with token 3 begins and waits for rank 1. The record rejects the call with token 4, because its segment
-    // has the same size as that of the first call, but another identity. It rejects the call with token 5, because the
-    // memory is already registered.
+    // The call with token 3 begins, and waits for the matching call of rank 1. `Library` rejects the call with token 4:
+    // NCCL would match it with the call with token 3, whose segment has the same size, but another identity. `Library`
+    // rejects the call with token 5, because the memory is already registered.
     library.register(LIFE, 0, vec![segment(0, 8)], 3).unwrap();
     assert!(library.register(LIFE, 1, vec![segment(1, 9)], 4).is_err());
     assert!(library.register(LIFE, 0, vec![first], 5).is_err());
@@ -135,7 +137,7 @@ fn the_library_pairs_calls_by_their_order_and_the_record_says_what_that_pairs() 
     assert!(library.deregister(LIFE, 0, 0).is_err());
     assert!(library.deregister(LIFE, 1, 0).is_ok());
     assert_eq!(reached(&library), None);
-    // The call with token 3 still waits. It ends when the communicator of its rank is aborted.
+    // The call with token 3 still waits for rank 1. It ends with an error when rank 0 aborts its communicator.
     library.leave_all(0).unwrap();
     assert!(matches!(&library.returned()[..], [Met { rank: 0, serials: Err(_), .. }]));
     library.leave_all(1).unwrap();

@@ -14,75 +14,91 @@ use crate::agreement::{ACTION_FLOOR, VOTE_FLOOR};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Trouble {
     None,
+    /// In one phase, the culprit makes one more allocation than the other ranks, of 64 MiB, which is large enough to
+    /// need a new segment.
     ExtraSegment,
+    /// In one phase, the culprit makes one more allocation than the other ranks, of 7 bytes.
     ExtraBlock,
+    /// In one phase, one allocation of the culprit is 16 MiB larger than on the other ranks, or the culprit makes an
+    /// additional allocation of 16 MiB.
     OtherSize,
     /// The culprit's device has less memory than the devices of the other ranks.
     Exhausted,
-    /// The culprit captures work during the commits of one phase. It declares the capture to the pool.
+    /// The culprit has a graph capture open during the commits of one phase. It has declared the capture to the pool by
+    /// `begin_capture`.
     Capturing,
-    /// Like [`Capturing`](Self::Capturing), but the culprit does not declare the capture to the pool.
+    /// Like [`Capturing`](Self::Capturing), but the culprit has not declared the capture to the pool.
     CapturingUndeclared,
+    /// In the second commit of each group of the culprit, a check of the culprit before the agreement fails. So the
+    /// commit is refused.
     PrepareFails,
     /// In one phase, all ranks commit their groups one by one, and the culprit does so in the opposite order.
     Swapped,
     /// In one phase, the culprit pauses for this many ms before its commits.
     Late(u64),
-    /// The culprit skips a commit of one group, and does not add it to its own count of commits for this group. So the
-    /// number of each later commit of the culprit is one less than on the other members.
+    /// In one phase, the culprit skips the commit of one group, and does not add it to its own count of commits for
+    /// this group. So the number of each later commit of the culprit is one less than on the other members.
     Absent,
-    /// The culprit skips a commit of one group, but adds it to its own count of commits for this group. So its later
-    /// commits have the same numbers as on the other members.
+    /// In one phase, the culprit skips the commit of one group, but adds it to its own count of commits for this group.
+    /// So its later commits have the same numbers as on the other members.
     Skips,
     /// The culprit's window registration with this number, counted from 1 over all its commits, fails.
     RegistrationFails(u32),
-    /// The culprit's window registration whose number is the first field begins late, by the second field in ms.
-    /// Registrations are counted as for [`RegistrationFails`](Self::RegistrationFails).
+    /// One window registration of the culprit begins late. The first field is its number, counted as for
+    /// [`RegistrationFails`](Self::RegistrationFails). The second field is the delay in ms.
     RegistrationSlow(u32, u64),
-    /// No rank's library supports windows, although it appears to do so. The ranks learn this only when they register.
+    /// The library supports windows according to its release, but every registration of windows returns no window. So
+    /// the ranks learn only from their registrations that there are none.
     WithoutWindows,
+    /// Like [`WithoutWindows`](Self::WithoutWindows), but only on the culprit.
     SomeWithoutWindows,
-    /// No library has windows, and the culprit's plain registration with this number, counted from 1, fails.
+    /// The library has no windows, and the culprit's plain registration (`ncclCommRegister`) with this number, counted
+    /// from 1 over all its commits, fails.
     PlainFails(u32),
-    /// No library has windows, and the culprit's environment forbids plain registration.
+    /// The library has no windows, and the culprit's environment forbids plain registration.
     RegistersNothing,
-    /// The culprit has another release of the library.
+    /// The culprit has another release of the library (NCCL).
     OtherRelease,
-    /// The culprit's environment forbids windows.
+    /// The culprit's environment forbids windows (`NCCL_WIN_ENABLE` is 0).
     OtherEnvironment,
-    /// The symmetric address space of the culprit's communicators is nearly full. Each member computes the bytes
-    /// left from the memory size of its own device: the culprit 3 MiB, its peers 2 MiB. The greatest value comes from
-    /// the device with the most memory, and it applies to all members. So a refusal names the culprit.
+    /// The symmetric address space of the culprit's communicators is nearly full. Each member computes the bytes left
+    /// from the memory size of its own device: the culprit gets 3 MiB, the other members get 2 MiB. NCCL makes the
+    /// address space large enough for the device with the most memory. So the greatest value, that of the culprit,
+    /// applies to all members, and a refusal names the culprit.
     AddressSpace,
-    /// In one group, the culprit has enqueued one more collective than the other members.
+    /// Before a commit of one group, the culprit has enqueued one more collective on the group than the other members.
     HalfEnqueued,
-    /// The culprit has sent a message for which its peer has not enqueued a receive.
+    /// Before a commit of one group, the culprit has enqueued a send for which its peer has not enqueued a receive.
     HalfSent,
-    /// The culprit does not drop its graphs before a retirement.
+    /// In one phase, the culprit does not drop its graphs before a retirement.
     KeepsGraphs,
-    /// The culprit keeps one block in the segments that it asks to retire.
+    /// In each retirement, the culprit keeps one of its blocks in the segments that it asks to retire.
     KeepsBlocks,
     /// In one phase, the culprit asks to retire other segments than its peers.
     RetiresOther,
-    /// In a retirement, the culprit's wait for its device to become idle fails.
+    /// In each retirement, the culprit's wait for its device to become idle fails.
     NeverAtRest,
-    /// In a retirement, the culprit's device does not become idle within the time limit.
+    /// In each retirement, the culprit's device does not become idle within the time limit.
     RestsLate,
+    /// In each retirement, the culprit cannot deregister the segments.
     DeregistrationFails,
-    /// The culprit's record of its first rendezvous differs from the records of its peers. The number selects the
-    /// difference.
+    /// In its first rendezvous, the culprit posts a record that differs from the records of its peers. The number
+    /// selects the difference.
     MeetsOtherwise(usize),
-    /// The culprit's record of its first exchange differs from the records of its peers. The number selects the
-    /// difference.
+    /// In its first exchange, the culprit posts a record that does not match the records of its peers. The number
+    /// selects the difference.
     ExchangesOtherwise(usize),
+    /// The culprit can never map or open memory of its peers.
     CannotMap,
-    /// The culprit dies in place of its step with this number.
+    /// When the culprit is to make the [step](self) with this number, it dies instead.
     Killed(u64),
-    /// After its step with the first number, the culprit does nothing for the second number of ms.
+    /// The first field is the number of a [step](self) of the culprit. After this step, the culprit does nothing for
+    /// the time in the second field, in ms.
     Stopped(u64, u64),
-    /// The culprit's meetings have this deadline in µs, and the meetings of the other ranks have
+    /// In meetings, the culprit has this deadline in µs, and the other ranks have
     /// [`LONG_DEADLINE`](super::scenario::LONG_DEADLINE). The commits at the end of the program, and all commits of the
-    /// second pool, keep their own deadlines. Each window registration of the culprit begins up to 30 s late.
+    /// [second pool](super::rank::Rank::second), keep their own deadlines. Each window registration of the culprit
+    /// begins up to 30 s late.
     ShortDeadline(u64),
     /// If `lacks` is true, the member list of the culprit's domain lacks another rank. Otherwise, the member lists of
     /// the other ranks' domains lack the culprit.
@@ -91,26 +107,30 @@ pub(super) enum Trouble {
     },
     /// The culprit has created its domain twice, the other ranks once. So the culprit's domain has another generation.
     ExtraDomain,
-    /// In one phase, the culprit commits the two pools for a group in the opposite order to the other members.
+    /// In one phase, the members of a group commit their two pools for it, and the culprit does so in the opposite
+    /// order.
     CrossesPools,
-    /// The culprit uses another version of the protocol.
+    /// The culprit uses another version of the protocol: it posts messages with another version number, and accepts
+    /// only those.
     OtherProtocol,
-    /// From its step with the first number on, the culprit cannot reach the store for the second number of ms.
+    /// The first field is the number of a [step](self) of the culprit. From this step on, the culprit cannot reach the
+    /// store for the time in the second field, in ms.
     CutOff(u64, u64),
-    /// Messages travel to the store in pieces. The store fails when piece number `n` arrives, where `n` is this number.
-    /// The pieces of all connections are counted together, from 1.
+    /// The store dies when the piece of a message with this number arrives. The pieces that arrive at the store over
+    /// all connections are counted together, from 1.
     StoreDies(u64),
 }
 
 impl Trouble {
     pub(super) fn draw(random: &mut Random) -> Self {
-        // The scales make early steps more likely than late ones, because most programs are short.
+        // Draws the number of a step. One of three upper limits is drawn first. So early steps are more likely than
+        // late ones, which short programs never reach.
         let steps = |random: &mut Random| {
             let scale = *random.pick(&[20, 100, 400]);
             1 + random.below(scale)
         };
-        // The scales give pauses that are shorter than `VOTE_FLOOR` (5 s) and pauses that are longer than
-        // `ACTION_FLOOR` (10 s).
+        // Draws a time in ms. With the three upper limits, there are times that are shorter than the least time limit
+        // of a vote, `VOTE_FLOOR` (5 s), and times that are longer than that of an action, `ACTION_FLOOR` (10 s).
         let pause = |random: &mut Random| {
             let scale = *random.pick(&[300, 3000, 30_000]);
             random.below(scale)
@@ -200,7 +220,8 @@ impl Trouble {
         }
     }
 
-    /// Returns true if the trouble can make a registration take longer than its time limit.
+    /// Returns true if the trouble can make a registration of windows take longer than its time limit, which is at
+    /// least `ACTION_FLOOR`.
     pub(super) fn blocks_past_budgets(self) -> bool {
         match self {
             Self::RegistrationSlow(_, ms) | Self::Stopped(_, ms) => {
@@ -213,8 +234,8 @@ impl Trouble {
         }
     }
 
-    /// Returns true if the trouble makes plain registrations of the culprit fail. The library of such a run has no
-    /// windows.
+    /// Returns true if the trouble makes plain registrations of the culprit fail. A run with this trouble uses a
+    /// library without windows, because only segments without windows are registered plainly.
     pub(super) fn forbids_plain(self) -> bool {
         matches!(self, Self::PlainFails(_) | Self::RegistersNothing)
     }

@@ -1,4 +1,5 @@
-//! A rank whose release uses another version of the protocol.
+//! Under [`Trouble::OtherProtocol`], the culprit plays a rank whose release of this crate uses a protocol version that
+//! is one higher than that of the other ranks.
 
 use bootstrap::agreement::{Answer, Request};
 
@@ -6,12 +7,13 @@ use super::{requests::StoreRequest, trouble::Trouble, world::World};
 use crate::agreement::ValuesByRank;
 
 impl World {
+    /// Returns true if `rank` uses another protocol version than the other ranks.
     pub(super) fn speaks_otherwise(&self, rank: u32) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol && self.scenario.is_culprit(rank)
     }
 
-    /// Returns true if the trouble is [`Trouble::OtherProtocol`], and `versions` contains two versions, one of which
-    /// only the culprit uses.
+    /// Returns true if `versions`, the protocol versions in a refusal, are those of [`Trouble::OtherProtocol`]: there
+    /// are two versions, and the culprit alone uses one of them.
     pub(super) fn speaks_otherwise_alone(&self, versions: &ValuesByRank<u16>) -> bool {
         self.scenario.trouble == Trouble::OtherProtocol
             && versions.entries.len() == 2
@@ -19,8 +21,8 @@ impl World {
     }
 }
 
-/// Adds `by` to the version of a message that begins with this crate's magic bytes. Other messages, such as those that
-/// are common to all agreements, are not changed.
+/// Adds `by` to the protocol version of a message that begins with this crate's magic bytes. Leaves other messages as
+/// they are, for example those of `bootstrap`, which are common to all agreements.
 fn shift(message: &mut [u8], by: i16) {
     if let [b'S', b'Y', low, high, ..] = message {
         [*low, *high] = u16::from_le_bytes([*low, *high]).wrapping_add_signed(by).to_le_bytes();
@@ -39,8 +41,9 @@ pub(super) fn of_other_version(mut request: StoreRequest) -> StoreRequest {
 }
 
 /// Converts an answer of the store for a rank whose protocol version is one higher: subtracts 1 from the versions of
-/// the messages. The rank runs the code of this release, which checks for this release's version. So the rank accepts
-/// messages of the higher version, and rejects the messages of the other ranks.
+/// the messages. The rank runs the code of this release, which accepts only this release's version. So with the
+/// subtraction, it accepts messages of the higher version, such as its own, and rejects the messages of the other
+/// ranks.
 pub(super) fn to_other_version(mut answer: Answer) -> Answer {
     match &mut answer {
         Answer::Result(value) => shift(value, -1),

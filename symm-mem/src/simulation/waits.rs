@@ -11,8 +11,8 @@ use super::{
 use crate::agreement::{Absentee, MeetingId, MeetingKind, Refusal, Waiting};
 
 impl World {
-    /// Checks that two ranks that waited for each other in different meetings get an error that lists this circle of
-    /// waits.
+    /// Checks the timeouts of ranks that waited in different meetings. If two ranks waited for each other for long
+    /// enough, at least one of them must get an error that lists the circle of waits.
     pub(super) fn judge_waits(&self) -> Result<(), Violation> {
         let trouble = self.scenario.trouble;
         if trouble.silences() {
@@ -24,8 +24,9 @@ impl World {
         });
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
-        // A search for a circular wait finds only waits that last as long as the search. Twice, the search reads from
-        // the store in which meetings the ranks wait. It also needs some messages before and between these two reads.
+        // Before it reports a timeout, a rank searches for a circle of waits. The search finds only waits that last as
+        // long as the search itself. It reads twice from the store in which meetings the ranks wait, and needs up to 12
+        // messages besides. `messages` is its longest duration.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -47,18 +48,18 @@ impl World {
         Ok(())
     }
 
-    /// Returns the longest time in µs that a rank needs to read the places of all ranks (the meetings in which they
-    /// wait). The rank checks all keys at once. If some keys have no value, it checks each key. It then waits for the
-    /// existing keys and reads them. These are three requests and one for each rank. A request and its answer are two
-    /// messages.
+    /// Returns the longest time in µs that a rank needs to read from the store in which meetings all ranks wait. Each
+    /// rank has a key with this value. The reading rank checks all keys at once. If some keys do not exist, it checks
+    /// each key. It then waits for the existing keys and reads them. These are three requests and one for each rank. A
+    /// request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
         2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
 
-    /// Returns true if a timeout is the right error for the ranks `told`. Returns false if they should have got
-    /// `Refusal::GenerationMismatch` instead. `GenerationMismatch` is the right error in two cases. In the first case,
-    /// the ranks of the circle wait in different generations of the domain. In the second case, the culprit has created
-    /// an extra domain and waits alone, and the circle contains no rendezvous and no exchange.
+    /// Returns true if a timeout with this circle of waits is the right error for the ranks `told`. Returns false if
+    /// they should have got `Refusal::GenerationMismatch` instead: if the ranks of the circle wait in different
+    /// generations of the domain, or if the culprit has created an extra domain and waits alone, and the circle
+    /// contains no rendezvous and no exchange.
     pub(super) fn is_told_the_generation(&self, told: &[&Ended], circle: &[Waiting]) -> bool {
         let generations = circle.iter().filter_map(|it| MeetingId::at(&it.place)).map(|it| it.generation);
         let alone = told.iter().all(|it| self.scenario.is_culprit(it.rank));
@@ -70,8 +71,9 @@ impl World {
         generations.collect::<BTreeSet<_>>().len() <= 1 && !missed
     }
 
-    /// Returns true if a rank of the circle waits in a meeting of the whole domain, and the ranks disagree about the
-    /// domain's members. Such a meeting may have ended for other ranks, which then continue their programs.
+    /// Returns true if the ranks disagree about the members of the domain, and a rank of the circle waits in a meeting
+    /// of the whole domain. Ranks that do not list the waiting rank may have ended this meeting and continued their
+    /// programs. So ranks may wait for each other in different meetings, although their programs have the same order.
     pub(super) fn waits_in_other_domain(&self, circle: &[Waiting]) -> bool {
         let is_of_domain = |it: &Waiting| {
             let kind = MeetingId::at(&it.place).map(|meeting| meeting.kind);
@@ -80,8 +82,9 @@ impl World {
         matches!(self.scenario.trouble, Trouble::OtherDomain { .. }) && circle.iter().any(is_of_domain)
     }
 
-    /// Checks the results of a meeting of ranks that disagree about the domain's members. If a rank gets a result other
-    /// than a refusal, every rank in its list must get the same result, and must list this rank.
+    /// Checks the results of a meeting of ranks that disagree about the members of the domain. If a rank gets a result
+    /// other than a refusal, then every rank in its own list of members must get the same result, and must have this
+    /// rank in its list.
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {
@@ -99,13 +102,14 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if every rank that `late` reports as missing lists a domain without `late`, and had left the
-    /// meeting before `late` came. Such a rank does not wait for `late`, and removes its record when it leaves.
+    /// Returns true if the ranks that `late` reports as missing have only left before `late` came. Each of them lists a
+    /// domain without the rank of `late`. So it does not wait for this rank, and removes its own record when it leaves
+    /// the meeting.
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // After its begin, `late` needs a few messages until it reads the decision. A missing rank that has left during
-        // this time had left early enough.
+        // From its begin, the rank of `late` needs a few messages, at most 8, until it reads the decision. A missing
+        // rank that has left during this time has still left before the rank of `late` could meet it.
         let looks = late.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);

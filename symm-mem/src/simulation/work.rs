@@ -1,4 +1,7 @@
-//! The current meeting of a rank: one of the state machines, behind a common interface.
+//! The state machine of a rank's current meeting. A *meeting* is one run of an agreement. [`Work`] has a variant for
+//! each kind of meeting: a commit of either of the rank's two pools, the agreement on plain registrations
+//! (`ncclCommRegister`), a retirement, the agreement on the length of an allocation, an exchange, and a rendezvous. All
+//! kinds get an [`Answer`] and return a [`Want`], their next request.
 
 use std::{
     sync::{Arc, Mutex},
@@ -24,17 +27,19 @@ use crate::{
     rendezvous::protocol::{self, Record, RendezvousProtocol, RendezvousRefusal},
 };
 
-/// The key of a cached mapping of peers' memory: a segment of the pool, or a persistent allocation.
+/// The key of a mapping of peers' memory that a rank keeps after a rendezvous: the ordinal of a segment of the pool, or
+/// the id of a persistent allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MappingKey {
     Segment(u32),
     Persistent(u64),
 }
 
-/// The state machine of an agreement about a pool, with the plan of the last action that it has requested.
+/// The state machine of an agreement about a pool.
 pub(super) struct Machine<P: Protocol> {
     pub(super) agreement: Agreement<P>,
     pub(super) member: Member,
+    /// The plan of the last action that the machine has requested. The error of a failed agreement depends on it.
     pub(super) last: Option<P::Plan>,
 }
 
@@ -58,18 +63,23 @@ impl<P: Protocol> Machine<P> {
     }
 }
 
-/// The state machine of a meeting, with the data that the meeting needs.
+/// The state machine of a meeting, with the data that the rank needs when the meeting ends. `group` is the uid of the
+/// group.
 pub(super) enum Work {
     Commit {
         machine: Box<Machine<CommitProtocol>>,
         group_state: Arc<Mutex<GroupState>>,
         group: u64,
         segments: Vec<Segment>,
-        /// For each registered segment, the index of its window.
+        /// For each segment that this commit registers, the index of its window among the windows that this commit
+        /// creates.
         places: Vec<usize>,
+        /// For each segment that this commit has registered, the serial of its window: the number of windows that the
+        /// communicator had registered before. Empty until the registration has succeeded.
         serials: Vec<u64>,
     },
-    /// A commit of the second pool.
+    /// A commit of the rank's [second pool](super::rank::Rank::second), which has no segments. With it, a run tests
+    /// that commits of two pools for one group stay apart.
     Second {
         machine: Box<Machine<CommitProtocol>>,
         group_state: Arc<Mutex<GroupState>>,
@@ -79,13 +89,16 @@ pub(super) enum Work {
         machine: Box<Agreement<RegistrationProtocol>>,
         group_state: Arc<Mutex<GroupState>>,
         group: u64,
+        /// The segments that the commit before this meeting has left without windows.
         segments: Vec<Segment>,
-        /// True if this rank has registered the segments.
+        /// True if this rank has registered all `segments` with `ncclCommRegister`, which it tries before this meeting.
         registered: bool,
     },
     Retire {
         machine: Box<Machine<RetireProtocol>>,
+        /// The ordinals of the segments to retire.
         ordinals: Vec<u32>,
+        /// The pool's groups on this rank that take part, each with its uid.
         group_states: Vec<(u64, Arc<Mutex<GroupState>>)>,
     },
     Length {
@@ -96,25 +109,31 @@ pub(super) enum Work {
         machine: Box<Agreement<RendezvousProtocol>>,
         group: u64,
         mapping: MappingKey,
+        /// The number of this rendezvous in its group.
         number: u64,
+        /// The key of this rank's entry in [`World::offers`](super::world::World::offers).
         token: u64,
+        /// The identities that this rank has read from the peers' memory, by which the simulation checks that it has
+        /// mapped the right memory. `None` until this rank has mapped the memory of all peers.
         peers: Option<Vec<u64>>,
     },
 }
 
-/// An answer to a state machine.
+/// The answer to a [request](Want) of a state machine.
 #[derive(Debug, Clone)]
 pub(super) enum Answer {
     Start,
     Store(agreement::Answer),
-    /// The answer to a step of the search for the first operation in which the members' logs differ.
+    /// The answer to [`Want::Search`].
     Searched(commits::Answer),
+    /// The outcome of a registration of windows, and the serials of the windows.
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
-    /// The outcome, and the identities of the peers' memory that this rank has mapped. `None` if it could not map the
-    /// memory of all peers.
+    /// The outcome of [`Want::Share`], and the identities that this rank has read from the peers' memory. They are
+    /// `None` if it could not map the memory of all peers.
     Shared(crate::sharing::Outcome, Option<Vec<u64>>),
+    /// The outcome of [`Want::OpenSegments`] or [`Want::Open`].
     Opened(crate::sharing::Outcome),
 }
 
@@ -122,20 +141,28 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) enum Want {
     Store(StoreRequest),
-    /// A step of the search for the first operation in which the members' logs differ.
+    /// A step of a search. The members of a commit make it if their pools' allocation logs differ, to find the first
+    /// operation that differs. The plan asks for hashes of this rank's log, or for one operation.
     Search(Plan),
+    /// Registers the first `segments` new segments of a commit as windows. A segment whose ordinal is in `joined`
+    /// shares the window of the segment before it.
     Register {
         segments: usize,
         joined: Vec<u32>,
         until: Duration,
         verdict_key: String,
     },
+    /// In a retirement, waits until the device is idle, at most until this time on the rank's own clock.
     Quiesce(Duration),
+    /// In a retirement, deregisters the segments, at most until this time on the rank's own clock.
     Deregister(Duration),
-    /// Opens the segments that the members of a commit offer.
+    /// Opens the segments that the other members of a commit offer.
     OpenSegments(Agreed),
+    /// Maps the memory that the members of a rendezvous offer in their records.
     Share(Vec<Record>),
+    /// Opens the peers' memory that the plan of an exchange uses.
     Open(exchange::Agreement),
+    /// Requests nothing: the meeting has ended.
     Done(End),
 }
 
@@ -154,12 +181,15 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct Ended<T, E> {
     pub(super) result: Result<T, E>,
-    /// The keys that the rank removes.
+    /// The keys of the agreement that this rank removes from the store at the end. Not empty only if this rank has seen
+    /// that all members have *read* the result. Copied from [`Conclusion::read`](agreement::Conclusion::read).
     pub(super) read: Vec<String>,
 }
 
 impl Want {
-    /// A code of the kind of request, for counting states. Similar requests to the store share a code.
+    /// Returns a number for the kind of request. The simulation counts the distinct states that its runs visit, and
+    /// this number is a part of a rank's [state](super::rank::Rank::code). Similar requests to the store share a
+    /// number, so that they do not count as different states.
     pub(super) fn code(&self) -> u64 {
         match self {
             Want::Store(StoreRequest::Set { .. }) => 1,
@@ -210,7 +240,8 @@ impl Work {
     }
 
     /// Returns true while the other members may act on this rank's record and the rank has not read the result. Always
-    /// true for plain registration.
+    /// true for plain registration, because the rank registers the segments before the agreement begins: if it loses
+    /// the store, it does not know whether the others keep their registrations.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
             Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.agreement.is_in_doubt(),
@@ -222,7 +253,8 @@ impl Work {
         }
     }
 
-    /// Returns the groups whose commit logs the meeting uses. A rendezvous, an exchange and an agreed length use none.
+    /// Returns the groups whose [logs](crate::agreement::GroupLog) the meeting uses. A rendezvous, an exchange and an
+    /// agreement on a length use none.
     pub(super) fn groups(&self) -> Vec<GroupId> {
         let id = |group_state: &Arc<Mutex<GroupState>>| lock(group_state).log.group();
         match self {
@@ -238,7 +270,8 @@ impl Work {
         }
     }
 
-    /// A code of the variant, for counting states.
+    /// Returns a number for the kind of meeting. Like [`Want::code`], it is a part of the state of a rank. The
+    /// simulation counts the distinct states.
     pub(super) fn code(&self) -> u64 {
         match self {
             Work::Commit { .. } => 1,
@@ -330,7 +363,7 @@ impl Work {
     }
 }
 
-/// Returns the outcome of opening the peers' memory, or `None` for any other answer.
+/// If the answer is that to opening or mapping the peers' memory, returns its outcome. Otherwise returns `None`.
 fn opened(answer: Answer) -> Option<crate::sharing::Outcome> {
     match answer {
         Answer::Opened(outcome) | Answer::Shared(outcome, _) => Some(outcome),
@@ -338,8 +371,9 @@ fn opened(answer: Answer) -> Option<crate::sharing::Outcome> {
     }
 }
 
-/// Passes an answer to the state machine of an agreement, and returns its next output. `outcome` converts an answer to
-/// the outcome of an action, or returns `None` if it is not one.
+/// Passes an answer to the state machine of an agreement, and returns its next output. `outcome` converts an answer
+/// that is neither the start nor from the store to the outcome of an action. It returns `None` if the answer belongs to
+/// another kind of agreement.
 fn agree<P: Protocol>(
     machine: &mut Agreement<P>,
     answer: Answer,
@@ -349,8 +383,8 @@ fn agree<P: Protocol>(
     match answer {
         Answer::Start => machine.begin(now),
         Answer::Store(answer) => machine.step(agreement::Input::Store(answer), now),
-        // If `outcome` returns `None`, the machine gets `Expired` in place of the outcome of its action. This makes it
-        // end with `OutOfStep`.
+        // If `outcome` returns `None`, the machine gets the store's answer `Expired`. A machine that waits for the
+        // outcome of an action cannot use it, so it ends with `OutOfStep`, which the simulation reports as an error.
         other => machine.step(
             outcome(other)
                 .map_or(agreement::Input::Store(agreement::Answer::Expired), agreement::Input::Acted),

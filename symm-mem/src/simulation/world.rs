@@ -1,9 +1,14 @@
-//! Ranks, devices, a store and a library under one seeded scheduler.
+//! The scheduler: executes the events of ranks, devices, a store and the library (NCCL) in an order that the seed
+//! determines.
 //!
 //! The simulation runs in one thread with its own clock in µs. Every piece of a message to or from the store takes a
 //! random time. A call into the library begins at once, unless the run's [`Trouble`] delays it. The rank gets the
 //! result a random time after the call has ended. Events at the same time happen in a random order. The clock of each
 //! rank has its own offset.
+//!
+//! The state machine of a rank's meeting makes one request at a time: to the store, to the library, or to map memory.
+//! The rank's *token* is a random number that identifies the last request. An event that carries another token belongs
+//! to an earlier request, and is ignored.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -41,65 +46,77 @@ pub(super) enum Event {
     AtStore(ClientId),
     /// A piece of a message arrives at the rank.
     AtRank(ClientId),
-    /// The deadline of the call with this number on this connection passes.
+    /// The deadline of a call to the store passes. The number is that of the call on the connection, from 1.
     Tick(ClientId, u64),
-    /// The rank makes a request again.
+    /// The rank makes a request to the store again, after a failure of the connection.
     Repeat(Box<Asked>),
-    /// An answer to the request with this token arrives at the rank's state machine.
+    /// The answer to the request with this token (second field) arrives at the state machine of the rank's meeting.
     Answer(u32, u64, Box<work::Answer>),
-    /// The rank maps its peers' memory.
+    /// For its request with this token, the rank maps the memory that its peers offer in these records of a rendezvous.
     Share(u32, u64, Vec<Record>),
-    /// The rank's delayed registration of windows begins in the library.
+    /// The rank's registration of windows, which the trouble has delayed, begins in the library. The fields are the
+    /// rank, the token of the request, the group's life, and the windows' memory.
     Enter(u32, u64, Life, Vec<Extent>),
     /// The rank checks whether peers have closed the memory that it has lent them.
     Collect(u32),
-    /// The first rank learns that the second one is dead.
+    /// The first rank learns from its watchdogs that the second one is dead.
     Noticed(u32, u32),
 }
 
-/// Memory that a rank offers to its peers.
+/// Memory that a rank offers to its peers in a rendezvous.
 pub(super) struct Offer {
     pub(super) rank: u32,
-    /// The identity of the offered segment (see [`Rank::extent`]), or the id of the persistent allocation. It must be
-    /// equal on all members of a rendezvous that succeeds.
+    /// A number that must be equal on all members of a rendezvous that succeeds: the [identity](Extent::identity) of
+    /// the offered segment, or the id of the persistent allocation.
     pub(super) identity: u64,
-    /// The memory, which begins with `identity`. `None` for a persistent allocation.
+    /// The memory of the segment. Its first bytes contain `identity`, so that a peer that maps it can check it. `None`
+    /// for a persistent allocation, which the simulation does not allocate.
     pub(super) memory: Option<PhysicalMemory>,
 }
 
 pub(super) struct World {
     pub(super) scenario: Scenario,
     pub(super) random: Random,
+    /// The time of the current event on the simulation's clock, in µs.
     pub(super) now: u64,
     pub(super) ranks: Vec<Rank>,
-    /// `None` after the end of the run.
+    /// The devices of all ranks. `None` after the end of the run.
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     pub(super) library: Library,
-    /// The members that have begun to register windows, and whose commit has no verdict in the store yet. For each of
-    /// them: the key of the verdict, the rank, and the token of the request.
+    /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. Each entry has
+    /// the key of the verdict, the rank, and the token of its request.
     pub(super) watched: Vec<(String, u32, u64)>,
-    /// The memory that ranks offer to their peers, by token.
+    /// The memory that ranks offer in their current rendezvous. The key is a random number, the token of the `export`
+    /// in the rank's record. It is not the token of a request.
     pub(super) offers: HashMap<u64, Offer>,
-    /// The allocations that ranks lend, by lender and id. After an allocation is freed, its entry remains, and the
-    /// upgrade of its reference fails.
+    /// The allocations that ranks lend to each other in exchanges, by lender and id. The entry of a freed allocation
+    /// remains, with a reference that cannot be upgraded.
     pub(super) allocations: HashMap<(u32, AllocationId), Weak<Allocation>>,
-    /// The allocation lent for each transfer, by the exchange's key and the index of the transfer.
+    /// For each transfer of an exchange, the allocation that its lender lends, by the exchange's key and the index of
+    /// the transfer. The peer must open this allocation.
     pub(super) lent: HashMap<(String, usize), Weak<Allocation>>,
+    /// The results of all meetings on all ranks, for the checks at the end of the run.
     pub(super) ended: Vec<Ended>,
+    /// The uses of blocks in collectives, by group and [site](super::scenario::Action::Use), for the checks at the end
+    /// of the run.
     pub(super) uses: BTreeMap<(u64, u64), Vec<Used>>,
+    /// The number of events so far.
     pub(super) steps: u64,
     /// The rank that makes a [step](super::trouble) in the current event, or `None` if the event is no step of a rank.
     stepped: Option<u32>,
     /// The [code](Rank::code) of each rank after its last step.
     codes: Vec<u64>,
+    /// A hash of the times and the order of the events so far, to compare runs of the same seed.
     pub(super) record: u64,
-    /// The states that were visited, each as a hash. May contain a state several times.
+    /// The visited states of the world, each as a hash. May contain a state several times. See
+    /// [`Run::states`](super::Run::states).
     pub(super) states: Vec<u64>,
+    /// The descriptions of the events so far. `None` if no trace was requested.
     pub(super) trace: Option<Vec<String>>,
     /// The number of events scheduled.
     sequence: u64,
-    /// The scheduled events, sorted by time, then by a random number, then by the order in which they were scheduled.
+    /// The scheduled events. The key is the time in µs, a random number, and the value of `sequence` at the scheduling.
     events: BTreeMap<(u64, u64, u64), Event>,
 }
 
@@ -114,7 +131,7 @@ macro_rules! tell {
 }
 pub(super) use tell;
 
-/// More events than any terminating run has.
+/// A number of events that no run reaches if it ends at all.
 const ENDLESS: u64 = 1_000_000;
 
 impl World {
@@ -126,8 +143,8 @@ impl World {
         let programs = std::mem::take(&mut scenario.programs);
         let devices = Devices::start(random.next(), programs.len(), scenario.release)?;
         let library = devices.library();
-        // Only adjacent segments can share a window. To test shared windows, half of the runs have adjacent segments on
-        // most ranks.
+        // Only segments at adjacent addresses can share a window. To test shared windows, in half of the runs the
+        // segments of most ranks are adjacent.
         let in_a_row = random.one_in(2);
         let rank = |(number, program): (u32, _)| {
             let extra = scenario.trouble == Trouble::ExtraDomain && scenario.is_culprit(number);
@@ -188,8 +205,8 @@ impl World {
             self.stepped = None;
             self.happen(event)?;
             self.returned()?;
-            // A step changes only the rank that makes it, and an event that is no step changes no rank. So after each
-            // event, at most one rank has a new code.
+            // An event that is a step of a rank changes the state of this rank only, and any other event changes the
+            // state of no rank. So after each event, at most one rank has a new code.
             if let Some(rank) = self.stepped {
                 self.visit(rank);
             }
@@ -197,17 +214,20 @@ impl World {
         Ok(())
     }
 
+    /// Schedules an event at `time`, or now if `time` has passed.
     pub(super) fn at(&mut self, time: u64, event: Event) {
         self.sequence += 1;
         let order = self.random.next();
         self.events.insert((time.max(self.now), order, self.sequence), event);
     }
 
+    /// Draws a delay in µs.
     pub(super) fn delay(&mut self) -> u64 {
         let slowest = self.scenario.slowest;
         1 + self.random.below(slowest)
     }
 
+    /// Schedules an event after a random delay.
     pub(super) fn soon(&mut self, event: Event) {
         let time = self.now + self.delay();
         self.at(time, event);
@@ -251,8 +271,8 @@ impl World {
                 }
                 return Ok(());
             }
-            // An answer for which the rank no longer waits is not a step. Nor is an event of a store call: `called`
-            // counts a step when the call ends.
+            // An event with an old token is not a step, because the rank no longer waits for it. The arrival of a piece
+            // or the passing of a call's deadline is not a step either: `called` counts a step when the call ends.
             let token = match &event {
                 Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..) => {
                     Some(*token)
@@ -290,8 +310,8 @@ impl World {
         }
     }
 
-    /// Counts a step of the rank, and applies the run's trouble if it is due at this step. Returns false if the rank
-    /// dies.
+    /// Counts a [step](super::trouble) of the rank. If the trouble kills, stops or cuts off the rank at this step,
+    /// applies it. Returns false if the rank dies.
     pub(super) fn strike(&mut self, rank: u32) -> Result<bool, Violation> {
         let now = self.now;
         self.stepped = Some(rank);
@@ -327,9 +347,10 @@ impl World {
         })
     }
 
-    /// Records the state after a step of `rank`, for the coverage count. A state consists of the trouble and the codes
-    /// of all ranks. The order of the ranks makes no difference. The code of a rank covers its meeting and request, and
-    /// flags for a dead rank, a lost store, a capture, graphs, and a poisoned group.
+    /// Records the state of the world after a step of `rank`. The number of distinct states shows how much the runs
+    /// cover. A state consists of the kind of trouble and of the codes of all ranks, in any order. The
+    /// [code](Rank::code) of a rank contains its meeting and request, and flags: whether the rank is dead, has lost the
+    /// store, has a capture, has graphs, and has a poisoned group.
     fn visit(&mut self, rank: u32) {
         self.codes[rank as usize] = self.ranks[rank as usize].code();
         let mut ranks = self.codes.clone();
