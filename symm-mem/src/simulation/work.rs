@@ -239,13 +239,11 @@ impl Work {
         }
     }
 
-    /// Returns true while the other members may act on this rank's record and the rank has not read the result. Always
-    /// true for plain registration, because the rank registers the segments before the agreement begins: if it loses
-    /// the store, it does not know whether the others keep their registrations.
+    /// Returns true while the other members may act on this rank's record and the rank has not read the result.
     pub(super) fn is_in_doubt(&self) -> bool {
         match self {
             Work::Commit { machine, .. } | Work::Second { machine, .. } => machine.agreement.is_in_doubt(),
-            Work::Plain { .. } => true,
+            Work::Plain { machine, .. } => machine.is_in_doubt(),
             Work::Retire { machine, .. } => machine.agreement.is_in_doubt(),
             Work::Length { machine } => machine.agreement.is_in_doubt(),
             Work::Exchange(work) => work.machine.is_in_doubt(),
