@@ -27,7 +27,8 @@ pub enum ErrorKind {
     /// rendezvous.
     #[error("refused on all members: {0}")]
     RendezvousRefused(RendezvousRefusal),
-    /// An exchange was refused on all members. No member has the plan. An earlier plan of the same name is unchanged.
+    /// An [exchange](crate::exchange) was refused on all members. No member has the plan of transfers that the exchange
+    /// was to make. An earlier plan of the same name is unchanged.
     #[error("refused on all members: {0}")]
     ExchangeRefused(ExchangeRefusal),
     /// A commit or retirement failed after its decision. Or a commit found that the group was poisoned already, or that
@@ -142,8 +143,8 @@ pub enum ErrorKind {
         /// The reason why a commit has not mapped it. `None` if the segment is not committed for the group.
         reason: Option<Unmapped>,
     },
-    /// This rank has too few adjacent free channels for a plan. A channel is a slot for the signals of one transfer.
-    /// The other members get a refusal that names this rank.
+    /// This rank has too few adjacent free channels for a plan of an [exchange](crate::exchange). A channel is a slot
+    /// for the signals of one transfer. The other members get a refusal that names this rank.
     #[error(
         "NoChannels: the plan needs {wanted} adjacent channels, {free} of {channels} are free on this rank (some are held by \
          plans that peers have not let go of); drop plans, or make the exchange with more"
@@ -178,11 +179,11 @@ pub enum ErrorKind {
         /// The time that this rank has waited.
         waited: Duration,
     },
-    /// A thread of an exchange cannot be started: the one that closes plans, or the one that enforces the deadlines of
-    /// transfers.
+    /// A thread of an [exchange](crate::exchange) cannot be started: the one that closes plans, or the one that
+    /// enforces the deadlines of transfers.
     #[error("a thread of the exchange cannot be started")]
     Thread(#[source] io::Error),
-    /// Invalid options of a direct path.
+    /// Invalid options of a [direct path](crate::direct).
     #[error("{problem}")]
     Options {
         /// The problem.

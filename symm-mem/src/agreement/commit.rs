@@ -1,4 +1,5 @@
-//! The agreement on one commit. Its phases:
+//! The agreement on one commit. After the decision on the records, the members execute actions. An action is work that
+//! a decision assigns to every member, and ends with a verdict on the outcomes of all members. The phases:
 //!
 //! | phase | action |
 //! |---|---|
@@ -7,10 +8,10 @@
 //! | registration | every member registers the segments and posts its outcome; [`judge_registrations`] computes the verdict |
 //! | opening | every member opens the memory of the others and posts its outcome ([`super::opening`]). The opening shares the time limits of the registration |
 //!
-//! The deadline of a rank limits only the rank's wait for the records of the other members. If the deadline is too
-//! short, the commit is refused. After the decision, all members have the same time limits, which follow from the
-//! longest deadline among the members. The limits have lower bounds, because a registration that exceeds its limit
-//! poisons the group.
+//! The deadline of a rank limits the rank's wait for the records of the other members, and not the actions. If the
+//! deadline is too short, the commit is refused. After the decision on the records, all members have the same time
+//! limits, which follow from the longest deadline among the members. The limits have lower bounds, because a
+//! registration that exceeds its limit poisons the group.
 //!
 //! A member is in doubt from the post of its record until it has read the result. If it loses the store in this time,
 //! it cannot find out which windows the other members have registered, and treats the group as failed. Exception: if
@@ -78,9 +79,10 @@ impl Protocol for CommitProtocol {
         }
     }
 
-    /// All steps of a search share the time limits of its first step, because the steps are short, and there may be
-    /// many of them. The opening of memory shares the limits of the registration. If no time is left for the opening,
-    /// the segments are committed nevertheless.
+    /// Returns true for a step of a search and for the opening of memory. These actions have no time limits of their
+    /// own, but those of the action before them, if there is one. So all steps of a search share the limits of its
+    /// first step: the steps are short, and there may be many. The opening shares the limits of the registration. If no
+    /// time is left for the opening, the segments are committed nevertheless.
     fn shares_limits(plan: &Plan) -> bool {
         matches!(plan, Plan::Hashes { .. } | Plan::Recall { .. } | Plan::Open { .. })
     }
@@ -94,8 +96,8 @@ impl Protocol for CommitProtocol {
     }
 }
 
-/// Applies `read` to the answers of all members, and returns the results. Returns `None` if a member has not answered,
-/// or if `read` returns `None` for an answer.
+/// Applies `read` to the answers of all members, and returns each member's rank and result. Returns `None` if a member
+/// has not answered, or if `read` returns `None` for an answer.
 fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(&Answer) -> Option<T>) -> Option<Vec<(u32, T)>> {
     let one = |(rank, report): &(u32, Report<Answer>)| match report {
         Report::Outcome(answer) => Some((*rank, read(answer)?)),

@@ -234,8 +234,9 @@ fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
     let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
     let common_count = common as u32;
     if at.is_unanimous() {
-        // If all ranks had the same segment here, it would be one of the `common` segments. So no rank has a segment
-        // here, and the lists are equal. The logs may still differ after the creation of the last segment.
+        // All ranks have the same value at index `common`. It is no segment: a segment that is equal on all ranks would
+        // be one of the `common` segments. So every list ends here, and the lists are equal. The logs may still differ
+        // after the creation of the last segment.
         let logs = split(records, |record| record.log);
         return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
             ordinal: None,

@@ -61,7 +61,8 @@ pub enum Ending {
     StoreFailed {
         /// True if the others may have acted on a record of this rank. False if no record was posted, or if the members
         /// had already decided to refuse the commit and only searched for the difference between their histories.
-        /// Always true for a plain registration, because a member registers before it posts its record.
+        /// Always true for a plain registration: the member has registered its segments before the agreement, and
+        /// cannot find out whether the others keep their registrations.
         in_doubt: bool,
     },
     /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
@@ -131,8 +132,8 @@ pub(crate) fn store_error<P: Protocol>(failed: &mut Failed<P>, member: &Member) 
     failed.store.take().or_else(|| is_taken.then(taken))
 }
 
-/// Returns the rank that ended a group, and the reason. Ranks are ranks of the job. If the error names no rank, returns
-/// this rank, `own`.
+/// Returns the rank that ended a group, and the reason, from `ended`, the group's error. Ranks are ranks of the job. If
+/// the error names no rank, the result names this rank, `own`.
 pub(crate) fn gone(own: u32, ended: &GroupError) -> Gone {
     let rank = match ended.kind() {
         GroupErrorKind::Lost { rank, .. }

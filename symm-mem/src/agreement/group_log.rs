@@ -48,7 +48,8 @@ pub struct Situation {
     pub log_since: u64,
     /// All segments of the pool that are not retired, in ascending order of ordinals.
     pub segments: Vec<Segment>,
-    /// The memory that this rank offers to the other members. Contains only segments that are new to the group.
+    /// The memory that this rank offers to the other members: segments that are new to the group, and possibly the
+    /// signal pad.
     pub peers: PeerOffer,
 }
 
@@ -66,9 +67,9 @@ pub struct GroupLog {
     members: Vec<u32>,
     rounds: Rounds,
     committed: LogPoint,
-    /// The length of the pool's allocation log when this rank began its last commit.
+    /// The length of the pool's allocation log, in operations, when this rank began its last commit.
     offered: u64,
-    /// The length up to which a commit has found the members' allocation logs equal.
+    /// The length, in operations, up to which a commit has found the members' allocation logs equal.
     equal: u64,
     /// The ordinal after the last segment that the group has committed. A segment with a lower ordinal is never new to
     /// the group: the group has committed it, or the pool retired it before the group could commit it.
@@ -109,8 +110,9 @@ impl GroupLog {
         &self.members
     }
 
-    /// The log of committed and retired segments. It has one entry for each committed segment of the group, and one for
-    /// each retired segment of the pool. A retired segment has an entry even if the group had not committed it.
+    /// The state of the group's log of committed and retired segments: its length and its hash. The log has one entry
+    /// for each committed segment of the group, and one for each retired segment of the pool. A retired segment has an
+    /// entry even if the group had not committed it.
     pub fn committed(&self) -> LogPoint {
         self.committed
     }
@@ -131,9 +133,9 @@ impl GroupLog {
     }
 
     /// Clears the committed log and the poison after the group's communicator has ended. The caller must then call
-    /// [`retire`](Self::retire) again for every segment that the pool has retired, because the next commit compares the
-    /// logs of all members. Keeps the number of the next commit, so that no commit uses the store keys of an earlier
-    /// one.
+    /// [`retire`](Self::retire) again for every segment that the pool has retired. The next commit compares the logs of
+    /// all members, and so detects a member whose pool has not retired the same segments. Keeps the number of the next
+    /// commit, so that no commit uses the store keys of an earlier one.
     pub fn forget(&mut self) {
         (self.committed, self.equal, self.next, self.poison) = (LogPoint::default(), 0, 0, None);
     }
@@ -154,7 +156,8 @@ impl GroupLog {
         ordinal >= self.next
     }
 
-    /// The length up to which a commit has found the members' allocation logs equal, or 0 if there was no such commit.
+    /// The length, in operations, up to which a commit has found the members' allocation logs equal, or 0 if there was
+    /// no such commit.
     pub(crate) fn equal_length(&self) -> u64 {
         self.equal
     }
@@ -235,7 +238,8 @@ impl GroupLog {
         Place { name: self.meeting(round).name(), members: self.members.clone() }
     }
 
-    /// Applies the result of the last commit. `segments` are the new segments that [`begin`](Self::begin) returned.
+    /// Updates this state with the result of the last commit: adds the committed segments to the log, or keeps the
+    /// poison. `segments` are the new segments that [`begin`](Self::begin) returned.
     pub fn conclude(&mut self, result: &Result<Agreed, Ending>, segments: &[Segment]) {
         let round = self.rounds.last();
         match result {

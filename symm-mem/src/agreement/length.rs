@@ -71,8 +71,9 @@ impl Start<LengthProtocol> {
     }
 }
 
-/// Returns a member's patience in an agreement on a length: 15/16 of `deadline`. No action follows the decision, so the
-/// remaining 1/16 is enough for the requests to the store.
+/// Returns a member's patience in an agreement on a length: 15/16 of `deadline`. The patience is the longest time that
+/// the member waits for the records of the others. No action follows the decision, so the remaining 1/16 is enough for
+/// the requests to the store.
 pub(crate) fn length_patience(deadline: Duration) -> Duration {
     deadline / 16 * 15
 }

@@ -87,14 +87,16 @@ pub const PROTOCOL_VERSION: u16 = 11;
 
 pub(crate) const PROTOCOL: wire::Protocol = wire::Protocol { magic: *b"SY", version: PROTOCOL_VERSION };
 
-/// The shortest time limit of an action on a member. For example, an action registers or deregisters windows, waits
-/// until the device is idle, opens the memory of peers, or is a step of a search.
+/// The shortest time limit of an action. An action is the work that a decision assigns to every member: to register or
+/// deregister windows, to wait until the device is idle, to open the memory of peers, or to execute one step of a
+/// search.
 pub(crate) const ACTION_FLOOR: Duration = <CommitProtocol as bootstrap::agreement::Protocol>::ACTION_FLOOR;
-/// The shortest time limit of a member's wait for the outcomes of the others, counted from the deadline of the action.
+/// The shortest time limit of a member's wait for the outcomes that the other members post after an action. It is
+/// counted from the deadline of the action.
 pub(crate) const VOTE_FLOOR: Duration = Duration::from_secs(5);
 
-/// The longest time that a meeting takes after the decision, if every time limit has its shortest value. A meeting has
-/// at most two actions with limits of their own, each followed by a wait for the outcomes. They are the search and the
-/// registration of a commit, or the wait for an idle device and the deregistration of a retirement.
+/// The longest time that a meeting takes after the decision on the records, if every time limit has its shortest value.
+/// A meeting has at most two actions with limits of their own: the search and the registration of a commit, or the wait
+/// for an idle device and the deregistration of a retirement. A wait for the outcomes follows each action.
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) const FLOORS: Duration = ACTION_FLOOR.saturating_add(VOTE_FLOOR).saturating_mul(2);

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::sharing::{self, OpeningFailure};
 
-/// Decides whether every member can open the first `segments` new segments of every other member. `records` must be
-/// sorted by rank.
+/// Returns [`PeerMappings::Offered`] if every member can open the first `segments` new segments of every other member.
+/// Otherwise returns [`PeerMappings::Unmapped`] with the reason. `records` must be sorted by rank.
 pub(super) fn decide(records: &[(u32, &Record)], segments: usize) -> PeerMappings {
     match offered(records, segments) {
         Ok(members) => PeerMappings::Offered { members },
@@ -57,7 +57,8 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
     Ok(members)
 }
 
-/// Returns the verdict on the opening of the members' memory. The segments are committed whether or not it succeeded.
+/// Returns the verdict on the opening of the members' memory. The segments are committed even if a member could not
+/// open the memory of another.
 pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
     let outcome = |report: &Report<Answer>| match report {
         Report::Outcome(Answer::Opened { outcome }) => Report::Outcome(outcome.clone()),
@@ -84,9 +85,9 @@ pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decis
 }
 
 impl Agreed {
-    /// Returns the decision after the registration. If no windows are to be registered, it is taken without a
-    /// registration. If all members can open each other's memory, the decision is to open it. Otherwise, it is the
-    /// final result of the commit, `self`.
+    /// Returns the decision to take after the registration, or at once if no windows are to be registered. If all
+    /// members can open each other's memory, the decision is to open it. Otherwise, the decision is the final result of
+    /// the commit, `self`.
     pub(super) fn open(self) -> Decision {
         match self.peers {
             PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },

@@ -13,7 +13,7 @@ pub enum PeerOffer {
         /// The reason.
         cause: String,
     },
-    /// The rank offers its new segments.
+    /// The rank offers its new segments and, until the members have opened each other's signal pads, its pad.
     Offered {
         /// The memory.
         memory: OfferedMemory,

@@ -45,7 +45,7 @@ pub enum Plain {
 }
 wire_enum!(Plain { 0 => Registered {}, 1 => Undone { rank, cause } });
 
-/// The kind of agreement. A member's record is the outcome of its registration.
+/// The agreement on a plain registration. Each member registers before the agreement starts. Its record is the outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationProtocol;
 
@@ -70,8 +70,8 @@ impl PlainProtocol for RegistrationProtocol {
 
 /// Converts the ending of the agreement from the form of [`bootstrap::agreement`] to an [`Ending`]. A failure of the
 /// agreement poisons the group, because some members are lost or the states of their registrations are unknown. A
-/// member registers before the agreement begins. So a member that loses the store is always in doubt, even if it has
-/// posted no record.
+/// member that loses the store is always in doubt, even if it has posted no record: it has registered its segments
+/// before the agreement, and cannot find out whether the others keep their registrations.
 pub(crate) fn ending(ending: agreement::Ending<RegistrationProtocol>) -> Ending {
     match ending {
         agreement::Ending::Failed(failure) => Ending::Poisoned(failure.into()),

@@ -1,4 +1,5 @@
-//! The messages of a commit after the [records](super::record): the plans and outcomes of actions, and the result.
+//! The messages of a commit after the [records](super::record): the plans and outcomes of actions, and the result. An
+//! action is work that a decision assigns to every member.
 
 use bootstrap::agreement;
 
@@ -110,7 +111,7 @@ impl After {
     }
 }
 
-/// The plan of an action.
+/// The plan of an action: the work that every member executes next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Plan {
     /// Post the allocation log's hashes at the [points](Range::points) of a range.
@@ -157,17 +158,17 @@ impl Plan {
     }
 }
 
-/// The outcome of an action.
+/// The outcome of an action on one member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
     /// The answer to [`Plan::Hashes`].
     Hashes {
-        /// The hashes.
+        /// The rank's hashes at the points of the range.
         hashes: Hashes,
     },
     /// The answer to [`Plan::Recall`].
     Recalled {
-        /// The operation.
+        /// The requested operation, if the rank's log still has it.
         recalled: Recalled,
     },
     /// The answer to [`Plan::Register`].

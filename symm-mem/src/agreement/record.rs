@@ -166,7 +166,8 @@ pub struct Record {
     /// The state of the pool's allocation log.
     pub log: LogPoint,
     /// A length of the allocation log, in operations. The rank still has the log's hash at this length and at every
-    /// greater length.
+    /// greater length. If the logs differ, the search for the first difference begins at the greatest such length of
+    /// all ranks, or at the end of the shortest log if that comes first.
     pub log_since: u64,
     /// The segments that the group has not committed, in ascending order of ordinals.
     pub segments: Vec<Segment>,

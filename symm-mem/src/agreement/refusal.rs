@@ -23,7 +23,7 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The number of uses of a segment on a rank. Any use prevents the retirement of the segment.
+/// The numbers of uses of a segment on a rank, by kind of use. Any use prevents the retirement of the segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
     /// The number of captures in progress and captured graphs that use the segment.
@@ -33,9 +33,10 @@ pub struct Held {
 }
 wire_struct!(Held { graphs, blocks });
 
-/// The reason why an operation was refused. All members get the same value. Nothing was registered or retired, and the
-/// group's windows are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or
-/// must be made anew ([`EpochMismatch`](Self::EpochMismatch)).
+/// The reason why an operation was refused. All members get the same value, with an exception that
+/// [`Ending::Refused`](super::Ending::Refused) describes. Nothing was registered or retired, and the group's windows
+/// are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be made
+/// anew ([`EpochMismatch`](Self::EpochMismatch)).
 ///
 /// In [`CommitReport::pending`](crate::CommitReport::pending), the value describes the first difference between the
 /// ranks. The commit has left the segments after this difference pending.
@@ -59,7 +60,8 @@ pub enum Refusal {
         common: u32,
         /// The number of new segments of each rank.
         counts: ValuesByRank<u32>,
-        /// The segment of each rank at `ordinal`.
+        /// The size and flags of each rank's segment with this `ordinal`, or `None` if the rank has no such new
+        /// segment.
         shapes: ValuesByRank<Option<Shape>>,
         /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
@@ -101,7 +103,7 @@ pub enum Refusal {
         /// The point at which the allocation histories diverge. `None` if no search was made.
         divergence: Option<Box<Divergence>>,
     },
-    /// Ranks have communicators of different epochs of the group.
+    /// Ranks have communicators of different [epochs](GroupId::epoch) of the group.
     #[error("EpochMismatch: ranks are in different epochs of the group ({}); make the group anew on all of them", epochs.describe(u64::to_string))]
     EpochMismatch {
         /// The epoch of each rank whose epoch is known.
@@ -189,7 +191,8 @@ pub enum Refusal {
         collectives: ValuesByRank<u64>,
     },
     /// A rank has enqueued more or fewer sends to a peer than the peer has enqueued receives. This could deadlock: a
-    /// running send or receive may wait for its counterpart, which the peer enqueues only after the commit.
+    /// running send or receive may wait for its counterpart, which the peer enqueues only after the commit, while the
+    /// registration waits until the running one has ended.
     #[error(
         "MessagesOutstanding: on group {group}, rank {from} has enqueued {sent} messages to rank {to}, which has enqueued the receipt of {received}; let both enqueue the same before the commit"
     )]
@@ -237,9 +240,10 @@ pub enum Refusal {
         /// The reason.
         cause: String,
     },
-    /// Ranks are in different generations of one domain. Either some ranks have created the domain more often than
-    /// others. Or ranks wait for each other in commits of pools of two generations, because they commit these pools in
-    /// different orders. [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
+    /// Ranks are in different generations of one domain. A rank's generation is the number of times that it has created
+    /// the domain. Either some ranks have created the domain more often than others. Or ranks wait for each other in
+    /// commits of pools of two generations, because they commit these pools in different orders.
+    /// [`commit_all`](crate::commit_all) commits pools in the same order on all ranks.
     #[error(
         "GenerationMismatch: ranks are at different generations of domain {domain:#x} ({}); make the domain equally often on all of them, and commit its pools in one order (commit_all){}",
         generations.describe(u64::to_string),
@@ -249,9 +253,9 @@ pub enum Refusal {
         /// The domain's number.
         domain: u64,
         /// The generations of the domain, by rank. If `circle` is empty, each present member has the generation in
-        /// which it waits, and each missing rank that has created the domain fewer times has the number of these times.
-        /// If `circle` is not empty, each of its ranks that waits in an agreement of this domain has the generation of
-        /// that agreement. The remaining ranks have no entry.
+        /// which it waits. Each missing rank that is in an earlier generation has that generation. If `circle` is not
+        /// empty, each of its ranks that waits in an agreement of this domain has the generation of that agreement. The
+        /// remaining ranks have no entry.
         generations: ValuesByRank<u64>,
         /// The waiting time of the member that gave up, in milliseconds.
         waited_ms: u64,

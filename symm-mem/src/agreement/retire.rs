@@ -144,7 +144,7 @@ fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
     })
 }
 
-/// The outcome of one phase of a retirement on a rank.
+/// The outcome of the phase "quiet" or "deregistration" of a retirement on a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Release {
     /// The rank completed the phase.
@@ -354,7 +354,8 @@ impl Start<RetireProtocol> {
 
 /// Converts the ending of a retirement from the form of [`bootstrap::agreement`]. `member` is the member that got it.
 /// `last` is the plan of the last action that the member has begun, or `None` if it has begun none. If the agreement
-/// failed after the member began to deregister, returns [`Retired::Poisoned`], because some windows may be gone.
+/// failed after the member began to deregister, returns `Ok` with [`Retired::Poisoned`], because some windows may be
+/// gone.
 ///
 /// # Errors
 /// The reason why nothing is retired, or why this rank cannot find out the result ([`Ending::StoreFailed`] in doubt,

@@ -18,9 +18,11 @@ const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 
 const DEADLINE: Duration = Duration::from_secs(16);
 
+/// The state of a rank between two of its steps.
 enum At {
     /// The rank can take its next step with this input. `None` before the first step.
     Ready(Option<Input<RetireProtocol>>),
+    /// The rank waits until `key` has a value in the store, or the time `until` has come.
     Waiting {
         key: String,
         until: Duration,

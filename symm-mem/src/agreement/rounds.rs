@@ -10,9 +10,9 @@ const MOST: usize = 64;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rounds {
     next: u64,
-    /// The meetings that may have left keys. Late members may still read these keys.
+    /// The numbers of meetings that may have left keys. Late members may still read these keys.
     left: Vec<u64>,
-    /// The meetings that may have left keys. No member reads these keys any more.
+    /// The numbers of meetings whose keys this rank can remove, because no member reads them any more.
     removable: Vec<u64>,
 }
 

@@ -89,9 +89,8 @@ pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) ->
         let first = hashes.next();
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
-    // This closure is not called if the hashes of all ranks at `high` are known and equal. If all of them are known,
-    // they differ, so the first operation that differs has a number below `high`. Otherwise, it may also be operation
-    // `high`.
+    // Called only if the hashes at `high` differ or some rank's hash there is unknown. If they differ, the first
+    // operation that differs has a number below `high`. If one is unknown, it may also be operation `high`.
     let forgotten = || {
         let before = range.high.saturating_add(is_unknown(points.len() - 1).into());
         Finding::End { divergence: Divergence::Forgotten { before } }

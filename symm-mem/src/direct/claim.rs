@@ -94,7 +94,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever earlier message used the word: one end is first, and its offer is taken or withdrawn.
+        /// One end is first, and its offer is taken or withdrawn. An earlier message may have left any state in the
+        /// word.
         #[test]
         fn one_end_is_first(laps in 0u64..5, before in 0u64..4, sender_first: bool, withdraws: bool) {
             let number = laps * 1024;

@@ -44,7 +44,7 @@ const SIGNALS: usize = 8;
 /// Number of words of a peer's section for [`FlagPage::passed`]: one for each direction.
 const PASSED: usize = 2;
 
-/// Capacity of a log in half messages, and number of claims for each peer.
+/// Capacity of a log in half messages, and number of claim words for the messages from each peer.
 const LOG: u64 = 1024;
 
 /// Largest number of messages by which a rank may be ahead of its peer in one direction. The rank's log must still
@@ -154,7 +154,8 @@ pub(super) struct FlagPage {
 }
 
 impl FlagPage {
-    /// Creates a flag page with all rings empty, and the descriptor by which other processes open it.
+    /// Creates a flag page whose words say that all slots are empty. Returns the file descriptor by which other
+    /// processes open the page, and the page.
     pub(super) fn create(context: &Context, layout: Layout) -> Result<(OwnedFd, Self), FlagPageError> {
         let (descriptor, memory) = SharedMemory::create(layout.bytes())?;
         let page = Self::register(context, layout, memory)?;

@@ -16,16 +16,18 @@ use super::{half::Half, pushes::Pushes, rounds::STREAMS};
 pub(super) struct Lane {
     pub(super) way: Way,
     pub(super) peer: usize,
-    /// The lane's own streams, created on first use. Stream 0 is for calls in which this lane is not the first one: the
-    /// first lane of a call uses the caller's stream. Stream 1 is for every second chunk, if the lane has
-    /// [enough chunks](super::rounds::takes_turns) in the call.
+    /// The lane's own streams, created on first use. In each call, the lane has a *first stream*. The first lane of the
+    /// call uses the caller's stream. Any other lane uses its own stream 0, or the caller's stream if another capture
+    /// uses stream 0. If the lane has [enough chunks](super::rounds::takes_turns) in the call, it also has a *second
+    /// stream* for every second chunk: its own stream 1, unless another capture uses it.
     streams: [OnceLock<Stream>; STREAMS],
-    /// Event recorded after the lane's last eager call.
+    /// Event recorded on the first stream, after the lane's work in its last eager call.
     end: Event,
-    /// Event recorded after the last eager chunk on the second stream. The first stream waits for it before `end` is
-    /// recorded.
+    /// Event recorded on the second stream, after its last eager chunk. The first stream waits for this event before
+    /// `end` is recorded.
     second_end: Event,
-    /// Streams on which an event was to be recorded after eager work of the lane, but the recording failed.
+    /// Streams with eager work of the lane after which no event could be recorded, because the driver call failed.
+    /// [`is_idle`](Self::is_idle) queries these streams instead of an event.
     unmarked: Mutex<Vec<Stream>>,
     pushes: Mutex<Pushes>,
     pub(super) state: Mutex<State>,
@@ -37,10 +39,10 @@ pub(super) struct State {
     /// Index of the slot for the next eager chunk, and for the next captured chunk. The latter is relative to the first
     /// slot for graphs.
     next: [usize; 2],
-    /// The lane's first stream in the last eager call. [`Lane::follow`] compares the next call's stream with it by
-    /// handle. Keeping it alive prevents the driver from giving its handle to another stream.
+    /// The lane's [first stream](Lane::streams) in the last eager call. [`Lane::follow`] compares the first stream of
+    /// the next call with it by handle. Keeping it alive prevents the driver from giving its handle to another stream.
     last: Option<Stream>,
-    /// Id of the capture of the last captured call.
+    /// Id of the capture that the last captured call belongs to.
     captured: Option<u64>,
     /// Event recorded after the last captured call.
     captured_end: Event,
@@ -68,9 +70,9 @@ impl Ring {
         self.slots[0] + self.slots[1]
     }
 
-    /// Appends the chunks of a message of `bytes` bytes at `at` to `chunks`. `next` is [`State::next`], the next slot
-    /// for eager chunks and that for captured chunks. `captured` selects one of the two, which gives the slots and
-    /// advances.
+    /// Appends the chunks of a message of `bytes` bytes at `at` to `chunks`. `next` is [`State::next`]. If `captured`
+    /// is true, the chunks take the slots for graphs, and `next[1]` advances. Otherwise they take the slots for eager
+    /// chunks, and `next[0]` advances.
     fn cut(
         self,
         at: DevicePtr,
@@ -89,7 +91,7 @@ impl Ring {
 }
 
 impl State {
-    /// Appends the chunks of the lane's next message, which has `bytes` bytes at `at`.
+    /// Appends the chunks of the lane's next message to `chunks`. The message has `bytes` bytes at `at`.
     pub(super) fn cut(
         &mut self,
         ring: Ring,
@@ -176,7 +178,9 @@ impl Lane {
         })
     }
 
-    /// Records the event that marks the end of the lane's work on `stream`, and returns the event. Updates `state`.
+    /// Records the event that marks the end of the lane's work in a call, and returns the event. `stream` is the lane's
+    /// first stream in the call. Updates `state`, so that [`follow`](Self::follow) makes the next call wait for the
+    /// event.
     pub(super) fn mark<'a>(
         &'a self,
         state: &'a mut State,

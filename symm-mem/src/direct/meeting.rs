@@ -73,7 +73,8 @@ wire_enum!(Opened { 0 => Done {}, 1 => Failed { problem } });
 enum Refusal {
     /// Members gave different options.
     Options { options: ValuesByRank<String> },
-    /// The first member that failed, in the order of ranks. If none failed, the first one that was late.
+    /// The first member that failed, in the order of ranks. If none failed, the first one that did not post its outcome
+    /// in time.
     Failed { rank: u32, problem: String },
 }
 wire_enum!(Refusal { 0 => Options { options }, 1 => Failed { rank, problem } });
@@ -267,7 +268,7 @@ fn unmade(rank: u32, problem: String) -> ErrorKind {
     ErrorKind::Unmade { rank: rank as usize, problem }
 }
 
-/// Converts the failure of the agreement to an error. `own` contains the options of this rank.
+/// Converts the failure of the agreement to an error. `own` is the text of this rank's options, as in its record.
 fn failure(own: String, failed: Failed<FlagPageProtocol>) -> ErrorKind {
     match (failed.ending, failed.store) {
         (Ending::Refused(Refusal::Failed { rank, problem }), _) => unmade(rank, problem),

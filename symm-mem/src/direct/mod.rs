@@ -121,19 +121,19 @@
 //!
 //! # The size of the ring
 //! A copy of 8 MiB over NVLink (H200, 395 GB/s) takes about 21 µs. The signals and waits of a stream around a chunk
-//! take 8 to 10 µs. A second stream hides this time if the copy takes longer, as it does from 4 MiB on. Two costs per
-//! chunk remain. The copy engine takes a few µs to switch between the streams. And the host makes two to three driver
-//! calls of a few µs each, which delay the next call of the same thread. So fewer and larger chunks are better, until a
-//! ring takes too much memory. Four slots keep two streams busy: the sender fills two slots while the receiver empties
-//! the other two.
+//! take 8 to 10 µs. A second stream hides these 8 to 10 µs if the copy of a chunk takes longer than that, as it does
+//! from 4 MiB on. Two costs per chunk remain. The copy engine takes a few µs to switch between the streams. And the
+//! host makes two to three driver calls of a few µs each, which delay the next call of the same thread. So fewer and
+//! larger chunks are better, until a ring takes too much memory. Four slots keep two streams busy: the sender fills two
+//! slots while the receiver empties the other two.
 //!
 //! The default of 320 KiB for a slot suits messages of a few MiB. Larger messages should be zero-copy messages. In the
 //! ring, a large message has many chunks of about 9 µs each: 256 MiB in 820 chunks take 6 to 7 ms, and 10 to 15 ms in
 //! both directions (two H200). A program that sends large messages through the ring should choose larger slots
 //! ([`DirectOptions::slot_bytes`]) by this table. The table shows times in µs, measured with `lockstep bench p2p` and
 //! four slots. Of two times in a cell, the first one is for separate calls, and the second one for one batch. The
-//! device memory includes two more slots, for graphs. NCCL with one communicator and separate calls takes 1559 µs on 2
-//! GPUs and 2264 µs on 4 GPUs.
+//! device memory includes two more slots, for graphs. For the same messages, NCCL with one communicator and separate
+//! calls takes 1559 µs on 2 GPUs and 2264 µs on 4 GPUs.
 //!
 //! | slots of | 256 MiB both ways, 2 GPUs | 256 MiB to each of three peers, 4 GPUs | device memory for a peer |
 //! |---|---|---|---|

@@ -13,8 +13,11 @@ pub(super) struct Part<'a> {
     pub(super) lane: &'a Lane,
     pub(super) state: MutexGuard<'a, State>,
     pub(super) pieces: Vec<Piece>,
-    /// Concerns the messages that the sender copies into the receiver's buffer. Those with a number below this one are
-    /// enqueued. Those with this or a higher number are not enqueued yet.
+    /// A message number. Of the lane's messages that the sender copies into the receiver's buffer, those below this
+    /// number are enqueued, and those from this number on are not yet. If the launch fails, [`Pushes::fail`] is called
+    /// with this number to clean up the latter.
+    ///
+    /// [`Pushes::fail`]: super::pushes::Pushes::fail
     pub(super) unlaunched: u64,
 }
 

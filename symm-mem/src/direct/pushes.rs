@@ -74,8 +74,8 @@ impl Pushes {
     }
 }
 
-/// Returns whether `number` is less than `passed`, of which only the lower 32 bits are known. The full values must
-/// differ by less than 2^31.
+/// Returns whether a stream has passed message `number`: whether `number` is less than the full value of `passed`, of
+/// which only the lower 32 bits are known. The full value and `number` must differ by less than 2^31.
 fn is_passed(number: u64, passed: u32) -> bool {
     (passed.wrapping_sub(number as u32).wrapping_sub(1) as i32) >= 0
 }

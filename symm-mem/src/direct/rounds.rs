@@ -19,8 +19,9 @@
 //! it is enough to show one total order of the operations of all ranks with two properties: each operation comes after
 //! those that it waits for, and the operations of each rank are in the order in which the rank enqueued them.
 //!
-//! A call is enqueued in rounds. A round contains the next piece of every lane that still has pieces. It has four
-//! phases:
+//! The total order is by call, then by round, then by phase. Within a phase, the operations of each rank keep their
+//! order. A call is enqueued in rounds. A round contains the next piece of every lane that still has pieces. It has
+//! four phases:
 //!
 //! 1. Every offer signals that its buffer is ready.
 //! 2. Every chunk of a lane that sends is put into its slot, and signalled.
@@ -36,20 +37,23 @@
 //! stream. This saves a driver call, and an operation of the stream. With one stream, no other chunk is enqueued
 //! between a chunk and its signal, so the argument above still holds.
 //!
-//! With two streams, up to d other chunks are enqueued between a chunk and its signal. So the signal of chunk k comes
-//! after chunk k + d at the latest. Let the ring have s slots. Then a chain of waits leads from each chunk c only to
-//! earlier chunks, so the waits form no cycle:
+//! With two streams, a rank enqueues up to d other chunks between a chunk and its signal. Let the ring have s slots. If
+//! s is even, d is 1. If s is odd, d may be 2, because the last slot and the first one belong to the same stream.
 //!
-//! - Chunk c is sent once its slot is empty, which chunk c − s used before. The receiver signals this, at the latest,
-//!   after it received chunk c + d − s.
-//! - Chunk c + d − s is received once it is signalled. The sender signals this, at the latest, after it sent chunk
-//!   c + 2d − s.
-//! - Chunk c + 2d − s is an earlier chunk than c if s is more than 2d.
-//! - If s is even, d is 1. If s is odd, the last slot and the first one belong to the same stream, and d may be 2.
+//! If s is more than 2d, the waits form no cycle: each chunk depends only on earlier chunks. To see this, follow the
+//! waits back from the send of a chunk c:
 //!
-//! So four or more slots are enough. With two streams and fewer than four slots, a call of one lane signals each chunk
-//! at once, as a call of several lanes always does. Before a zero-copy message, all earlier chunks are signalled,
-//! because the peer may need these signals before it reaches the message.
+//! 1. The sender waits until the slot of chunk c is empty. The slot's previous chunk was c − s. So the sender waits for
+//!    the receiver's signal of chunk c − s.
+//! 2. The receiver enqueues this signal after at most d further chunks. So it may first have to receive chunk
+//!    c − s + d. For that, it waits for the sender's signal of chunk c − s + d.
+//! 3. The sender enqueues this signal after at most d further chunks. So it may first have to send chunk c − s + 2d.
+//! 4. Chunk c − s + 2d is earlier than chunk c, because s is more than 2d.
+//!
+//! Four or more slots are enough: with four slots d is 1, and with five or more slots 2d is at most 4. With two streams
+//! and fewer than four slots, a call of one lane signals each chunk at once, as a call of several lanes always does.
+//! Before a zero-copy message, all earlier chunks are signalled, because the peer may need these signals before it
+//! reaches the message.
 
 /// Number of streams between which a lane's chunks alternate.
 pub(super) const STREAMS: usize = 2;
@@ -62,10 +66,11 @@ pub(super) enum Kind {
     Take,
 }
 
-/// A lane's part of a call.
+/// The pieces of one lane in one call, and the slots and streams that they use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) pieces: Vec<Kind>,
+    /// True if this rank sends in the lane, and false if it receives.
     pub(super) sends: bool,
     /// Number of slots in the part of the lane's ring that this call uses: the part for captured messages if the call
     /// is captured, otherwise the part for eager (not captured) messages.
@@ -77,7 +82,7 @@ pub(super) struct Load {
 /// With at least this many slots, the signals of chunks may be delayed even if a call uses two streams.
 const AMPLE: usize = 2 * STREAMS;
 
-/// One step of a call.
+/// The operations of one [`Action`], which a rank enqueues on one stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Step {
     /// Index of the lane's [`Load`] in the call.
@@ -99,7 +104,7 @@ pub(super) enum Action {
     Ready(usize),
     /// Waits until the peer has copied an offer's message.
     Done(usize),
-    /// [`Ready`](Self::Ready) and [`Done`](Self::Done).
+    /// [`Ready`](Self::Ready) and [`Done`](Self::Done) in one step, for a call of one lane.
     Offer(usize),
     /// Waits until the peer's buffer is ready, copies the message, and signals that it is copied.
     Take(usize),
@@ -164,7 +169,7 @@ fn alone(load: &Load) -> Vec<Step> {
     let later = load.streams == 1 || load.slots >= AMPLE;
     let streams = load.streams_of_pieces();
     let step = |piece: usize, action| Step { part: 0, stream: streams[piece], action };
-    // For each stream, its last chunk, if it is not signalled yet.
+    // For each stream: the last chunk that it has moved, if the signal of this chunk is not enqueued yet.
     let mut untold = [None; STREAMS];
     let mut steps = Vec::new();
     let tell_all = |untold: &mut [Option<usize>; STREAMS], steps: &mut Vec<Step>| {

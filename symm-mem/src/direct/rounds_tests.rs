@@ -42,29 +42,30 @@ enum Op {
     Wait(Word),
     Reset(Word),
     Set(Word),
-    /// Copies the chunk of this number into a ring's slot.
+    /// Copies chunk `number` into a slot of the ring. A ring is identified by its sender and its receiver.
     Put {
         ring: (usize, usize),
         slot: usize,
         number: usize,
     },
-    /// Copies the chunk of this number out of a ring's slot.
+    /// Copies chunk `number` out of a slot of the ring.
     Take {
         ring: (usize, usize),
         slot: usize,
         number: usize,
     },
-    /// From here on, the peer may use the buffer of the zero-copy message of this number.
+    /// From here on, the peer may use the first end's buffer of zero-copy message `number`. `pair` is the sender and
+    /// the receiver, here and below.
     Open {
         pair: (usize, usize),
         number: usize,
     },
-    /// Copies the zero-copy message of this number, on the second end.
+    /// Copies zero-copy message `number`, on the second end.
     Copy {
         pair: (usize, usize),
         number: usize,
     },
-    /// From here on, the zero-copy message of this number is copied, and the peer no longer uses the buffer.
+    /// From here on, zero-copy message `number` is copied, and the peer no longer uses the first end's buffer.
     Close {
         pair: (usize, usize),
         number: usize,
@@ -98,7 +99,8 @@ impl Rank {
         self.marks
     }
 
-    /// Enqueues one call with these lanes. The caller lists sending lanes first. Mirrors
+    /// Enqueues one call on the program's stream `caller`. `lanes` contains, for each lane of the call, the peer,
+    /// whether the lane sends, and its pieces. Lanes that send come first. Mirrors
     /// [`Core::enqueue`](super::super::core::Core).
     fn call(&mut self, lanes: &[(usize, bool, Vec<Kind>)], caller: usize) {
         let (rank, slots) = (self.rank, self.slots);
@@ -179,7 +181,7 @@ impl Rank {
         }
     }
 
-    /// Enqueues this rank's ends of `messages` as one call.
+    /// Enqueues this rank's ends of `messages` as one call on the program's stream `caller`.
     fn calls(&mut self, messages: &[Message], caller: usize) {
         let mut lanes: Vec<(usize, bool, Vec<Kind>)> = Vec::new();
         for sends in [true, false] {

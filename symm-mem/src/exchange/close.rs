@@ -52,8 +52,8 @@ struct State {
     /// The thread has taken `closing`, `leases`, `borrowed` and `over`, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
-    /// The deadline of [`Closer::settle`] has passed: the transfers of dropped plans are aborted, and all running
-    /// leases are overdue.
+    /// The deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped plans,
+    /// and treats all running leases as overdue.
     hurry: bool,
 }
 
@@ -77,7 +77,7 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Hands peers' memory to the thread, which closes the memory. The caller must not close the memory itself: the
+    /// Hands peers' memory to the closing thread, which closes it. The caller must not close the memory itself: the
     /// driver may block the caller until the device is idle, and the device may wait for work that the caller has not
     /// enqueued yet.
     pub(super) fn let_go(&self, open: Open) {
@@ -111,15 +111,15 @@ impl Closer {
         !state.busy && state.is_empty()
     }
 
-    /// Removes and returns the plans that peers did not close in time.
+    /// Returns the plans that peers did not close in time, and removes them from this state.
     pub(super) fn quarantine(&self) -> Vec<Quarantined> {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits until the dropped plans are closed, for at most four [`TICK`]s. An exchange calls this function before it
-    /// takes references to all open allocations. These references keep the allocations open until the exchange has
-    /// ended. So if a dropped plan is not closed within the wait, its peers' memory stays open during the exchange, and
-    /// this rank tells the peers only afterwards that it has closed the plan.
+    /// Waits until the dropped plans are closed, for at most four [`TICK`]s. Each agreement on a plan or regions begins
+    /// with this call. After it, the agreement takes references to all open allocations, which keep them open until the
+    /// agreement has ended. So if a dropped plan is not closed within the wait, its peers' memory stays open during the
+    /// agreement, and this rank tells the peers only afterwards that it has closed the plan.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();

@@ -37,7 +37,7 @@ pub(super) struct Core {
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
     pub(super) captured: AtomicBool,
     /// Remaining attempts to tell the peer that this rank has dropped its regions. 0 after the first successful
-    /// attempt, and always 0 for a plan.
+    /// attempt, and always 0 for a plan, because only regions are reported as dropped (see [`CoreParts::is_regions`]).
     pub(super) left_attempts: AtomicU32,
     /// True once this rank has noticed that the peer has dropped its regions.
     pub(super) peer_left: AtomicBool,
@@ -47,7 +47,8 @@ pub(super) struct Core {
     pending: AtomicUsize,
     /// Number of graph launches by this rank through `Plan::launch`.
     pub(super) launched: AtomicU32,
-    /// The largest value of `launched` among the plan's ranks in this process.
+    /// The largest value of `launched` among the plan's ranks in this process. If it exceeds this rank's value, another
+    /// rank has already begun this rank's next launch, so [`quiet`] does not hold that launch back.
     pub(super) launches: Rounds,
 }
 
@@ -91,14 +92,16 @@ enum Imports {
 pub(super) struct Wire {
     /// The peer, as a rank of the job.
     pub(super) peer: u32,
+    /// The words of this rank's slot, by which the peer signals to this rank.
     pub(super) own: Words,
+    /// The words of the peer's slot, by which this rank signals to the peer.
     pub(super) theirs: Words,
     /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes the
     /// value there to release the wait.
     pub(super) awaited: AtomicU32,
-    /// The latest round of the transfer that either end has begun. If one end has begun a round, [`quiet`] does not
-    /// hold back the call of the other end. Rounds that the peer has begun are known only if the peer is in this
-    /// process. Not used for regions.
+    /// The latest round of the transfer that either end has begun. A round is one `ready`, one copy (`put` or `get`)
+    /// and one `wait`. If one end has begun a round, [`quiet`] does not hold back the call of the other end. Rounds
+    /// that the peer has begun are known only if the peer is in this process. Not used for regions.
     pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
@@ -117,9 +120,11 @@ impl Wire {
 /// Progress of a transfer, or of this rank's notifications to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// Number of rounds begun; for regions, number of notifications sent. The counter wraps around.
+    /// For a transfer of a plan, the number of rounds that this rank has begun. For regions, the number of
+    /// notifications that this rank has sent. The counter wraps around.
     pub(super) round: u32,
-    /// True between a call of `ready` and the next call of `wait`. In this time the peer may copy.
+    /// True between this rank's calls of `ready` and of `wait` in one round. In this time the peer may copy. Always
+    /// false for regions and for a transfer in which this rank copies, because this rank then never calls `ready`.
     pub(super) offered: bool,
     /// The last operation, or for regions the last notification: its stream, and the event recorded after it. The next
     /// operation or notification runs after this event, even on another stream.
@@ -204,9 +209,10 @@ impl Core {
     }
 
     /// Returns true if this rank can report to its peers that it has closed the plan. For this, the plan must be
-    /// closed. Each allocation that it kept open must be closed too, or another one of `plans` must keep it open. In
-    /// the second case, the owner of the allocation does not free it before this rank has reported the other plan as
-    /// closed.
+    /// closed, and each allocation that the plan kept open must meet one of these conditions:
+    /// - The allocation is closed too.
+    /// - Another one of `plans` keeps the allocation open. The owner of the allocation then frees it only after this
+    ///   rank has reported that other plan as closed.
     pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
         let Imports::Closed(held) = &*self.imports() else { return false };
         // Do not upgrade the weak references. An upgraded reference could become the last one. Dropping it would close

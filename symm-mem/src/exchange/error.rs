@@ -179,8 +179,9 @@ pub enum TransferError {
         members: Vec<usize>,
     },
     /// A call that sends a notification or waits for one was made on a stream that captures. Such a call cannot be
-    /// captured, because each launch of the graph would use the number of the same notification again. Or `is_done` was
-    /// called for a captured transfer. Each launch of the graph repeats the transfer, so it has no single end.
+    /// captured: each notification has its own number, but every launch of the graph would use the captured number
+    /// again. Or `is_done` was called for a captured transfer. Each launch of the graph repeats the transfer, so it has
+    /// no single end.
     #[error(
         "Captured: `{asked}` on a stream that captures; capture the transfer alone, and call it between launches"
     )]

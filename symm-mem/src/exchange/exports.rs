@@ -19,8 +19,8 @@ pub(super) struct Exports {
 }
 
 impl Exports {
-    /// Opens an endpoint for the peers, and exports the allocations that contain these pieces. Exports an allocation
-    /// once, even if it contains several pieces.
+    /// Exports the allocations that contain these pieces, each allocation once, even if it contains several pieces.
+    /// Also opens a listener, from which peers request file descriptors. The error is the reason why this failed.
     pub(super) fn make<'a>(
         context: &Context,
         pieces: impl IntoIterator<Item = &'a Piece>,
@@ -50,8 +50,9 @@ impl Exports {
         Some((u32::try_from(at).ok()?, piece.offset as u64))
     }
 
-    /// Opens the peers' memory that this rank accesses and does not have open yet. `place` is the index of this rank in
-    /// `records`. On failure, returns the outcome that this rank reports to the other members.
+    /// Opens the peers' memory that this rank accesses and does not have open yet, and returns the allocations that it
+    /// opened. `place` is the index of this rank in `records`. On failure, returns the outcome that this rank reports
+    /// to the other members.
     pub(super) fn open(
         &self,
         context: &Context,

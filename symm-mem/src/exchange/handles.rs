@@ -16,7 +16,7 @@ pub(crate) type Key = (u32, AllocationId);
 /// Open allocations; they stay open while this map lives.
 pub(crate) type Open<T = Imported> = HashMap<Key, Arc<T>>;
 
-/// Registry of open allocations; holds weak references only.
+/// Registry of open allocations. Holds only weak references, so it keeps no allocation open.
 #[derive(Debug)]
 pub(crate) struct Handles<T = Imported> {
     open: Mutex<HashMap<Key, Weak<T>>>,

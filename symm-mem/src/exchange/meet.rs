@@ -36,16 +36,18 @@ struct Candidate {
     slots: Range<usize>,
 }
 
-/// An agreement that succeeded.
+/// An agreement that succeeded, as the input from which this rank makes its plan or regions.
 pub(super) struct Met<'a> {
     /// Prefix of the agreement's store keys.
     pub(super) key: &'a str,
-    /// Name of the plan.
+    /// Name of the plan, or of the set of regions.
     pub(super) plan: &'a str,
-    /// This rank's slots.
+    /// The slots that this rank has allocated for the plan or regions.
     pub(super) slots: Range<usize>,
     pub(super) agreement: &'a Agreement,
+    /// The peers' allocations that were open on this rank before the agreement.
     held: &'a Open,
+    /// The peers' allocations that this rank has opened in the agreement.
     opened: &'a Open,
 }
 
@@ -202,9 +204,10 @@ impl Exchange {
         slots.take(wanted).ok_or(ErrorKind::NoChannels { wanted, free, channels })
     }
 
-    /// Prepares this rank's part. Waits until the transfers of the last plan of this name have ended, for at most an
-    /// eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then zeroes the slots, exports the
-    /// memory, and makes the record. If a step fails or the wait times out, frees the slots and returns the cause.
+    /// Prepares this rank's [`Candidate`]. First waits until the transfers of the last plan or regions of this name
+    /// have ended, for at most an eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then
+    /// zeroes the slots, exports the memory, and makes the record. If a step fails or the wait times out, frees the
+    /// slots and returns the cause.
     fn prepare(
         &self,
         plan: &str,
@@ -334,8 +337,9 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement that made no plan or regions on this rank. If `is_nobodys`, no other rank can have
-    /// the plan or the regions, and this call frees the slots. Otherwise the closing thread does the cleanup.
+    /// Cleans up after an agreement from which this rank got no plan or regions. If `is_nobodys`, no other rank got the
+    /// plan or the regions either, so no peer writes to this rank's slots, and this call frees them. Otherwise the
+    /// closing thread frees them once the peers have closed the plan or regions.
     fn let_go(
         &self,
         key: &str,

@@ -17,9 +17,9 @@ use crate::{
     sharing::{PlainMemory, Shareable},
 };
 
-/// A contiguous range of this rank's device memory. The memory is a block of a symmetric pool or of a
-/// [caching allocator](Self::block), a [`PeerMemory`] of a CUDA device, memory of `cuMemAlloc`, or
-/// [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
+/// A contiguous range of memory that this rank has allocated on a CUDA device, and that peers can open for transfers.
+/// It lies in a block of a symmetric pool or of a [caching allocator](Self::block), in a [`PeerMemory`], in memory of
+/// `cuMemAlloc`, or in [memory of another owner](Self::foreign). Clones share the memory and keep it alive.
 #[derive(Debug, Clone)]
 pub struct Memory {
     backing: Backing,

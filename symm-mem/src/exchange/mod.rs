@@ -64,7 +64,8 @@
 //! while !pending.is_done()? {
 //!     // Other work.
 //! }
-//! // On the decoder: work that is enqueued on the stream after this wait for rank 0 may use the pages.
+//! // The decoder makes this call, here after a transfer by rank 0. The decoder's stream waits for the notification of
+//! // rank 0, so work that is enqueued after the call may use the pages.
 //! regions.wait(0, stream, soon)?;
 //! # Ok(())
 //! # }

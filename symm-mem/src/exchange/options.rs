@@ -15,9 +15,9 @@ pub struct ExchangeOptions {
     ///
     /// With a short deadline, the call may therefore take longer than the deadline.
     pub deadline: Duration,
-    /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory for the
-    /// signals of one transfer. A plan uses one channel for each of its transfers, and a set of regions one for each
-    /// other member.
+    /// The largest number of channels that a rank uses at one time. A channel is a slot in the rank's memory into which
+    /// one peer writes its signals. A plan uses one channel for each of its transfers, and a set of regions one for
+    /// each other member.
     pub channels: usize,
     /// The time within which peers must close this rank's memory. It begins when this rank has closed the dropped plan
     /// or regions. If a peer has not closed the memory by then, the memory is

@@ -56,7 +56,8 @@ pub(super) struct OwnedAllocation {
     number: Arc<Number>,
     pub(super) base: DevicePtr,
     pub(super) bytes: usize,
-    /// `None` if the driver has no virtual-memory handle for the memory, for example memory of `cuMemAlloc`.
+    /// The driver's virtual-memory handle of the allocation, which is exported to peers. `None` if the driver has no
+    /// such handle, for example for memory of `cuMemAlloc`. That memory is exported by legacy IPC handle.
     physical: Option<PhysicalMemory>,
 }
 

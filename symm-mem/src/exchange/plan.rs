@@ -94,9 +94,10 @@ impl Drop for Inner {
     }
 }
 
-/// One operation on a stream.
+/// One operation that a call enqueues on a stream.
 enum Step {
     Wait,
+    /// Resets this rank's toggle to 0. Only in a graph: otherwise signals are counts, which need no reset.
     Reset,
     Copy,
     Signal,

@@ -43,8 +43,8 @@ const REST: Duration = Duration::from_secs(1);
 /// Polling interval of threads that wait in this module.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Number of transfers and graph launches under way in this process, plus the number of failures that watch threads
-/// have not handled yet.
+/// Number of operations under way in this process (signals, waits, copies and graph launches of transfers), plus the
+/// number of failures that watch threads have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// Excludes transfers while memory is closed. Threads that enqueue a transfer take a shared lock. A thread that closes
 /// memory takes a shared lock in a process of one rank, and an exclusive lock in a process of several ranks.
@@ -192,7 +192,7 @@ impl Drop for Present {
 
 /// Counter of a sequence of rounds that several ranks run together, such as the rounds of a transfer. Its value is the
 /// latest round that any rank of this process has begun. The ranks of the process share the counter. It wraps around,
-/// so values are compared as serial numbers.
+/// so of two numbers the earlier one is found by the sign of their wrapping difference.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 
@@ -267,8 +267,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two ends of a transfer begin rounds in any order. After each of them, both ends see the latest round as
-        /// begun, and the next round as not begun, even when the numbers wrap around.
+        /// Two ends of a transfer begin rounds in any order. Whenever an end has begun a round, both ends see the
+        /// latest round as begun, and the next round as not begun, even when the numbers wrap around.
         #[test]
         fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
             let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));

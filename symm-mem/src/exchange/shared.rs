@@ -25,8 +25,8 @@ use super::{
 };
 use crate::rendezvous::{GroupInfo, SymmetricMemory};
 
-/// Resources that an exchange creates before its ranks share their [slots](super::slots), and that its [`Shared`] state
-/// takes over.
+/// Resources that a rank creates for an exchange before the members share their [slots](super::slots). [`Shared::new`]
+/// takes them over.
 pub(super) struct Tools {
     /// Becomes [`Shared::control`].
     control: Stream,
@@ -67,7 +67,8 @@ pub(super) struct Shared {
     /// Stream on which the exchange itself accesses slots: it zeroes slots, copies them to the host, and writes signals
     /// after a failure or a close. The signals of transfers use the callers' streams.
     pub(super) control: Stream,
-    /// The arrays of [slots](super::slots) of all ranks, mapped on this rank. By a slot, one peer signals to its owner.
+    /// The arrays of [slots](super::slots) of all ranks, mapped on this rank. Into each slot, one peer writes its
+    /// signals to the rank that owns the slot.
     pub(super) slab: SymmetricMemory,
     pub(super) slots: Mutex<Slots>,
     pub(super) handles: Handles,

@@ -72,7 +72,7 @@ impl Slots {
         }
         let at = self.free.partition_point(|free| free.start < range.start);
         self.free.insert(at, range);
-        // Merges the range with the one behind it, then with the one before it.
+        // Merges the range with the next free range, then with the previous one, if they are adjacent.
         for at in [at, at.saturating_sub(1)] {
             if let [first, second, ..] = &self.free[at..]
                 && first.end == second.start

@@ -98,7 +98,7 @@ struct State {
     failed: Vec<Arc<Core>>,
     /// Events for reuse.
     spare: Vec<Arc<Event>>,
-    /// The thread sleeps until it is notified.
+    /// True while the thread sleeps until it is notified, because it has no work.
     idle: bool,
     stopping: bool,
 }
@@ -214,8 +214,9 @@ pub(super) fn run(shared: &Shared) {
     }
 }
 
-/// Describes the first of the operations under way on a stream: its plan, its transfer, and the condition that it waits
-/// for.
+/// Describes the first of the operations under way on a stream. The first value is the operation's plan. The second
+/// value is [`Watched::wait`]: the index of the transfer, and the condition that the operation waits for, if there is
+/// one.
 type First = (Arc<Core>, Option<(usize, Awaited)>);
 
 /// Removes from `all` the operations that have ended, and returns their events. Marks plans with late operations as
@@ -268,10 +269,10 @@ fn look(shared: &Shared, all: &mut Vec<Watched>, failed: &mut Vec<Arc<Core>>) ->
     events
 }
 
-/// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call reads the
-/// copy, because this thread never waits for the device. If the copy shows that a peer has given up the operation's
-/// plan, that call marks the plan as failed. `begun` is the time at which the copy was enqueued, or `None` if no copy
-/// is under way.
+/// If an operation has waited for [`POLL_INTERVAL`], enqueues a copy of the slots to the host. A later call of this
+/// function reads the copy, because this thread never waits for the device. If the copy shows that a peer has given up
+/// the operation's plan, the later call marks the plan as failed and adds it to `failed`. `begun` is the time at which
+/// the copy was enqueued, or `None` if no copy is under way.
 fn look_around(
     shared: &Shared,
     watched: &[Watched],

@@ -27,7 +27,8 @@ impl Placing {
     ];
 }
 
-/// Arguments of a kernel that combines the `bytes` bytes at offset `input` of all ranks' buffers.
+/// Arguments of a kernel that combines the `bytes` bytes at offset `input` of all ranks' buffers. `kernel` is the
+/// number of the [`Kernel`](super::Kernel), for the fault record.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Reduce {
@@ -44,7 +45,7 @@ pub(super) struct Reduce {
 unsafe impl Parameter for Reduce {}
 
 /// Arguments of the kernel that copies `bytes` bytes from each rank's buffer. The bytes of rank r begin at offset
-/// `input + r * stride` in the buffer of rank r, and are copied to `output + r * bytes`.
+/// `input + r * stride` in the buffer of rank r, and are copied to `output + r * bytes`. `kernel` is as in [`Reduce`].
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Gather {

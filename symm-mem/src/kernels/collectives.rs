@@ -333,8 +333,8 @@ struct Shape<'a> {
 }
 
 impl Shape<'_> {
-    /// Returns the length in bytes of a part of `elements` elements. Fails if the total is too large, or if no kernel
-    /// supports `ranks`.
+    /// Returns the length in bytes of a part of `elements` elements. Fails if the offset of the input plus one part for
+    /// each rank is 2^56 bytes or more, or if no kernel supports `ranks`.
     fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
         let kernel = self.kernel;
         self.ranks.check(kernel)?;

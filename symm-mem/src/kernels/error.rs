@@ -14,7 +14,8 @@ pub struct Late {
     pub kernel: Option<Kernel>,
     /// The event that it waited for.
     pub waiting: Waiting,
-    /// The rank that did not send the signal, or did not consume the previous one.
+    /// The rank that did not send its signal ([`Waiting::Signal`]), or did not consume the previous signal of the
+    /// waiting rank ([`Waiting::Room`]).
     pub peer: u32,
     /// The channel. Channels from [`PadLayout::USER_CHANNELS`](super::PadLayout::USER_CHANNELS) on belong to
     /// collective kernels: channel `USER_CHANNELS + n` is that of thread block `n`.
@@ -137,8 +138,8 @@ pub enum KernelError {
         /// Its compute capability.
         found: (u32, u32),
     },
-    /// The driver reported success for pinned memory, but returned none that is large enough and has a device
-    /// address.
+    /// The driver reported success when it allocated the pinned memory of a fault record, but the memory is too small
+    /// or has no device address.
     #[error("the driver gave no memory that both host and device reach, and no error")]
     NoRecord,
     /// The driver failed.

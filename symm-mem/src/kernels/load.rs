@@ -44,7 +44,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Kernels {
     /// Returns the kernels of a context. If they are not loaded, this call loads the signal kernels, which takes
-    /// milliseconds. Each other unit (PTX module) is loaded by its first launch or by [`prepare`](Self::prepare).
+    /// milliseconds. Each other unit (PTX module) is loaded by the first launch of one of its kernels, or by
+    /// [`prepare`](Self::prepare).
     ///
     /// # Errors
     /// [`KernelError::DeviceTooOld`]; [`KernelError::Driver`] from device queries and from loading modules.

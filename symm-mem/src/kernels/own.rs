@@ -1,4 +1,4 @@
-//! Looks up this rank's buffer in an array of peers' buffers in device memory.
+//! Finds this rank's buffer by the device address of an array that contains the addresses of all ranks' buffers.
 //!
 //! A captured kernel gets the array's address and an offset as arguments. To pin this rank's buffer for the graph, the
 //! launch must find the buffer by the array's address. So code that creates an array registers it here.
@@ -13,8 +13,8 @@ use cuda_driver::DevicePtr;
 /// Maps the device address of each registered array to the buffer of the rank that registered the array.
 static OWN: RwLock<BTreeMap<u64, DevicePtr>> = RwLock::new(BTreeMap::new());
 
-/// The registration of an array. Dropping this value removes the array from [`OWN`], so the owner must drop this value
-/// before it frees the array.
+/// The registration of an array. Dropping this value removes the array from [`OWN`]. The owner of the array must drop
+/// this value before it frees the array, because another array can then get the same address.
 #[derive(Debug)]
 pub(crate) struct OwnBuffer {
     array: u64,

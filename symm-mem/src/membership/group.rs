@@ -144,7 +144,8 @@ impl SymmetricGroup for ProcessGroup {
     }
 }
 
-/// Checks that the communicator can be used. If `needed` is false, also accepts a communicator that is not created yet.
+/// Checks that the communicator can be used. `needed` is true if the caller is going to call NCCL with it. If `needed`
+/// is false, a communicator that is not created yet is accepted too.
 pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), CommError> {
     match communicator.check() {
         Err(CommError::Unmade { .. }) if !needed => Ok(()),
@@ -164,9 +165,10 @@ pub(super) fn object_of<'a>(domain: &Domain, group: &'a dyn SymmetricGroup) -> i
     }
 }
 
-/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison says that this rank lost the
-/// store, the other members may not be poisoned, so the function also ends the group on them
-/// ([`SymmetricGroup::fail`]). For all other poisons it only aborts this rank's communicator.
+/// Aborts the communicator of a group that is poisoned on this rank (`own`). If the poison is [`Poison::StoreLost`] of
+/// this rank, this rank could not learn the result, and perhaps no other member is poisoned. So the function then also
+/// ends the group on the other members ([`SymmetricGroup::fail`]). For every other poison it only aborts this rank's
+/// communicator.
 pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison) {
     if matches!(poison, Poison::StoreLost { rank, .. } if *rank == own) {
         group.fail(&poison.to_string());
@@ -176,9 +178,10 @@ pub(super) fn end_poisoned(group: &dyn SymmetricGroup, own: u32, poison: &Poison
     let _ = group.communicator().abort_handle().abort(Deadline::after(ABORT_PATIENCE));
 }
 
-/// Compares `ranks`, the list of a group's members, with `communicator`. Returns a description of the problem if they
-/// do not match. `rank` is this rank's number in the domain, and must be at index `communicator.rank()`. The positions
-/// of the other members are not checked here, because the members also compare their lists with each other.
+/// Compares `ranks`, the list of a group's members, with `communicator`. Returns a description of the problem, or
+/// `None` if they match. `ranks` must have as many distinct ranks as the communicator, and this rank's number in the
+/// domain, `rank`, at index `communicator.rank()`. The positions of the other members are not checked here, because the
+/// members also compare their lists with each other.
 pub(super) fn misnamed(ranks: &[u32], rank: u32, communicator: &Communicator) -> Option<String> {
     let (place, size) = (communicator.rank(), communicator.size());
     let distinct = ranks.iter().collect::<BTreeSet<_>>().len();

@@ -88,9 +88,9 @@ impl GroupState {
         let (place, declined) = self.log.decline(cause);
         let decision = refusal::<CommitProtocol>(declined.clone().into());
         let stands = domain.store().compare_set(&place.decision_key(), b"", &decision);
-        // If members are outside of the domain, this rank returns that error, whatever the stored decision is. If the
-        // list does not match the communicator, this rank returns the stored refusal, or its own refusal if the stored
-        // decision is not a refusal.
+        // If members are outside of the domain, this rank returns the error `outside`, whatever the stored decision is.
+        // If the list does not match the communicator, this rank returns the stored refusal, or its own refusal if the
+        // stored decision is not a refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
                 Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
@@ -140,9 +140,13 @@ impl GroupState {
         }
     }
 
-    /// Applies the result of the agreement on the plain registration (`ncclCommRegister`) of `segments`. Returns true
-    /// if all members keep the registration, and false if they undo it. `undone` is the result of this rank's attempt
-    /// to undo it, or `Ok` if none was necessary. `cause` is the store's error, if the store failed.
+    /// Applies the result of the agreement on the plain registration (`ncclCommRegister`) of `segments`. `undone` is
+    /// the result of this rank's attempt to undo its registrations, or `Ok` if no attempt was necessary. `cause` is the
+    /// store's error, if the store failed.
+    ///
+    /// Returns true if all members keep their registrations. Returns false if the members undo them, and this rank has
+    /// undone its own. Returns an error if `result` is an error, or if this rank could not undo its registrations. If
+    /// the error leaves in doubt whether all members have the same registrations, the group is poisoned on this rank.
     pub(super) fn conclude_plain(
         &mut self,
         segments: &[Segment],

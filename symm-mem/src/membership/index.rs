@@ -43,7 +43,8 @@ impl Index {
         Self { version, begins, rest, groups }
     }
 
-    /// Returns the first address, the end and the ordinal of the segment that contains `address`.
+    /// Returns the first address, the end and the ordinal of the segment that contains `address`, or `None` if no
+    /// segment contains it.
     #[inline]
     fn around(&self, address: u64) -> Option<(u64, u64, u32)> {
         let after = match self.begins.len() {

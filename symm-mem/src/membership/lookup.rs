@@ -228,6 +228,9 @@ impl Table {
 
     /// Finds a segment in `ordinals` that shares a window with segments that are not in `ordinals`. Such a segment
     /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
+    /// the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no such
+    /// segment.
+    /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
     /// the window, and the segments of the window that are not in `ordinals`.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {

@@ -13,8 +13,9 @@ pub(crate) struct Meetings {
 
 impl Meetings {
     /// Records the end of a retirement or of an agreement on a length. `member` describes this rank in the agreement.
-    /// `has_met` is true if all members have taken part. Then no member reads the store keys of earlier agreements of
-    /// the same kind any more. Returns those earlier agreements that may have left keys, which the caller must remove.
+    /// `has_met` is true if all members have taken part. In that case no member still reads the store keys of earlier
+    /// agreements of the same kind. Returns the earlier agreements whose store keys may still exist. The caller must
+    /// remove these keys.
     ///
     /// Does nothing for a commit, and returns an empty list. [`GroupLog`](crate::agreement::GroupLog) counts the
     /// commits.

@@ -32,8 +32,8 @@ pub(crate) struct Memberships {
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
-    /// Declared last, so that it is dropped after the table. In the other order, groups could cache places of the table
-    /// again before the table is dropped.
+    /// When dropped, makes all groups discard their cached places. Declared last, so that it is dropped after the
+    /// table. If it were dropped before the table, the groups could afterwards cache places of the table again.
     _invalidation: PlacesInvalidation,
 }
 
@@ -75,7 +75,7 @@ impl Memberships {
 
     /// Replaces the table with the result of `change`, which runs under the arena's lock.
     pub(super) fn update_table(&self, change: impl FnOnce(&Table) -> Table) {
-        // `publish_last` runs under the same lock, so neither update of the table overwrites the other.
+        // The lock prevents lost updates: every change of the table, here or in `publish_last`, runs under it.
         let _alone = self.memory.arena();
         self.table.store(change(&self.table.load()));
         places_changed();

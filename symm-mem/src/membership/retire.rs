@@ -126,8 +126,9 @@ impl Memberships {
         (parties, trouble)
     }
 
-    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`. Returns
-    /// this rank's part in the agreement.
+    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`. `found`
+    /// has the results of this rank's checks of the groups and devices. Returns the start of this rank's part in the
+    /// agreement, which includes its record.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
@@ -227,7 +228,9 @@ impl Memberships {
         }
     }
 
-    /// Waits until the pool's device and the devices of the groups in `parties` are idle.
+    /// Waits until the pool's device and the devices of the groups in `parties` are idle. Returns [`Release::Done`] if
+    /// they are, [`Release::Blocked`] if they are not idle by the deadline, or [`Release::Failed`] if this rank cannot
+    /// wait.
     fn come_to_rest(&self, parties: &[Party<'_>], deadline: Deadline) -> Release {
         let contexts: Vec<Context> = self
             .memory()

@@ -22,9 +22,9 @@ pub struct SymmetricBlock {
 }
 
 impl SymmetricBlock {
-    /// Makes the block of `placed`. Pins the block for the declared captures and for the captures that this thread has
-    /// begun, because these captures may use it. The caller must not hold the lock of the arena, because pinning takes
-    /// the lock.
+    /// Makes the block that the arena has placed at `placed` for a request of `requested` bytes. Pins the block for the
+    /// declared captures and for the captures that this thread has begun, because these captures may use it. The caller
+    /// must not hold the lock of the arena, because pinning takes the lock.
     #[inline(always)]
     pub(crate) fn new(memory: Arc<Memory>, placed: Placed, requested: u64) -> Self {
         if memory.is_capturing() {

@@ -57,8 +57,9 @@ impl Drop for PoolCapture {
 /// A pin of the memory that a captured graph was declared to use. While the pin exists, its blocks are not reused, no
 /// rank retires its segments, and the pool's memory is not freed.
 ///
-/// Dropping the pin frees those of its blocks that have no other owner and no other pin. So every rank must drop the
-/// pin at the same point of the program.
+/// Dropping the pin frees those of its blocks that have no other owner and no other pin. All ranks must free blocks in
+/// the same order relative to their other requests of the pool. So every rank must drop the pin at the same point of
+/// the program.
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {

@@ -6,8 +6,9 @@
 //!
 //! Every call of `process_group` and of this crate that enqueues work into a capture pins the blocks that this work
 //! uses ([`GraphMemory::used_by_graph`]). The graph and its executables own the pin. If another library began the
-//! capture, its graph cannot own a pin. Then the declared captures in progress ([`PoolCapture`](crate::PoolCapture))
-//! pin the memory. If there are none, the memory is pinned forever.
+//! capture, its graph cannot own a pin. For such a graph, the declared captures in progress
+//! ([`PoolCapture`](crate::PoolCapture)) pin the memory. If no declared capture is in progress, the memory is pinned
+//! forever.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,7 +44,8 @@ pub(super) struct Pins {
     used: BTreeMap<u64, Used>,
     /// Pins of declared captures in progress.
     declared: BTreeSet<u64>,
-    /// Pins that graphs own, by the driver's id of the capture.
+    /// Pins that graphs own, by the driver's id of the capture: the pin's number, and the value whose drop removes the
+    /// pin.
     graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
     /// Number of pins of each segment.
     segments: BTreeMap<u32, u64>,
@@ -255,7 +257,7 @@ impl Memory {
         Some(hold)
     }
 
-    /// Adds the segments and blocks in the `bytes` bytes at `address` to the graph's pin.
+    /// Adds the segments and blocks in the `bytes` bytes at `address` to the pin of `hold`.
     pub(crate) fn hold_for_graph(&self, hold: &GraphHold, address: u64, bytes: u64) {
         self.hold_range(&[hold.pin], address, bytes);
     }

@@ -11,7 +11,7 @@ enum Step {
     Allocate(u64),
     Share(Index),
     Drop(Index),
-    /// A capture that uses some blocks.
+    /// Declares a capture that uses these blocks, and ends it. Its pin stays until `Unpin`.
     Pin(Vec<Index>),
     Unpin(Index),
 }

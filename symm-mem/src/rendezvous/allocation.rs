@@ -47,7 +47,8 @@ enum Backing {
     Foreign(Arc<dyn ForeignMemory>),
 }
 
-/// A number for an allocation, never used twice in this process.
+/// Returns a number for an allocation that belongs to no pool. It is never used twice in this process, so it identifies
+/// the allocation even after the driver has reused the address.
 pub(crate) fn fresh_number() -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     NUMBERS.fetch_add(1, Ordering::Relaxed)
@@ -76,7 +77,7 @@ pub enum AllocationError {
         /// The id.
         id: u64,
     },
-    /// The persistent allocation of this id has another size.
+    /// The persistent allocation of this id exists, but its size differs from the requested one.
     #[error("the allocation of id {id} has {bytes} bytes, but {asked} were asked for")]
     OtherSize {
         /// The id.
@@ -305,7 +306,7 @@ impl CudaAllocator {
         Ok(Self::with_handles(context, HandleTypes::granted(context)?))
     }
 
-    /// Creates an allocator for memory that can be exported as exactly these handles.
+    /// Creates an allocator for memory that can be exported as handles of exactly these types.
     #[must_use]
     pub fn with_handles(context: &Context, handles: HandleTypes) -> Self {
         Self { context: context.clone(), handles, persistent: Mutex::default() }

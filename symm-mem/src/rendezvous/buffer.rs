@@ -25,7 +25,8 @@ pub struct Buffer {
 #[derive(Debug, Clone)]
 enum Memory {
     Pool(SymmetricBlock),
-    /// A whole segment of a pool. The pool can retire the segment while this buffer exists.
+    /// A whole segment of a pool: the pool's memory and the segment's number. The pool can retire the segment while
+    /// this buffer exists.
     Segment(Arc<PoolMemory>, u32),
     Own(PeerMemory),
 }
@@ -45,7 +46,8 @@ impl Memory {
 /// The whole allocation of a buffer, which peers map.
 pub(crate) struct Allocation {
     pub(crate) subject: Subject,
-    /// The [number](super::fresh_number) of an allocation that belongs to no pool, or `None` for a segment.
+    /// The [number](super::fresh_number) by which an exchange identifies an allocation that belongs to no pool. `None`
+    /// for a segment: there, `subject` identifies it.
     pub(crate) number: Option<u64>,
     pub(crate) base: DevicePtr,
     pub(crate) bytes: usize,

@@ -50,12 +50,13 @@ pub enum Origin {
 pub struct PeerBuffers {
     addresses: Vec<DevicePtr>,
     /// Lets the launch of a captured kernel find this rank's buffer by the address of the array, to pin the buffer for
-    /// the graph. Dropped before the array.
+    /// the graph. Dropped before the array is freed, because another array can then get its address.
     _own: Option<OwnBuffer>,
     array: DeviceMemory,
     bytes: usize,
     origin: Origin,
-    /// Dropped after the array, which contains their addresses.
+    /// The peers' memory that this rank has mapped. Unmapped after the array, which contains its addresses, is freed.
+    /// Empty for [`Origin::Window`].
     _mapped: Vec<Imported>,
 }
 
@@ -140,7 +141,9 @@ fn array(context: &Context, addresses: &[DevicePtr]) -> Result<DeviceMemory, cud
 /// allocation stores one value of this type for each [`PeerGroup`](super::PeerGroup).
 #[derive(Debug, Clone)]
 pub(crate) struct PeerMapping {
-    /// The number of the agreement that mapped the allocations, equal on all members.
+    /// Identifies the mapping within the group, equal on all members. For a [`Rendezvous`](super::Rendezvous), the
+    /// number of the rendezvous that mapped the allocations. For a commit of a pool, the index of the segment in the
+    /// group's list of mapped segments.
     pub(crate) since: u64,
     pub(crate) buffers: Arc<PeerBuffers>,
 }

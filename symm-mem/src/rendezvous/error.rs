@@ -15,7 +15,7 @@ pub enum ViewError {
     /// The view exceeds the buffer, or the part of the signal pad that programs may use.
     #[error("a view of {needed:?} bytes at byte {offset:?} leaves the {what} of {bytes} bytes")]
     OutOfBounds {
-        /// `buffer` or `signal pad`.
+        /// The memory that the view exceeds: `buffer` or `signal pad`.
         what: &'static str,
         /// The offset of the view in bytes, or `None` on overflow.
         offset: Option<usize>,

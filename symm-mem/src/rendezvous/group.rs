@@ -36,7 +36,7 @@ pub struct GroupInfo {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupInfoError {
-    /// The group was already set.
+    /// The registry ([`Groups`]) already has a group of this name.
     #[error("group {name:?} was set already, as rank {rank} of {ranks:?}; a group's information is set once")]
     AlreadySet {
         /// The group.
@@ -46,7 +46,7 @@ pub enum GroupInfoError {
         /// The members of the group that was set.
         ranks: Vec<u32>,
     },
-    /// No group of this name was set.
+    /// The registry ([`Groups`]) has no group of this name.
     #[error("group {name:?} is not set; there are {known:?}")]
     Unknown {
         /// The name.
@@ -140,7 +140,8 @@ impl GroupInfo {
         self.health.as_ref().map_or(Ok(()), HealthHandle::check)
     }
 
-    /// The group as the [`Object`] of an agreement of its members: once the group has ended, the agreement's waits end.
+    /// Returns the [`Object`] for an agreement of the group's members. It tells the agreement that the group has ended,
+    /// and the agreement then stops waiting for the members.
     pub(crate) fn object(&self) -> impl Object + use<'_> {
         GroupObject {
             rank: self.ranks[self.rank],
@@ -189,8 +190,8 @@ impl fmt::Debug for GroupInfo {
     }
 }
 
-/// A registry of groups by name, for programs that pass the names of groups, as PyTorch programs do. A name that is set
-/// cannot be set again until it is [forgotten](Self::forget). Each rank has a registry of its own.
+/// A registry of groups by name, for programs that refer to a group by its name, as PyTorch programs do. A name that is
+/// set cannot be set again until it is [forgotten](Self::forget). Each rank has a registry of its own.
 #[derive(Debug, Default)]
 pub struct Groups {
     by_name: Mutex<HashMap<String, GroupInfo>>,

@@ -15,8 +15,8 @@ pub struct PeerView {
     pub layout: Layout,
 }
 
-/// A buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is local and
-/// cheap.
+/// This rank's buffer, the corresponding buffers of all other ranks of a group, and the ranks' signal pads. Cloning is
+/// local and cheap.
 ///
 /// This rank's memory stays allocated, and the other ranks' memory stays mapped, until all clones of this value are
 /// dropped. Do not drop the last clone while work on the device uses the memory: unmapping does not wait for that work.
@@ -28,8 +28,8 @@ pub struct SymmetricMemory {
 }
 
 impl SymmetricMemory {
-    /// Creates a handle to `buffer` on all members of `group`. `peers` has the addresses of the members' whole
-    /// allocations.
+    /// Creates the value for the members of `group`. `buffer` is this rank's buffer. `peers` has the addresses of the
+    /// allocations that contain the members' buffers.
     pub(crate) fn new(group: Arc<PeerGroup>, buffer: Buffer, peers: Arc<PeerBuffers>) -> Self {
         Self { group, buffer, peers }
     }

@@ -91,11 +91,12 @@ const OPERATION: &str = "rendezvous";
 /// is refused on all members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RendezvousOptions {
-    /// The time limit of the agreement. A member waits for half of this time for the others to call. The two later
-    /// phases have lower bounds, whatever this time is: a member has at least 10 s to map the memory, and then waits
-    /// for the outcomes of the others with a limit of at least 5 s.
+    /// The time limit of the agreement. A member waits for half of this time for the others to call. Then the members
+    /// map the memory, and wait for each other's outcomes. Even if this time is short, a member has at least 10 s to
+    /// map the memory, and at least 5 s more to wait for the outcomes.
     pub deadline: Duration,
-    /// True if several ranks may use one device. Their kernels must then be able to run at the same time.
+    /// True if several ranks may use one device. The kernels of these ranks must then be able to run at the same time,
+    /// because a kernel of one rank can wait for a kernel of another.
     pub shared_devices: bool,
     /// The handle types of the signal pads and of the memory of [`Rendezvous::empty`], or `None` for all types that the
     /// driver [grants](HandleTypes::granted). If the group spans several hosts, the memory of every rank needs a fabric
@@ -133,8 +134,8 @@ impl RendezvousOptions {
     }
 }
 
-/// A group's signal pads, and the mappings of the members' memory on this rank. Each rendezvous of the group is a call
-/// of a method of this object. Cheap to clone.
+/// Performs a group's rendezvous: in each one, the members map each other's memory. Holds the group's signal pads.
+/// Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Rendezvous {
     pub(crate) inner: Arc<Inner>,
@@ -145,7 +146,8 @@ pub(crate) struct Inner {
     pub(crate) options: RendezvousOptions,
     /// See [`Record::life`].
     life: u64,
-    /// The number of the next rendezvous. The lock admits one rendezvous at a time.
+    /// The number of the next rendezvous ([`Record::number`]). A call holds the lock until its rendezvous has ended, so
+    /// there is only one at a time.
     next: Mutex<u64>,
 }
 
@@ -207,10 +209,10 @@ impl Rendezvous {
     }
 
     /// Maps the buffers that the other members give in the same call. Collective: all members must make their calls in
-    /// the same order. In one call, each member gives an allocation of its own, or each gives a block of the same pool
-    /// segment. The buffers must have the same size, and the same offset in their allocations. Every call is an
-    /// agreement of the members. But if an earlier rendezvous has mapped the memory on all members, the call maps
-    /// nothing.
+    /// the same order. In one call, either each member gives an allocation that belongs to no pool, or each gives
+    /// memory of the same segment of the same symmetric pool. Each rank has its own pages for that segment. The buffers
+    /// must have the same size, and the same offset in their allocations or segments. The members agree in every call,
+    /// even if an earlier rendezvous has mapped the memory on all members. In that case, the call maps nothing.
     ///
     /// # Errors
     /// Those of [`new`](Self::new). See [`RendezvousOptions::deadline`] for the time limits.
@@ -220,8 +222,8 @@ impl Rendezvous {
         Ok(SymmetricMemory { group: self.inner.group.clone(), buffer, peers })
     }
 
-    /// Like [`rendezvous`](Self::rendezvous), but returns all ranks' allocations, and the number of the rendezvous that
-    /// mapped them. The number is equal on all members.
+    /// Like [`rendezvous`](Self::rendezvous), but returns a pair: the number of the rendezvous that mapped the
+    /// allocations, and the addresses of all ranks' whole allocations. The number is equal on all members.
     pub(crate) fn map(&self, buffer: &Buffer) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let mapped = self.mapping(buffer).map(|mapping| mapping.since);
         let (since, peers) = self.meet(Ok(Candidate { buffer: buffer.clone(), mapped }))?;
@@ -279,8 +281,9 @@ impl Rendezvous {
         buffer.mapping(&self.inner.group.mappings)
     }
 
-    /// Takes part in a rendezvous without memory. All members then refuse the rendezvous, with `cause` as the reason.
-    /// Collective.
+    /// Takes part in a rendezvous to which this rank brings no memory, so that the other members do not wait for it.
+    /// All members then refuse the rendezvous, with `cause` as the reason. For the others, the call is one of
+    /// [`rendezvous`](Self::rendezvous).
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
         let _ = self.meet(Err(cause));
@@ -293,8 +296,8 @@ impl Rendezvous {
         Some(prefix(self.group().id(), self.inner.life, since))
     }
 
-    /// Runs one rendezvous, with memory of this rank, or with the reason why it has none. Returns all ranks'
-    /// allocations, and the number of the rendezvous that mapped them.
+    /// Runs one rendezvous. `candidate` is the memory of this rank, or the reason why this rank has none. Returns the
+    /// number of the rendezvous that mapped the allocations, and the addresses of all ranks' whole allocations.
     fn meet(&self, candidate: Result<Candidate, String>) -> Result<(u64, Arc<PeerBuffers>), Error> {
         let Inner { group, options, .. } = &*self.inner;
         let PeerGroup { info, context, .. } = &**group;
@@ -352,7 +355,9 @@ impl Rendezvous {
         self.group().call(OPERATION)
     }
 
-    /// Exports the memory of a candidate and creates this rank's record.
+    /// Exports the memory of `candidate` for the other ranks. Returns this rank's record, the offer that serves the
+    /// exported memory to the others while it exists, and `candidate` again. On failure, returns the reason that this
+    /// rank posts to the others.
     fn prepare(
         &self,
         candidate: Candidate,
@@ -404,17 +409,17 @@ impl Rendezvous {
 }
 
 /// Counts in the store how often this rank has created a [`Rendezvous`] for the group, and returns the count, including
-/// the current one. The count is part of all keys, so a later `Rendezvous` of the group does not read the keys of an
-/// earlier one. [`Rendezvous::new`] calls this function first, so that the counts of all ranks stay equal even if a
-/// later step fails on some of them.
+/// the current one. The count is part of all store keys of the `Rendezvous`, so this `Rendezvous` does not read the
+/// keys of an earlier one of the group. [`Rendezvous::new`] calls this function first, so that the counts of all ranks
+/// stay equal even if the rest of `new` fails on some of them.
 fn life(info: &GroupInfo) -> Result<u64, StoreError> {
     let key = format!("symm/meeting/{:x}.{}/life/{}", info.id().uid, info.id().epoch, info.rank());
     info.store.add(&key, 1).map(i64::unsigned_abs)
 }
 
-/// Opens the memory of the other ranks. `place` is the index of this rank in `records`. `own` is the address of this
-/// rank's memory. `deadline` limits the exchange of file descriptors. On failure, returns the outcome that this rank
-/// posts.
+/// Opens the allocations of the other ranks, and returns the addresses of all ranks' allocations. `place` is the index
+/// of this rank in `records`. `own` is the address of this rank's allocation. `deadline` limits the exchange of file
+/// descriptors. On failure, the error is the [`Outcome`] that this rank posts to the others.
 fn open(
     context: &Context,
     offer: &Offer<Shareable>,

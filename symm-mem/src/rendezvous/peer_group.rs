@@ -7,14 +7,15 @@ use cuda_driver::Context;
 use super::{GroupInfo, pads::Pads};
 use crate::{kernels::PadLayout, pool::Owner, sharing::Site};
 
-/// A group whose members map each other's memory, with its signal pads.
+/// A group whose members map each other's memory, and the members' signal pads.
 pub(crate) struct PeerGroup {
     pub(crate) info: GroupInfo,
     pub(crate) context: Context,
-    /// This rank's host, process and device. The endpoint is empty.
+    /// This rank's host, process and device. [`Site::endpoint`] is empty here: each rendezvous has its own endpoint for
+    /// file descriptors.
     pub(crate) site: Site,
-    /// Identifies the group in the [`Attachments`](crate::pool::Attachments) of an allocation, which keep the
-    /// allocation's mapping for each group.
+    /// Identifies this group as the owner of mappings. An allocation keeps one mapping for each group, in its
+    /// [`Attachments`](crate::pool::Attachments), and finds it by this value.
     pub(crate) mappings: Owner,
     /// Set once the members have mapped each other's pads.
     pads: OnceLock<Pads>,

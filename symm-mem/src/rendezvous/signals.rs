@@ -27,8 +27,9 @@ use crate::kernels::{KernelError, Kernels, Late, PadLayout, Ranks};
 /// operations of this rank on these pads do nothing. To signal again, create a new [`Rendezvous`](super::Rendezvous):
 /// it has new pads.
 impl SymmetricMemory {
-    /// The description of the ranks for kernels. [`Ranks::buffers`] has the start of each rank's allocation, and the
-    /// buffer begins [`offset`](Self::offset) bytes after it. The description is valid until this handle is dropped.
+    /// Returns the parameter by which kernels reach the memory of all ranks. [`Ranks::buffers`] has the start of each
+    /// rank's allocation, and the buffer begins [`offset`](Self::offset) bytes after it. The addresses in the parameter
+    /// are valid until this handle is dropped.
     ///
     /// A wait in a kernel lasts at most `deadline`, and at most 584 years.
     #[must_use]
@@ -46,8 +47,8 @@ impl SymmetricMemory {
         }
     }
 
-    /// Synchronizes all ranks on a channel. Writes of each rank that precede the barrier on its stream are visible to
-    /// all ranks after it.
+    /// Synchronizes all ranks on a channel. Writes that precede the barrier on a rank's stream are visible to all ranks
+    /// after the barrier.
     ///
     /// # Safety
     /// If a graph captures this call, the pads must stay allocated until every launch of the graph has ended. A clone
@@ -117,16 +118,16 @@ impl SymmetricMemory {
         })
     }
 
-    /// Checks that no operation on this rank's pads has exceeded its deadline. Call it after you have synchronized the
-    /// stream.
+    /// Checks that no operation that this rank has enqueued on the group's pads has exceeded its deadline. Call it
+    /// after you have synchronized the stream.
     ///
     /// # Errors
-    /// [`KernelError::Late`], with the first wait that exceeded its deadline.
+    /// [`KernelError::Late`], with the first wait of this rank that exceeded its deadline.
     pub fn check(&self) -> Result<(), KernelError> {
         self.group.pads().fault.check()
     }
 
-    /// The first wait that exceeded its deadline, or `None`. Makes no driver call.
+    /// The first wait of this rank that exceeded its deadline, or `None`. Makes no driver call.
     #[must_use]
     pub fn late(&self) -> Option<Late> {
         self.group.pads().fault.read()

@@ -1,4 +1,4 @@
-//! Memory of other kinds of devices. Other crates implement it.
+//! Traits for memory on devices that the CUDA driver does not manage. Other crates implement these traits.
 
 use std::{
     error::Error,
@@ -9,7 +9,8 @@ use std::{
 
 use cuda_driver::DevicePtr;
 
-/// The error of a backend outside of this crate. The other ranks get its text, with the texts of its causes.
+/// The error of a [`ForeignMemory`], which another crate implements. The other ranks get the text of the error, with
+/// the texts of its causes.
 pub type ForeignError = Box<dyn Error + Send + Sync>;
 
 /// This rank's memory on a device of another kind than those of the CUDA driver.
@@ -18,9 +19,10 @@ pub type ForeignError = Box<dyn Error + Send + Sync>;
 /// This crate passes handles and addresses on, and never accesses the memory.
 ///
 /// Other ranks of the same process access the memory at the same address, [`ptr`](Self::ptr), and keep this value
-/// alive. A rank of another process opens the memory: the rendezvous calls [`open`](Self::open) of that rank's own
-/// memory of the same [`kind`](Self::kind). A rank of the same host can use a file descriptor, and a rank of any host a
-/// handle. If a rendezvous has ranks in several processes, the memory of each rank needs a descriptor or a handle.
+/// alive. A rank of another process opens the memory by a file descriptor (same host only) or a handle (any host). For
+/// this, the rendezvous on the opening rank calls [`open`](Self::open) on that rank's own `ForeignMemory` of the same
+/// [`kind`](Self::kind), with the descriptor and the handle of this memory as the argument. If a rendezvous has ranks
+/// in several processes, the memory of each rank needs a descriptor or a handle.
 ///
 /// [`kind`](Self::kind), [`ptr`](Self::ptr), [`bytes`](Self::bytes) and [`has_descriptor`](Self::has_descriptor) must
 /// return the same value in every call, and must not block.
@@ -114,8 +116,8 @@ pub trait ForeignMemory: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Opens the memory of a rank in another process. That memory is of the same [`kind`](Self::kind). The descriptor
-    /// and the handle come from the other process, so check them.
+    /// Opens the memory of a rank in another process, which `peer` describes. That memory and this one have the same
+    /// [`kind`](Self::kind). The descriptor and the handle come from the other process, so check them.
     ///
     /// # Errors
     /// The reason why the memory cannot be opened. All ranks get it, with the number of this rank.
@@ -136,15 +138,16 @@ pub struct PeerHandle<'a> {
 
 /// A peer's memory that is open on this rank. Dropping the value closes the memory.
 ///
-/// This rank's memory and the [`SymmetricMemory`](crate::rendezvous::SymmetricMemory) of the rendezvous hold references
-/// to the value. It is dropped on the thread that drops the last one.
+/// Two values of this rank hold references to it: the [`PeerMemory`](crate::rendezvous::PeerMemory) with which the rank
+/// called the rendezvous, and the [`SymmetricMemory`](crate::rendezvous::SymmetricMemory) that the rendezvous returned.
+/// The opened memory is dropped on the thread that drops the last reference.
 pub trait OpenedMemory: fmt::Debug + Send + Sync {
     /// The address of the first byte on this rank. It must be the same in every call, and stay valid until this value
     /// is dropped.
     fn ptr(&self) -> DevicePtr;
 }
 
-/// The memory of another rank of this process.
+/// Used for the memory of another rank of this process, which needs no opening: its address is valid here too.
 impl OpenedMemory for Arc<dyn ForeignMemory> {
     fn ptr(&self) -> DevicePtr {
         (**self).ptr()

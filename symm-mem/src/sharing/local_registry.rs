@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-/// Values for the ranks of this process, by token.
+/// Values that ranks of this process register. Another rank of the process finds a value by its token.
 pub(crate) struct LocalRegistry<T: 'static>(Mutex<Option<HashMap<u64, T>>>);
 
 impl<T: Clone> LocalRegistry<T> {

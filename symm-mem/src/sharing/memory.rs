@@ -19,7 +19,7 @@ pub(crate) enum Shareable {
     Foreign(Arc<dyn ForeignMemory>),
 }
 
-/// An allocation of `cuMemAlloc`.
+/// A whole allocation of `cuMemAlloc`, given by its address.
 #[derive(Clone)]
 pub(crate) struct PlainMemory {
     pub(super) context: Context,

@@ -42,7 +42,7 @@ pub(crate) struct Party<'a> {
     pub(crate) exports: Vec<&'a Export>,
 }
 
-/// A resource of a peer.
+/// A resource of a peer, in the form in which [`Offer::fetch`] returns it.
 pub(crate) enum Fetched<T> {
     /// The resource of another rank of this process.
     Here(T),
@@ -60,7 +60,8 @@ pub(crate) struct Offer<T: 'static> {
 
 struct Shared<T: 'static> {
     resource: T,
-    /// `None` if the resource has none, or if [`Offer::exchange_descriptors`] exports one for each peer.
+    /// The file descriptor of the resource. `None` if the resource has none. Also `None` after [`Offer::export_later`]:
+    /// [`Offer::exchange_descriptors`] then exports a descriptor for each peer.
     descriptor: Option<OwnedFd>,
     _local: LocalToken<T>,
 }
@@ -137,7 +138,8 @@ impl<T: Share> Offer<T> {
         Ok(fetched)
     }
 
-    /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors.
+    /// Exchanges file descriptors with the ranks of other processes of this host. Returns the received descriptors. The
+    /// arguments, the keys of the result, and the error are those of [`fetch`](Self::fetch).
     fn exchange_descriptors(
         &self,
         own: usize,

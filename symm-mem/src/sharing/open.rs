@@ -81,8 +81,8 @@ fn import(
     map(context, &physical, bytes).map(Imported::Mapped).map_err(said)
 }
 
-/// Opens a peer's foreign memory: calls [`ForeignMemory::open`](super::ForeignMemory::open) of this rank's first shared
-/// memory of the same kind.
+/// Opens a peer's foreign memory: calls [`ForeignMemory::open`](super::ForeignMemory::open) on this rank's own memory
+/// of the same kind (the first one that this rank shares), with the peer's descriptor and handle as the argument.
 fn foreign(
     offer: &Offer<Shareable>,
     kind: &str,

@@ -118,7 +118,7 @@ impl World {
 
     /// Updates the rank's identity hash, see [`Rank::observe`](super::rank::Rank::observe). Then checks each segment
     /// that the pool has released to the device since the last call: no graph of the rank uses its memory, and no
-    /// communicator can access it. Also checks that the device has received no invalid request.
+    /// communicator can access it. Also checks that the rank's device has not refused the release of a segment.
     pub(super) fn observe(&mut self, rank: u32) -> Result<(), Violation> {
         let state = self.rank(rank);
         state.observe()?;

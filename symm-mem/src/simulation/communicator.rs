@@ -141,7 +141,8 @@ impl Communicator {
     }
 }
 
-/// Registers windows in one NCCL group.
+/// Registers windows in one NCCL group. Each entry of `memory` is an address and a length in bytes. Returns the handles
+/// of the windows, in the same order, or a description of NCCL's error.
 fn windows(api: &Api, communicator: ncclComm_t, memory: &[(u64, u64)]) -> Result<Vec<usize>, String> {
     let mut windows: Vec<ncclWindow_t> = vec![ptr::null_mut(); memory.len()];
     // SAFETY: `windows` outlives the group, in which NCCL writes the handles. gpu-sim checks the memory.

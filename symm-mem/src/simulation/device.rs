@@ -122,8 +122,8 @@ fn functions(release: u32) -> Result<(Api, nccl_sys::Api), Violation> {
     Ok(functions)
 }
 
-/// A source of memory of one device. It records the freed segments and the first invalid request, for the checks of the
-/// simulation.
+/// A source of memory of one device. For the checks of the simulation, it records the freed segments, and the error of
+/// the first failed release.
 #[derive(Debug)]
 pub(super) struct Device {
     context: Context,

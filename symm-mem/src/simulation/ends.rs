@@ -27,8 +27,8 @@ use crate::{
     membership::{GroupState, commit::Done, lock},
 };
 
-/// The cause that a pool gets when a meeting ends. The pool reports it if the meeting has ended because the store
-/// failed.
+/// The description of a store failure. At the end of each meeting, the simulation passes it to the pool. The pool uses
+/// it in its error if the meeting has ended because the store failed.
 pub(super) const LOST: &str = "the store is gone";
 
 impl World {

@@ -13,9 +13,9 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     repeated: BTreeSet<String>,
-    /// Meetings of the same pool and purpose are numbered in order, and the number is the last part of a meeting's
-    /// name. For each pool and purpose (the part of the name before the number), the highest number of a meeting in
-    /// which all members took part.
+    /// For each pool and purpose, the highest number of a meeting in which all members took part. The key is the name
+    /// of the meeting without its last part. That part is the meeting's number among those of the same pool and
+    /// purpose.
     met: BTreeMap<String, u64>,
 }
 

@@ -97,8 +97,8 @@ struct Communicators {
     sides: BTreeMap<u32, Side>,
 }
 
-/// An ended call of a rank that has registered windows. `serials` are those of the call's windows, or a description of
-/// the library's error. `token` is that of [`Library::register`].
+/// An ended call of [`Library::register`], with its `token`. If the call has succeeded, `serials` has the serials of
+/// its windows. Otherwise, it has a description of the library's error.
 pub(super) struct Met {
     pub(super) group: Life,
     pub(super) rank: u32,
@@ -343,9 +343,9 @@ impl Library {
         side.windows.get(serial as usize).filter(|(_, live)| live.is_some()).map(|(extent, _)| *extent)
     }
 
-    /// Returns the address at which `rank` reaches the memory of the next member in window `serial`. The first member
-    /// comes after the last one. Returns `None` if the NCCL release has no function for this, or if `rank` or the next
-    /// member has left or has deregistered the window.
+    /// Returns the address at which `rank` reaches the memory of the next member of its group in window `serial`. After
+    /// the last member, the next one is the first. Returns `None` if the NCCL release has no function for this, or if
+    /// `rank` or the next member has left or has deregistered the window.
     pub(super) fn next_window(&self, group: Life, rank: u32, serial: u64) -> Result<Option<u64>, Violation> {
         let Some(Communicators { members, .. }) = self.communicators.get(&group) else { return Ok(None) };
         let place = members.iter().position(|member| *member == rank).unwrap_or(0);

@@ -43,8 +43,9 @@ impl World {
     ) -> Result<(), Violation> {
         let (begun, deadline) = (self.now, deadline.as_micros() as u64);
         // Under `Trouble::ExtraDomain`, the culprit's domain has another generation than the domains of the other
-        // ranks, so the culprit meets no rank in meetings about pools. The oracle compares the meetings with the same
-        // epoch, so those of the culprit get an epoch that no other meeting has.
+        // ranks, so the culprit meets no rank in meetings about pools. The oracle compares the results of all ranks in
+        // meetings with the same kind, epoch and number. So the culprit's meetings get an epoch that no other meeting
+        // has.
         let extra = self.scenario.trouble == Trouble::ExtraDomain && self.scenario.is_culprit(rank);
         let epoch = if extra && work.kind().is_of_pool() { epoch | 1 << 63 } else { epoch };
         self.start(rank, work, Span { round, epoch, begun, deadline })
@@ -158,8 +159,8 @@ impl World {
         self.ask(rank, Goal::Resume, StoreRequest::Agreement(Request::Propose { key, value }))
     }
 
-    /// Begins a commit of the rank's second pool. Each rank has this pool in the same domain as its first one, and it
-    /// stays empty. It tests that commits of different pools for the same group are kept apart.
+    /// Begins a commit of the rank's second pool. This pool belongs to the same domain as the rank's first pool, and
+    /// stays empty. Its commits test that commits of different pools for the same group are kept apart.
     pub(super) fn commit_second(&mut self, rank: u32, group: u64) -> Result<(), Violation> {
         let (library, windows) = self.scenario.library(rank);
         let state = self.rank(rank);
@@ -299,8 +300,9 @@ impl World {
             site: Site::simulated(rank),
             export: Export { bytes: segment, handle: Handle::DESCRIPTOR, token },
         };
-        // The oracle compares the meetings with the same epoch. `life` counts how often the rank has created the group
-        // with this id. Each creation numbers its meetings from 0, so the oracle needs a different epoch for each.
+        // The oracle compares the results of all ranks in meetings with the same kind, epoch and number. `life` counts
+        // how often the rank has created the group with this id. After each creation, the rank numbers the group's
+        // rendezvous from 0 again. So the meetings of each creation get an epoch of their own.
         let mut epoch = id.epoch << 32 | life;
         if let Some(how) = otherwise.filter(|_| !mem::replace(&mut state.odd, true)) {
             differ(how, &mut record);

@@ -17,8 +17,8 @@
 //! |---|---|
 //! | `scenario`, `trouble` | the choices of a seed, and the trouble |
 //! | `world` | the scheduler |
-//! | `requests` | the requests of ranks to the store, which run production code |
-//! | `store` | carries the requests of ranks to the store, and the answers back |
+//! | `requests` | requests of ranks to the store: the production code that turns a request into calls to the store |
+//! | `store` | the calls of these requests: sends them to the store, gets the replies, and repeats failed requests |
 //! | `network` | the server of the store, and the connections of ranks to it |
 //! | `acts`, `meetings`, `ends` | the programs of ranks, meetings, and the ends of meetings |
 //! | `keys` | the keys of meetings that may be left in the store at the end of the run |
@@ -88,8 +88,8 @@ pub struct Run {
     pub states: Vec<u64>,
     /// A hash of the times and the order of all events. It is equal in all runs of a seed with the same limits.
     pub record: u64,
-    /// Counts the results that ranks get from meetings, by the name of the run's trouble and the name of the result. If
-    /// several members end the same meeting, each result counts.
+    /// Counts the results that ranks get from meetings, by the name of the run's trouble and the name of the result. A
+    /// meeting counts once for each member that gets a result.
     pub tally: BTreeMap<(String, &'static str), u64>,
     /// The violated invariant, if there is one.
     pub violation: Option<Violation>,

@@ -60,7 +60,7 @@ pub(super) struct Network {
     /// The connections, by id. The entry of an ended connection is `None`, and so is that of [`OBSERVER`], whose client
     /// is `observer`.
     links: Vec<Option<Link>>,
-    /// The connections of each rank whose greeting has succeeded and that no request uses.
+    /// For each rank, those of its connections that no request uses. Their greetings have succeeded.
     idle: Vec<Vec<ClientId>>,
     /// The client of the connection [`OBSERVER`].
     observer: Client,
@@ -171,8 +171,9 @@ impl Network {
         link.map_or_else(Vec::new, |link| link.client.step(client::Input::Tick, now))
     }
 
-    /// Ends the call or the greeting of a connection. The connection becomes idle, unless the failure makes it
-    /// unusable.
+    /// Ends the call or the greeting of a connection with this outcome. The connection becomes idle, unless the failure
+    /// makes it unusable. Returns the request that uses the connection, with the outcome. Returns `None` if no request
+    /// uses the connection, or if the connection has ended.
     pub(super) fn finish(
         &mut self,
         id: ClientId,

@@ -2,7 +2,7 @@
 //! trouble concerns. A *meeting* is one run of an agreement among ranks.
 //!
 //! - Members of a meeting get the same result. They get it at most [`FLOORS`](crate::agreement::FLOORS) after the
-//!   deadline. This is the sum of the least time limits of all actions after a decision and of the waits for their
+//!   deadline. `FLOORS` is the sum of the least time limits of all actions after a decision and of the waits for their
 //!   outcomes. A rank that repeats failed requests to the store may take longer. Every live rank gets a result.
 //! - If a rank gets no result because the store failed, and the result of the other members changes the group, the rank
 //!   treats the group as dead.
@@ -94,7 +94,7 @@ impl World {
             return Ok(());
         }
         // A rank that has skipped a commit may wait in the last commit while the other members still wait for this rank
-        // in the skipped commit.
+        // in the skipped commit. The last commit may then be refused with one of these two errors.
         let is_ahead = |it: &Ended| match it.said.refusal() {
             Some(Refusal::SyncTimeout { circle, .. }) => !circle.is_empty(),
             refusal => matches!(refusal, Some(Refusal::EpochMismatch { .. })),
@@ -139,8 +139,8 @@ impl World {
             };
             let retries = if it.said.store_failed() { RETRY_FLOOR } else { 0 };
             // An agreement on a length has no actions after the decision. But a rank whose patience (the time for which
-            // it waits for missing members) has ended searches for a circular wait. For this, it reads twice from the
-            // store in which meetings the ranks wait. If the two reads differ, it repeats both at most once. So it
+            // it waits for missing members) has ended searches for a circular wait. For this, it twice reads the waits
+            // of all ranks from the store, see `look`. If the two reads differ, it repeats both at most once. So it
             // reads at most four times.
             let looks = if kind == Kind::Length { 4 * self.look() } else { 0 };
             // Store requests may take longer than a short deadline, so at least `DEADLINE` is allowed.

@@ -1,5 +1,6 @@
 //! One-sided exchanges. In an exchange, the members of a group agree on a *plan*, a list of transfers between them. For
-//! the transfers, the ranks lend each other memory and *slots*, which are places for the signals of a peer.
+//! the transfers, the ranks lend each other memory and *slots*. A slot is a few words of memory in which a peer
+//! signals.
 
 use std::{
     mem,
@@ -153,7 +154,7 @@ impl World {
             ends.push(end);
         }
         let held = own.handles.held();
-        // The order of the map differs between runs, so the keys are sorted.
+        // All runs of a seed must be equal, but the order of the map's keys differs between runs. So they are sorted.
         let mut open: Vec<_> = held.keys().copied().collect();
         open.sort_unstable();
         let mut record = Record {
@@ -281,8 +282,8 @@ impl World {
                 named.plans.push(plan);
             }
             Err(Ending::Refused(_)) => own.slots.give_back(plan.slots),
-            // The other members may have agreed on the plan, and may access this rank's memory. So a lease keeps the
-            // memory and the slots of the plan.
+            // The exchange has failed on this rank without a refusal by all members. The other members may have agreed
+            // on the plan, and may access this rank's memory. So a lease keeps the memory and the slots of the plan.
             Err(_) => self.lend(rank, group, plan),
         }
         Ok(end.read)

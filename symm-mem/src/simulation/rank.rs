@@ -30,9 +30,11 @@ use crate::{
     pool::{GraphHold, Memory},
 };
 
-/// Returns the two stores in which each rank creates its domains. The pools of the first store's domain are used. The
-/// domain in the second store only supplies the pool id [`Rank::twin`]. In production, the instance number of a domain
-/// is random. Here it is drawn from the seed.
+/// Returns two stores. Each rank creates a domain in each of them. The rank's pools belong to the domain in the first
+/// store. The domain in the second store only supplies the pool id [`Rank::twin`].
+///
+/// In production, a domain draws its instance number at random and writes it to the store. Here the stores already
+/// contain instance numbers that are drawn from the seed, so that each run of a seed has the same numbers.
 pub(super) fn stores(random: &mut Random) -> Result<[Arc<HashStore>; 2], Violation> {
     let stores = [Arc::new(HashStore::new()), Arc::new(HashStore::new())];
     for store in &stores {
@@ -56,7 +58,7 @@ pub(super) struct Membership {
     /// is counted too. If the group is created again (a new [life](Life)), the count goes on in the same epoch, and
     /// begins at 0 in a new epoch.
     pub(super) commits: u64,
-    /// The same number for commits of [`Rank::second`].
+    /// Like `commits`, but counts the commits of the rank's [second pool](Rank::second).
     pub(super) seconds: u64,
     /// The number of the next rendezvous of the group. It begins at 0 when the rank creates the group.
     pub(super) meetings: u64,
@@ -202,7 +204,8 @@ pub(super) struct Rank {
     pub(super) retirements: u64,
     /// The number of window registrations begun. The trouble of a run can select one by this number.
     pub(super) registrations: u32,
-    /// The same number for plain registrations (`ncclCommRegister`).
+    /// The number of plain registrations (`ncclCommRegister`) begun. The trouble of a run can select one by this
+    /// number.
     pub(super) plain_registrations: u32,
     pub(super) task: Option<Task>,
     /// Identifies the last request of the rank's meeting. It changes with every request, and the rank ignores an answer
@@ -229,8 +232,8 @@ pub(super) struct Rank {
     identity: u64,
     /// The number of operations in `identity`.
     operations: u64,
-    /// The identity of each segment: the value of `identity` at the length of the log at which the pool created the
-    /// segment.
+    /// The identity of each segment, by ordinal: the value of `identity` after the operation for which the pool created
+    /// the segment.
     segments: Vec<u64>,
 }
 

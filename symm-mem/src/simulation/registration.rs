@@ -248,9 +248,9 @@ impl World {
         self.start(rank, Work::Plain { machine, group_state, group, segments, registered }, commit)
     }
 
-    /// Ends the agreement on plain registration for a rank. Undoes the rank's registration if the members have agreed
-    /// to undo it. Checks that the segments then are `Registered` if the members keep their registrations, else
-    /// `Agreed`.
+    /// Ends the agreement on plain registration for a rank. If the members have agreed to undo their registrations,
+    /// deregisters the segments that the rank has registered. Checks that the pool reports the segments as `Registered`
+    /// if the members keep their registrations, else as `Agreed`.
     pub(super) fn end_plain(
         &mut self,
         rank: u32,

@@ -19,6 +19,7 @@ pub(super) enum Kind {
     Retire,
     /// The agreement on a length in bytes, for an allocation.
     Length,
+    /// A rendezvous.
     Meet(u64),
     Exchange(u64),
 }

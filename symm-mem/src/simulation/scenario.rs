@@ -71,9 +71,9 @@ pub(super) enum Action {
     Capture {
         nth: u64,
     },
-    /// Uses the rank's block with index `nth`, modulo the number of its blocks, in a collective of the group. The
-    /// members have equal numbers `site` for the same collective, so that the simulation can compare how they access
-    /// the block.
+    /// Uses the rank's block with index `nth`, modulo the number of its blocks, in a collective of the group. `site` is
+    /// the number of the collective. It is equal on all members, so that the simulation can compare how they access the
+    /// block.
     Use {
         group: u64,
         nth: u64,
@@ -159,9 +159,9 @@ pub(super) struct Scenario {
     pub(super) programs: Vec<Vec<Action>>,
     /// The release of the library (NCCL), as its version code, such as 22809 for 2.28.9.
     pub(super) release: u32,
-    /// The memory of a device in bytes.
+    /// The memory in bytes that the pools of a rank can use, except on the culprit under [`Trouble::Exhausted`].
     capacity: u64,
-    /// The memory in bytes of the culprit's device under [`Trouble::Exhausted`].
+    /// The memory in bytes that the culprit's pools can use under [`Trouble::Exhausted`].
     least: u64,
     /// True if `capacity` is so small, at most 70 MiB, that allocations may fail.
     pub(super) scarce: bool,
@@ -313,11 +313,11 @@ fn groups(random: &mut Random, world: u32, limits: &Limits) -> BTreeMap<u64, Vec
     groups
 }
 
-/// Writes the programs of all ranks. The trouble decides in which actions the culprit's program differs from the
-/// others.
+/// Writes the programs of all ranks. The trouble decides in which actions the culprit's program differs from those of
+/// the other ranks.
 struct Writer<'a> {
     random: Random,
-    /// A second generator, for choices that must not change the numbers that the others get from `random`.
+    /// A second generator, for choices that must not change the numbers that all other choices get from `random`.
     aside: Random,
     limits: &'a Limits,
     trouble: Trouble,

@@ -40,7 +40,7 @@ impl World {
         !self.network.is_dead && self.ranks[rank as usize].cut_off <= self.now
     }
 
-    /// Begins a rank's request to the store. `goal` is the use of the answer.
+    /// Begins a rank's request to the store. `goal` selects what happens when the answer has come.
     pub(super) fn ask(&mut self, rank: u32, goal: Goal, request: StoreRequest) -> Result<(), Violation> {
         let until = request.waits_until().map(|until| self.ranks[rank as usize].world_time(until));
         let until = until.map(Duration::from_micros);
@@ -154,7 +154,8 @@ impl World {
         Ok(())
     }
 
-    /// Handles the loss of a request's call: schedules a repetition of the request, or passes the failure on.
+    /// Handles a request whose call gets no answer. If the request belongs to a meeting, schedules its repetition, or
+    /// passes `StoreFailed` to the state machine. If the rank's program waits for the request, continues the program.
     fn lose(&mut self, asked: Asked) {
         match asked.goal {
             Goal::Meeting(token) if self.retries(asked.rank, token) => {
@@ -226,10 +227,10 @@ impl World {
         Ok(())
     }
 
-    /// Ends registrations that block although the commit's verdict in the store already says that the group is dead. In
-    /// production, another thread of such a member reads the verdict and aborts the communicator. The function leaves
-    /// out some members at random, because the abort may come too late. It removes all members whose commit has a
-    /// verdict from [`watched`](Self::watched), because a verdict never changes.
+    /// Ends window registrations that block although the verdict of their commit in the store says that the group is
+    /// dead. In production, while a member's registration blocks, another thread of the member reads the verdict and
+    /// aborts the communicator. The function leaves out some members at random, because the abort may come too late. It
+    /// removes all members whose commit has a verdict from [`watched`](Self::watched), because a verdict never changes.
     fn free_the_blocked(&mut self) {
         let network = &self.network;
         let has_verdict = |watched: &mut (String, u32, u64)| network.value(&watched.0).is_some();

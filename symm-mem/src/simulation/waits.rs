@@ -25,8 +25,8 @@ impl World {
         let waited: Vec<(&Ended, &Vec<Absentee>)> = waited.collect();
         let misses = |missing: &[Absentee], rank| missing.iter().any(|it| it.rank == rank);
         // Before it reports a timeout, a rank searches for a circle of waits. The search finds only waits that last as
-        // long as the search itself. It reads twice from the store in which meetings the ranks wait, and needs up to 12
-        // messages besides. `messages` is its longest duration.
+        // long as the search itself. It twice reads the waits of all ranks, see `look`, and needs up to 12 messages
+        // besides. `messages` is the longest duration of a search, in µs.
         let messages = 2 * self.look() + 12 * self.scenario.slowest;
         for (at, (one, missing)) in waited.iter().enumerate() {
             for (other, others) in &waited[at + 1..] {
@@ -48,10 +48,10 @@ impl World {
         Ok(())
     }
 
-    /// Returns the longest time in µs that a rank needs to read from the store in which meetings all ranks wait. Each
-    /// rank has a key with this value. The reading rank checks all keys at once. If some keys do not exist, it checks
-    /// each key. It then waits for the existing keys and reads them. These are three requests and one for each rank. A
-    /// request and its answer are two messages.
+    /// Returns the longest time in µs that a rank needs to read the waits of all ranks from the store. Each rank has a
+    /// key there whose value lists the meetings in which it waits. The reading rank checks all keys at once. If some
+    /// keys do not exist, it checks each key. It then waits for the existing keys and reads them. These are three
+    /// requests and one for each rank. A request and its answer are two messages.
     pub(super) fn look(&self) -> u64 {
         2 * (3 + self.ranks.len() as u64) * self.scenario.slowest
     }
@@ -72,8 +72,9 @@ impl World {
     }
 
     /// Returns true if the ranks disagree about the members of the domain, and a rank of the circle waits in a meeting
-    /// of the whole domain. Ranks that do not list the waiting rank may have ended this meeting and continued their
-    /// programs. So ranks may wait for each other in different meetings, although their programs have the same order.
+    /// of the whole domain. Ranks whose lists of members lack the waiting rank may have ended this meeting and gone on
+    /// with their programs. So ranks may wait for each other in different meetings, although their programs have the
+    /// same order.
     pub(super) fn waits_in_other_domain(&self, circle: &[Waiting]) -> bool {
         let is_of_domain = |it: &Waiting| {
             let kind = MeetingId::at(&it.place).map(|meeting| meeting.kind);
@@ -82,9 +83,9 @@ impl World {
         matches!(self.scenario.trouble, Trouble::OtherDomain { .. }) && circle.iter().any(is_of_domain)
     }
 
-    /// Checks the results of a meeting of ranks that disagree about the members of the domain. If a rank gets a result
-    /// other than a refusal, then every rank in its own list of members must get the same result, and must have this
-    /// rank in its list.
+    /// Checks the results of a meeting of ranks that disagree about the members of the domain. If a rank A gets a
+    /// result other than a refusal, every rank in A's list of members must get the same result, and must have A in its
+    /// own list.
     pub(super) fn judge_domain(&self, kind: Kind, ended: &[&Ended]) -> Result<(), Violation> {
         let world = self.ranks.len() as u32;
         for it in ended.iter().filter(|it| it.said.refusal().is_none()) {
@@ -102,14 +103,14 @@ impl World {
         met.try_for_each(|it| self.judge_blame(kind, &it.said, ended))
     }
 
-    /// Returns true if the ranks that `late` reports as missing have only left before `late` came. Each of them lists a
-    /// domain without the rank of `late`. So it does not wait for this rank, and removes its own record when it leaves
-    /// the meeting.
+    /// Returns true if `late` is a timeout, and each rank that it reports as missing has ended the meeting before the
+    /// rank of `late` came. This is possible only if the missing rank's list of members lacks the rank of `late`. The
+    /// missing rank then does not wait for that rank, and removes its own record when it ends the meeting.
     fn comes_after_all(&self, late: &Ended, ended: &[&Ended]) -> bool {
         let Some(Refusal::SyncTimeout { missing, .. }) = late.said.refusal() else { return false };
         let world = self.ranks.len() as u32;
-        // From its begin, the rank of `late` needs a few messages, at most 8, until it reads the decision. A missing
-        // rank that has left during this time has still left before the rank of `late` could meet it.
+        // After it begins the meeting, the rank of `late` needs up to 8 messages until it reads the decision. If a
+        // missing rank ends the meeting during this time, the rank of `late` may still come too late to meet it.
         let looks = late.begun + 8 * self.scenario.slowest;
         missing.iter().all(|it| {
             let counts = self.scenario.domain(it.rank, world).contains(&late.rank);

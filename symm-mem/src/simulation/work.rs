@@ -91,7 +91,8 @@ pub(super) enum Work {
         group: u64,
         /// The segments that the commit before this meeting has left without windows.
         segments: Vec<Segment>,
-        /// True if this rank has registered all `segments` with `ncclCommRegister`, which it tries before this meeting.
+        /// Before this meeting, the rank tries to register all `segments` by `ncclCommRegister`. True if this has
+        /// succeeded.
         registered: bool,
     },
     Retire {
@@ -130,8 +131,8 @@ pub(super) enum Answer {
     Registered(Outcome, Vec<u64>),
     Quiet(Release),
     Deregistered(Release),
-    /// The outcome of [`Want::Share`], and the identities that this rank has read from the peers' memory. They are
-    /// `None` if it could not map the memory of all peers.
+    /// The outcome of [`Want::Share`], and the identities that this rank has read from the peers' memory. The second
+    /// field is `None` if the rank could not map the memory of all peers.
     Shared(crate::sharing::Outcome, Option<Vec<u64>>),
     /// The outcome of [`Want::OpenSegments`] or [`Want::Open`].
     Opened(crate::sharing::Outcome),
@@ -181,8 +182,8 @@ pub(super) enum End {
 #[derive(Debug)]
 pub(super) struct Ended<T, E> {
     pub(super) result: Result<T, E>,
-    /// The keys of the agreement that this rank removes from the store at the end. Not empty only if this rank has seen
-    /// that all members have *read* the result. Copied from [`Conclusion::read`](agreement::Conclusion::read).
+    /// The keys of the agreement that this rank removes from the store at the end. Empty unless this rank has seen that
+    /// all members have *read* the result. Copied from [`Conclusion::read`](agreement::Conclusion::read).
     pub(super) read: Vec<String>,
 }
 
@@ -268,8 +269,8 @@ impl Work {
         }
     }
 
-    /// Returns a number for the kind of meeting. Like [`Want::code`], it is a part of the state of a rank. The
-    /// simulation counts the distinct states.
+    /// Returns a number for the kind of meeting. Like [`Want::code`], it is a part of a rank's
+    /// [state](super::rank::Rank::code), because the simulation counts the distinct states that its runs visit.
     pub(super) fn code(&self) -> u64 {
         match self {
             Work::Commit { .. } => 1,

@@ -84,8 +84,9 @@ pub(super) struct World {
     pub(super) devices: Option<Devices>,
     pub(super) network: Network,
     pub(super) library: Library,
-    /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. Each entry has
-    /// the key of the verdict, the rank, and the token of its request.
+    /// The ranks that have begun to register windows in a commit that has no verdict in the store yet. The verdict is
+    /// the members' common decision after the registration. Each entry has the key of the verdict, the rank, and the
+    /// token of its request.
     pub(super) watched: Vec<(String, u32, u64)>,
     /// The memory that ranks offer in their current rendezvous. The key is a random number, the token of the `export`
     /// in the rank's record. It is not the token of a request.
@@ -116,7 +117,8 @@ pub(super) struct World {
     pub(super) trace: Option<Vec<String>>,
     /// The number of events scheduled.
     sequence: u64,
-    /// The scheduled events. The key is the time in µs, a random number, and the value of `sequence` at the scheduling.
+    /// The scheduled events. The key is the time in µs, a random number that orders events at the same time, and the
+    /// value of `sequence` at the scheduling.
     events: BTreeMap<(u64, u64, u64), Event>,
 }
 
@@ -272,7 +274,8 @@ impl World {
                 return Ok(());
             }
             // An event with an old token is not a step, because the rank no longer waits for it. The arrival of a piece
-            // or the passing of a call's deadline is not a step either: `called` counts a step when the call ends.
+            // or the passing of a call's deadline is not a step either: `called` in `store` counts a step when the call
+            // ends.
             let token = match &event {
                 Event::Answer(_, token, _) | Event::Share(_, token, _) | Event::Enter(_, token, ..) => {
                     Some(*token)

@@ -253,9 +253,9 @@ impl SymmetricPool {
     ///
     /// # Errors
     /// All members get the same [`Refused`](ErrorKind::Refused) or [`Poisoned`](ErrorKind::Poisoned), with the
-    /// exceptions that [`Error`] lists. They get it before their deadlines, unless the lower bounds of
-    /// [`CommitOptions::deadline`] apply. A member can get errors of other kinds alone, for example if it loses the
-    /// store ([`ErrorKind::Store`]).
+    /// exceptions that [`Error`] lists. They get it before their deadlines, unless one of the minimum time limits that
+    /// [`CommitOptions::deadline`] describes ends later. A member can get errors of other kinds alone, for example if
+    /// it loses the store ([`ErrorKind::Store`]).
     pub fn commit(&self, group: &dyn SymmetricGroup, options: CommitOptions) -> Result<CommitReport, Error> {
         self.memberships.commit(group, options, Group::is_open())
     }

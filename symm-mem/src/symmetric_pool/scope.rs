@@ -31,9 +31,9 @@ pub struct PoolScope<'a> {
 }
 
 impl<'a> PoolScope<'a> {
-    /// Routes this thread's requests to a caching allocator to `pool`, a pool of that allocator, until the end of the
-    /// scope. The source of `pool` must be a [`PoolSource`] of the scope's symmetric pool. A second call replaces the
-    /// first.
+    /// Makes `pool` serve this thread's requests to a caching allocator until the end of the scope. `pool` is a pool of
+    /// that allocator, and its source must be a [`PoolSource`] of the scope's symmetric pool. A second call replaces
+    /// the first.
     pub fn route(mut self, pool: &Pool) -> Self {
         self.route = Some(pool.use_on_this_thread());
         self
@@ -64,12 +64,13 @@ impl<'a> PoolScope<'a> {
     /// commit reports the lack of memory to all members.
     ///
     /// A member that has made other requests may skip a commit that the others do not skip. The others then wait until
-    /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. The member counts the
-    /// skipped commit, so all members meet again in the next commit. That commit compares all requests and reports the
-    /// first difference. If the member begins its next commit while the others still wait in the earlier one, both
-    /// commits fail with a `SyncTimeout` that lists the circle of ranks that wait for each other, and the commit after
-    /// them reports the difference. Until then, collectives on different windows or offsets are detected: the members
-    /// compare a hash of each collective, which contains the positions of the collective's buffers in windows.
+    /// their deadlines and get `SyncTimeout`, which names that member, and nothing is registered. Each member numbers
+    /// its commits for the group, and counts the skipped commit too. So the next commit has the same number on all
+    /// members, and they meet again. That commit compares all requests and reports the first difference. If the member
+    /// begins its next commit while the others still wait in the earlier one, both commits fail with a `SyncTimeout`
+    /// that lists the circle of ranks that wait for each other, and the commit after them reports the difference. Until
+    /// then, collectives on different windows or offsets are detected: the members compare a hash of each collective,
+    /// which contains the positions of the collective's buffers in windows.
     ///
     /// # Errors
     /// Those of [`SymmetricPool::commit`], for each group. If this rank skips the commit of a group that has ended or

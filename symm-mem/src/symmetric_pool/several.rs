@@ -19,12 +19,13 @@ pub(crate) fn in_order(commits: &[(u32, GroupId, PoolId)]) -> Vec<usize> {
     order
 }
 
-/// Commits several pools for several groups. The caller is a rank with several groups, or a thread that drives several
-/// ranks.
+/// Commits several pools for several groups: each pair of a pool and a group in `commits` is one commit. For a rank
+/// that is in several groups, or a thread that drives several ranks.
 ///
-/// Each rank (the rank of a pool's domain) commits its groups in ascending order of their ids, and the pools of one
-/// group in ascending order of their ids. Different ranks run in parallel, on threads that end before this function
-/// returns. A failed commit does not prevent the other commits. Returns one result for each commit, in the order given.
+/// The rank of a commit is the rank of its pool's domain. The commits of one rank run one after the other, in ascending
+/// order of the group ids and, for the same group, of the pool ids. The commits of different ranks run in parallel, on
+/// threads that end before this function returns. A failed commit does not prevent the other commits. Returns one
+/// result for each commit, in the order of `commits`.
 ///
 /// The deadline applies to the whole call: each commit gets the time that remains after the earlier commits of its
 /// rank.

@@ -241,7 +241,8 @@ fn read<V: Wire>(bytes: &[u8]) -> Result<V, Malformed> {
     if reader.left() == 0 { Ok(value) } else { Err(Malformed::Trailing { left: reader.left() }) }
 }
 
-/// Checks that the decoder accepts only the canonical form.
+/// Checks that bytes which decode to a `V` are the encoding of the decoded value, so each value has only one binary
+/// form.
 fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(value) = read::<V>(garbage) {
         prop_assert_eq!(bytes(&value), garbage);
@@ -249,9 +250,9 @@ fn is_strict<V: Wire>(garbage: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Compares the binary forms of a record and of a decision with the expected forms of the current [`PROTOCOL_VERSION`].
-/// If a form changes, the version must change too, because ranks with another release would decode the messages
-/// wrongly.
+/// Compares the lengths and hashes of the binary forms of a record and of a decision with those of the current
+/// [`PROTOCOL_VERSION`]. If a form changes, the version must change too, because ranks with another release would
+/// decode the messages wrongly.
 #[test]
 fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
     let record = bytes(&plain(1, &[(64, 7)]).1);

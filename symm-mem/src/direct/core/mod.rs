@@ -67,7 +67,8 @@ pub(super) struct Core {
     given_up_since: Box<[OnceLock<Instant>]>,
     /// Number of threads that are enqueueing.
     inside: AtomicUsize,
-    /// A launch was called on a capturing stream, so a graph may contain messages. It is unknown when the graph runs.
+    /// True once a launch was called on a capturing stream. From then on, a graph may contain messages and run at any
+    /// time.
     has_captured: AtomicBool,
     /// Number of launched messages of at least 1 byte. Index 0: zero-copy messages. Index 1: messages through rings.
     launched: [AtomicU64; 2],

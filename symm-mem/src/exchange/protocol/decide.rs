@@ -49,8 +49,9 @@ fn pairs(records: &[Record]) -> impl Iterator<Item = (&Record, &Record)> {
     records.iter().flat_map(move |a| records.iter().filter(|b| b.rank != a.rank).map(move |b| (a, b)))
 }
 
-/// Returns the exports of `from` that `to` accesses: all of them if the members share regions, otherwise those of the
-/// transfers in which `to` copies. The result contains indices into `from.exports`, ascending and without duplicates.
+/// Returns the exports of `from` that `to` accesses. If the members share regions, these are all exports of `from`.
+/// Otherwise they are the exports that contain the buffers of `from` in those transfers in which `to` copies. The
+/// result contains indices into `from.exports`, ascending and without duplicates.
 fn reached(from: &Record, to: &Record) -> Vec<usize> {
     if from.regions.is_some() {
         return (0..from.exports.len()).collect();

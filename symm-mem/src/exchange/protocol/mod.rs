@@ -7,8 +7,8 @@
 //! - [`decide()`]: the decision, a pure function of the members' records.
 //! - [`Agreement`]: the agreed plan or regions. Each rank derives from it the [`Route`]s of its transfers, or the
 //!   [`RegionRoute`]s to its peers' regions.
-//! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. The same value on every
-//!   member, with one exception that it describes.
+//! - [`ExchangeRefusal`]: the reason why there is no plan, or why no regions are shared. All members get the same
+//!   value. The documentation of the type describes the only exception.
 //!
 //! One exchange is one agreement by [`ExchangeProtocol`] on all transfers, or all regions, of all members. Every member
 //! takes part, even if it has no transfers or already has all memory open.

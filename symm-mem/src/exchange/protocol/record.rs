@@ -104,6 +104,7 @@ pub struct End {
     /// Length of the transfer in bytes.
     pub bytes: u64,
     /// If the peer copies: the allocation that contains this end's buffer, as an index into [`Record::exports`].
+    /// Otherwise `None`.
     pub export: Option<u32>,
     /// If the peer copies: offset of the buffer in that allocation, in bytes. Otherwise 0.
     pub offset: u64,
@@ -213,8 +214,8 @@ impl Record {
         self.regions.as_ref()?.first_slot.checked_add(place)
     }
 
-    /// Describes the first inconsistency of the record, if any: memory that extends beyond its allocation, an export or
-    /// a slot that the rank does not have, or both transfers and regions. `members` is the number of records.
+    /// Describes the first inconsistency of the record, if any: memory that extends beyond its allocation, an index of
+    /// an export or slot that is out of range, or both transfers and regions. `members` is the number of records.
     pub(super) fn flaw(&self, members: usize) -> Option<String> {
         self.flaw_of_regions(members).or_else(|| self.flaw_of_transfers())
     }

@@ -20,7 +20,7 @@ pub struct Route {
     pub slot: u32,
 }
 
-/// The regions of one peer of a rank.
+/// The regions of one peer of a rank, and the slots for the signals between the rank and the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegionRoute {
     /// The peer, as a rank of the job.

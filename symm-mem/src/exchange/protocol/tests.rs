@@ -202,8 +202,8 @@ proptest! {
         }
     }
 
-    /// The verdict does not depend on the order of the outcomes. It is `Agreed` only if every member has mapped the
-    /// memory.
+    /// The decision does not depend on the order of the members' reports. It is `Agreed` exactly if every member
+    /// reports that it has mapped the memory.
     #[test]
     fn outcomes_are_judged_in_no_order(kinds in proptest::collection::vec(0u8..4, 1..6), by in 0usize..6) {
         let report = |kind| match kind {

@@ -86,10 +86,10 @@ struct Part {
     copy: RangeCopy,
     /// Index of the descriptor.
     at: usize,
-    /// The local side, then the remote side: index of the region, and index of the piece in it. Two pieces of a remote
-    /// region may be separate allocations that happen to lie at adjacent addresses, and one copy must not span both. A
-    /// local region is always one piece: a copy may cross its physical allocations, which are separate pieces only for
-    /// the peers.
+    /// The pieces that contain the copy: first that of this rank, then that of the peer. Each is given by the index of
+    /// its region, and its own index in the region. Two pieces of a peer's region may be separate allocations that
+    /// happen to lie at adjacent addresses, and one copy must not span both. A region of this rank is always one piece
+    /// here, because a copy may span several of its allocations. Only peers see them as separate pieces.
     pieces: [(usize, usize); 2],
 }
 

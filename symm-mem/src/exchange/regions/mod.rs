@@ -171,8 +171,8 @@ impl Regions {
     ///
     /// # Errors
     /// As [`transfer`](Self::transfer), but never `Descriptor`; [`TransferError::Captured`] on a stream that captures.
-    /// If the peer has dropped its regions without this notification, the call itself succeeds. Later calls return
-    /// [`Fault::Abandoned`] once this rank has noticed the drop.
+    /// If the peer has dropped its regions and has not sent this notification, the call itself succeeds. Later calls
+    /// return [`Fault::Abandoned`] once this rank has noticed that the regions were dropped.
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
         let (peer, wire) = self.admit(peer, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
@@ -247,9 +247,10 @@ impl Regions {
         self.fail(peer, Fault::Broken { transfer: WIRE, cause: cause.to_string() });
     }
 
-    /// Copies this rank's slot for a peer to the host. Records whether the peer has given up or dropped its regions.
-    /// Returns the result of `read` on the copy, or the fault if the transfers with the peer have failed. Returns
-    /// `None` for a peer without a slot, but each peer of a set has one.
+    /// Copies this rank's slot for a peer to the host, and passes the copy to the function `read`. Also records whether
+    /// the peer has given up or dropped its regions. Returns `Some` with the result of `read`. Returns an error if the
+    /// copy fails, or the fault if the transfers with the peer have failed. Returns `None` for a peer without a slot,
+    /// which does not occur: each peer of a set has one.
     fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         core.fault()?;
@@ -356,8 +357,9 @@ impl Regions {
         Ok(PendingTransfer::new(Some(done), core.fault_cell()))
     }
 
-    /// Enqueues the copies, then the notification to the peer, and then records `done`. Returns the result of these
-    /// calls. After a success also returns the event of the previous notification, if there is one, for reuse.
+    /// Enqueues the copies, then the notification to the peer, and then records `done`. Returns two values: the first
+    /// error of these calls, or `Ok`; and, after a success, the event of this rank's previous notification to the peer,
+    /// for reuse. The second value is `None` after an error, or if there is no previous notification.
     fn notify(
         &self,
         peer: &Peer,

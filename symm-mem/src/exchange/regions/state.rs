@@ -19,6 +19,7 @@ pub(super) struct Inner {
     pub(super) owner: Arc<Owner>,
     pub(super) name: String,
     pub(super) generation: u64,
+    /// This rank's regions: name and size of each.
     pub(super) own: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
     /// The peers, indexed by their rank in the group; `None` for this rank, and for ranks that do not share the
@@ -43,12 +44,13 @@ pub(super) struct Peer {
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
     /// Number of the latest notification from this rank to the peer that this rank has sent, or for which the peer has
-    /// enqueued a wait. Includes the peer's waits only if the peer is in this process. [`quiet`](super::super::quiet)
-    /// sometimes blocks calls that begin transfers, but not a notification for which the peer already waits.
+    /// enqueued a wait. [`quiet`](super::super::quiet) sometimes blocks calls that begin transfers. By this number it
+    /// sees that the peer already waits for a notification, and then does not block the call that sends it. The peer's
+    /// waits are known only if the peer is in this process.
     pub(super) sent: Rounds,
     /// Number of the latest notification from the peer to this rank that the peer has sent, or for which this rank has
-    /// enqueued a wait. Includes the peer's notifications only if the peer is in this process. `quiet` does not block a
-    /// wait for a notification that the peer has already enqueued.
+    /// enqueued a wait. By this number `quiet` sees that the peer has already enqueued a notification, and then does
+    /// not block the call that waits for it. The peer's notifications are known only if the peer is in this process.
     pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,

@@ -8,7 +8,8 @@ use super::{Peers, parameter};
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
 
-/// Returns the kernel with number `kernel`, an argument of the launch. Fails for an unknown number.
+/// Returns the kernel that has the number `kernel`. The number comes from the arguments of a launch. Fails for an
+/// unknown number.
 fn named(kernel: u32) -> Result<Kernel, Fault> {
     let known = Kernel::ALL.into_iter().map(|(known, _)| known);
     known

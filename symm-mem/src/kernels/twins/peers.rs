@@ -12,7 +12,8 @@ use super::parameter;
 use crate::kernels::fault::Layout;
 use crate::kernels::{Kernel, PadLayout, Ranks, Waiting};
 
-/// The result of a signal or a wait. `true`: the kernel continues; `false`: the kernel has given up.
+/// The result of a signal or a wait. `Ok(true)`: the kernel continues. `Ok(false)`: the kernel has given up. `Err`: the
+/// access to memory or the wait failed, and the launch fails with this fault.
 pub(super) type Met = Result<bool, Fault>;
 
 /// The ranks' memory, as described by the first parameter of a launch.
@@ -51,13 +52,14 @@ impl<'a> Peers<'a> {
         self.word(self.ranks.pad.0, self.layout().gave_up())
     }
 
-    /// Returns `true` if a kernel of this rank has given up.
+    /// Returns `Ok(true)` if a kernel of this rank has given up. The value is the opposite of that of the other
+    /// functions that return [`Met`].
     fn gave_up(&self) -> Met {
         Ok(self.gave_up_word()?.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
     }
 
-    /// Waits until the peer has consumed this rank's previous signal on the channel (its word is 0), then signals the
-    /// peer.
+    /// Waits until the peer has consumed this rank's previous signal on the channel (the signal's word in the peer's
+    /// pad is 0), then signals the peer: sets the word to 1.
     pub(super) fn put(&self, peer: u32, channel: u32) -> Met {
         let slot = self.layout().slot(channel, self.ranks.rank);
         self.flip(Waiting::Room, self.word(self.pads[peer as usize], slot)?, peer, channel)
@@ -131,7 +133,7 @@ impl<'a> Peers<'a> {
     }
 }
 
-/// Reads an array of addresses.
+/// Reads an array of `count` addresses (u64), which begins at the device address `at`.
 fn addresses(launch: &Launch<'_>, at: u64, count: u32) -> Result<Vec<u64>, Fault> {
     let view = launch.exec.view(at, u64::from(count) * 8, Access::READ)?;
     let address = |index| {

@@ -20,12 +20,13 @@ pub(super) trait Local {
     /// have it.
     fn operation(&self, sequence: u64) -> Option<Operation>;
 
-    /// Registers the agreed segments as windows. Gives up at the deadline. Also gives up once the store has, under
-    /// `verdict_key`, a verdict that poisons the group or a failure of the agreement, because the registration can then
-    /// no longer succeed.
+    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline. Under the store key
+    /// `verdict_key`, the members store their verdict: the agreed judgement of all members' outcomes. Also gives up
+    /// once the store has there a verdict that poisons the group, or a failure of the agreement. In these two cases the
+    /// registration can no longer succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome;
 
-    /// Opens the memory that the members offer in `agreed`. Gives up at the deadline.
+    /// Opens the memory that the members offer in `agreed`, and returns the outcome. Gives up at the deadline.
     fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome;
 }
 

@@ -170,8 +170,8 @@ impl Memberships {
         }
     }
 
-    /// Skips the commit for `group` if this rank need not commit. Then returns the report of a commit without new
-    /// segments, or an error if the group has ended.
+    /// Skips the commit for `group` if this rank need not commit. If it skips the commit, returns the report of a
+    /// commit without new segments, or an error if the group has ended.
     ///
     /// Returns `None` if a commit is needed: if there are new segments, if the group is poisoned or has had no commit,
     /// or if an allocation request has failed since the last commit that found the members' allocation logs equal. A
@@ -213,8 +213,9 @@ impl Memberships {
         })
     }
 
-    /// Offers the new segments `new` to the members of `group`. If this rank cannot offer them, returns a description
-    /// of the reason as the error.
+    /// Offers the new segments `new` to the members of `group`. Returns the offered memory, which the members can open
+    /// until the value is dropped, and the description of the offer for this rank's record. If this rank cannot offer
+    /// the segments, returns a description of the reason as the error.
     fn offer_peers(
         &self,
         group_state: &mut GroupState,
@@ -247,9 +248,10 @@ impl Memberships {
         OfferedPeers::make(peers, self.memory(), new, group_state.mapped.next())
     }
 
-    /// Begins a commit of the pool's new segments. `check` checks, without contact to other ranks, whether this rank
-    /// could register them as windows. `offer` offers the given new segments to the other members. Returns this rank's
-    /// part in the agreement, and the new segments in this rank's record.
+    /// Begins a commit of the pool's new segments. `found` is the state of this rank's group at the start of the
+    /// commit. `check` checks, without contact to other ranks, whether this rank could register the new segments as
+    /// windows. `offer` offers the given new segments to the other members. Returns the start of this rank's part in
+    /// the agreement, which includes its record, and the new segments in this record.
     pub(crate) fn begin_commit(
         &self,
         group_state: &mut GroupState,
@@ -297,7 +299,8 @@ impl Memberships {
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the group's new state in the pool's
-    /// table. `cause` is the store's error, if the store failed.
+    /// table. `cause` is the store's error, if the store failed. `done` has the windows that this rank has registered
+    /// in the commit, and the memory that it has opened.
     pub(crate) fn end_commit(
         &self,
         group_state: &mut GroupState,

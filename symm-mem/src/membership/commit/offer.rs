@@ -72,9 +72,10 @@ pub(super) fn ended_by_another(group: &dyn SymmetricGroup, own: u32) -> Option<u
 }
 
 /// Returns the number of bytes of symmetric address space that are left for windows of the communicator, or `None` if
-/// the driver fails. On every member, NCCL reserves the memory size of the members' largest device, rounded up to a
-/// multiple of 4 GiB. A rank knows only its own device, so it posts the value for a reservation of that device's size.
-/// The members use the largest posted value, which is that of the rank with the largest device.
+/// the driver fails. On every member, NCCL reserves as much address space as the members' largest device has memory,
+/// rounded up to a multiple of 4 GiB. A rank knows only its own device. So it computes the reservation from the memory
+/// size of this device, subtracts the bytes of its windows, and posts the rest. The members use the largest posted
+/// value, which is that of the rank with the largest device.
 fn address_space_left(communicator: &Communicator) -> Option<u64> {
     const STEP: u64 = 4 << 30;
     let total = communicator.context().device().total_memory().ok()? as u64;

@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct OfferedPeers {
     group: Arc<PeerGroup>,
     offer: Offer<Shareable>,
-    /// `None` if the members have opened the pads in an earlier commit.
+    /// This rank's signal pad. `None` if the members have opened each other's pads in an earlier commit.
     pad: Option<OwnPad>,
     /// The address and the length in bytes of each new segment.
     segments: Vec<(DevicePtr, usize)>,
@@ -36,8 +36,8 @@ pub(crate) struct OpenedPeers {
 
 impl OfferedPeers {
     /// Offers the new segments `segments` of `memory` to the members of `group`. Also offers this rank's pad if the
-    /// group has no pads yet. `next` becomes [`OfferedMemory::next`]. Returns a description of the problem as the
-    /// error.
+    /// group has no pads yet. `next` becomes [`OfferedMemory::next`]. Returns the offered memory, and its description
+    /// for this rank's record. On failure, returns a description of the problem as the error.
     pub(super) fn make(
         group: Arc<PeerGroup>,
         memory: &Memory,

@@ -1,4 +1,4 @@
-//! Registration of segments that could not become windows, with `ncclCommRegister`: on all members or on none.
+//! Registers with `ncclCommRegister` the segments that could not become windows: on all members or on none.
 
 use std::{any::Any, convert::Infallible, sync::Arc, time::Duration};
 
@@ -19,10 +19,12 @@ use crate::{
 
 impl Memberships {
     /// Registers `segments`, which the current commit leaves without windows, and agrees with the other members whether
-    /// to keep the registrations. Returns true if all members keep them. Returns false if the members agreed to undo
-    /// them and this member has done so. The second value is the store's error, if the store failed. `left` is the time
-    /// that remains until the commit's deadline. The time limit of the registration is the longer of `left` and
-    /// [`ACTION_FLOOR`].
+    /// to keep the registrations. `left` is the time that remains until the commit's deadline. The time limit of the
+    /// registration is the longer of `left` and [`ACTION_FLOOR`].
+    ///
+    /// Returns a result, and the store's error if the store failed. The result is `Ok(true)` if all members keep their
+    /// registrations. It is `Ok(false)` if the members agreed to undo them and this rank has undone its own. It is an
+    /// error if the agreement failed or this rank could not undo its registrations.
     pub(super) fn register_plainly(
         &self,
         group: &dyn SymmetricGroup,
@@ -64,8 +66,9 @@ impl Memberships {
         (self.end_plain(group_state, segments, result, undone, registered, said), failure)
     }
 
-    /// Applies and publishes the result of the agreement on the plain registration of `segments`. `registered` are the
-    /// registrations of this rank. For the other arguments and the result see [`GroupState::conclude_plain`].
+    /// Applies the result of the agreement on the plain registration of `segments`, and publishes the group's new state
+    /// in the pool's table. `registered` are the registrations of this rank, by ordinal. The other arguments and the
+    /// returned value are those of [`GroupState::conclude_plain`].
     pub(crate) fn end_plain(
         &self,
         group_state: &mut GroupState,
@@ -84,8 +87,8 @@ impl Memberships {
         kept
     }
 
-    /// Registers all of `segments`. After an error, no segment is registered: segments that were registered before the
-    /// error are deregistered when `registered` is dropped.
+    /// Registers all of `segments`, or none: if one registration fails, the earlier ones are undone before the error is
+    /// returned. Returns the registrations by ordinal.
     fn try_to_register(
         &self,
         group: &dyn SymmetricGroup,
@@ -98,9 +101,9 @@ impl Memberships {
         for Segment { ordinal, bytes, .. } in segments {
             let address =
                 self.memory().arena().segments().get(*ordinal as usize).map_or(0, |it| it.memory.address);
-            // SAFETY: the communicator keeps the memory allocated until the communicator has ended. A retired segment
-            // is freed only after all ranks have deregistered it. The members agree on the registration before any of
-            // them enqueues collectives on the segment.
+            // SAFETY: the communicator keeps the memory allocated until the communicator has ended. The memory of a
+            // retired segment is freed only after all ranks have deregistered the segment. No member enqueues
+            // collectives on the segment before the members have agreed on the registration.
             let registration =
                 unsafe { communicator.register(DevicePtr(address), *bytes as usize, deadline) };
             let registration = registration.map_err(|error| error.to_string())?;

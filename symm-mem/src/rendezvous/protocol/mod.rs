@@ -2,7 +2,8 @@
 //!
 //! - [`Record`]: the message of a rank, which describes its buffer, its device, and the handles of its memory.
 //! - [`decide()`]: the common decision, a pure function of the members' messages.
-//! - [`RendezvousRefusal`]: the reason for a failure, equal on every member, with one exception that it describes.
+//! - [`RendezvousRefusal`]: the reason for a failure. It is equal on every member, with one exception, which its
+//!   documentation gives.
 //!
 //! One rendezvous is one agreement of the kind [`RendezvousProtocol`]. Its result is the number of the rendezvous that
 //! mapped the memory. That is the current rendezvous, or an earlier one if all members still have the mappings that it

@@ -23,7 +23,7 @@ pub enum Subject {
         pool: PoolId,
         /// The segment's number in the pool.
         ordinal: u32,
-        /// The pool's allocation log just after the operation that created the segment.
+        /// The length and the hash of the pool's allocation log just after the operation that created the segment.
         log: LogPoint,
     },
     /// An allocation that belongs to no pool and is not persistent.
@@ -82,7 +82,7 @@ pub struct Record {
     pub number: u64,
     /// The sender, as a rank of the job.
     pub rank: u32,
-    /// A hash of the members' ranks in their order.
+    /// A hash of the list of the group's members, as ranks of the job, in the group's order.
     pub members: u64,
     /// The readiness of the rank.
     pub readiness: Readiness,

@@ -27,7 +27,7 @@ pub enum RendezvousRefusal {
         /// The missing ranks, ascending. If a member of another agreement found the circle, they are in the group's
         /// order instead.
         missing: Vec<u32>,
-        /// The time after which a member stopped waiting, in milliseconds.
+        /// How long the member that reported the timeout had waited, in milliseconds.
         waited_ms: u64,
         /// The waits of the ranks in the circle. Empty if there is no circle.
         circle: Vec<Waiting>,
@@ -147,9 +147,9 @@ pub enum RendezvousRefusal {
         /// A description of the failure.
         cause: String,
     },
-    /// Ranks were lost after all ranks had posted their records. Or the group ended during the agreement. In the second
-    /// case, `missing` is the rank that ended the group or, if the group's error names no rank, the rank that reported
-    /// the end.
+    /// After all ranks had posted their records, ranks stopped taking part, for example because their processes ended.
+    /// Or the group ended during the agreement. In the second case, `missing` is the rank that ended the group or, if
+    /// the group's error names no rank, the rank that reported the end.
     #[error("MembersLost: {} lost while the members mapped each other's memory{}", Ranks(missing), match noticed.is_empty() {
         true => String::new(),
         false => format!(" (noticed by {})", Ranks(noticed)),

@@ -64,8 +64,8 @@ const DIFFERENCES: [Difference; 17] = [
         record.subject = Subject::Pool { pool, ordinal: 3, log: LogPoint::default() };
     }),
     ("HandleKindMismatch", |record| {
-        // The size differs too. The refusal gives the kinds of devices, because devices of different kinds round sizes
-        // differently.
+        // Rank 2's memory has another kind of device and another size. The refusal is about the kind, because a
+        // difference in kind explains a difference in size: devices of different kinds round sizes differently.
         record.export = Export { bytes: 4096, handle: foreign("host", true), token: 7 };
     }),
     ("SizeMismatch", |record| record.bytes += 1),
