@@ -1,6 +1,9 @@
-//! Closing of plans and regions, and [leases](super::lease) of the memory that peers have not closed yet. A thread of
-//! the exchange closes the plans, so dropping a plan never blocks on transfers under way, on the device, on the store
-//! or on peers.
+//! Closing of plans and regions. A rank closes a plan or regions by closing the peers' memory that they use. After
+//! that, it keeps its own memory and signal slots until the peers have closed the same plan or regions, for at most the
+//! time of a [lease](super::lease). In this file, "plan" stands for both.
+//!
+//! The *closing thread* of the exchange closes dropped plans, so dropping a plan never blocks on transfers under way,
+//! on the device, on the store or on peers.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -116,10 +119,11 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Waits until the dropped plans are closed, for at most four [`TICK`]s. Each agreement on a plan or regions begins
-    /// with this call. After it, the agreement takes references to all open allocations, which keep them open until the
-    /// agreement has ended. So if a dropped plan is not closed within the wait, its peers' memory stays open during the
-    /// agreement, and this rank tells the peers only afterwards that it has closed the plan.
+    /// Gives the closing thread time to close the dropped plans before an agreement on a plan or regions: waits until
+    /// they are closed, for at most four [`TICK`]s. Each agreement begins with this call. After the call, the agreement
+    /// takes references to all open allocations, which keep them open until the agreement has ended. So if a dropped
+    /// plan is not closed within the wait, its peers' memory stays open during the agreement, and this rank tells the
+    /// peers only afterwards that it has closed the plan.
     pub(super) fn catch_up(&self) {
         let moment = Deadline::after(4 * TICK);
         let mut state = self.lock();
@@ -198,10 +202,10 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// Closes the peers' memory that a dropped plan holds, if [`quiet::moment`] allows that now. Returns true if the peers
-/// can be told that the plan is closed. Returns false if a later call must try again, for example because a running
-/// exchange still holds some of the memory. For regions, first tells the peers that this rank sends no further
-/// notification.
+/// For regions, first tells the peers that this rank sends no further notification. Then closes the peers' memory that
+/// a dropped plan holds, if [`quiet::moment`] allows that now. Returns true if the peers can be told that the plan is
+/// closed. Returns false if a later call must try again, for example because an agreement under way still holds some of
+/// the memory.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
@@ -214,8 +218,9 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
             return false;
         }
     }
-    // Writes to the peers' slots may still be under way on this stream: those above, or those after a fault. Wait for
-    // them, because a peer that learns that this rank has closed the plan may reuse its slots for another plan.
+    // Writes to the peers' slots may still be under way on the control stream: the writes above, or those of the watch
+    // thread after the plan has failed. Wait for them, because a peer that learns that this rank has closed the plan
+    // may reuse these slots for another plan.
     let _ = shared.control.synchronize();
     let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
     is_closed && core.has_let_go(&shared.plans())

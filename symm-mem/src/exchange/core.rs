@@ -48,7 +48,8 @@ pub(super) struct Core {
     /// Number of graph launches by this rank through `Plan::launch`.
     pub(super) launched: AtomicU32,
     /// The largest value of `launched` among the plan's ranks in this process. If it exceeds this rank's value, another
-    /// rank has already begun this rank's next launch, so [`quiet`] does not hold that launch back.
+    /// rank has already begun its launch with the number of this rank's next launch. So [`quiet`] does not hold that
+    /// next launch back.
     pub(super) launches: Rounds,
 }
 

@@ -48,8 +48,9 @@ use super::{
 ///   can be enqueued before the copy of the current round begins.
 ///
 /// A process of several ranks closes the memory of dropped plans only while none of its ranks has a transfer under way.
-/// While it closes memory, a call may block the host. While it waits to close memory, a call that begins a round may
-/// also block, for at most 50 ms at a time, so that the transfers under way can end.
+/// While it closes memory, `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the process may block
+/// the host. While it waits to close memory, a `ready`, `put`, `get` or `launch` that begins a new round may also
+/// block, for at most 50 ms at a time, so that the transfers under way can end.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer

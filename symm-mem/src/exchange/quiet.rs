@@ -7,12 +7,12 @@
 //! way. Until the memory is closed, no transfer may begin.
 //!
 //! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after
-//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]. A *round* is one transfer or
-//! notification, with the calls of both ends, or one launch of a graph on each rank. A call that begins a round blocks
-//! while rounds are held back. If one end has already begun the round, the call of the other end does not block. If no
-//! quiet moment comes within [`HOLD`], rounds are not held back again for [`REST`], because a transfer under way may
-//! depend on a held-back round in a way that this module cannot detect. So it is possible that no quiet moment ever
-//! comes. Code that waits for memory to be closed must use a deadline of its own.
+//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]. A *round* is one execution of a
+//! transfer or one notification, with the calls of both ends, or one launch of a graph on each rank. A call that begins
+//! a round blocks while rounds are held back. If one end has already begun the round, the call of the other end does
+//! not block. If no quiet moment comes within [`HOLD`], rounds are not held back again for [`REST`], because a transfer
+//! under way may depend on a held-back round in a way that this module cannot detect. So it is possible that no quiet
+//! moment ever comes. Code that waits for memory to be closed must use a deadline of its own.
 //!
 //! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
 //! kernels, or kernels that wait for signals. When a program drops a plan in a process of several ranks, this other
@@ -46,10 +46,10 @@ const LOOK: Duration = Duration::from_millis(1);
 /// Number of operations under way in this process (signals, waits, copies and graph launches of transfers), plus the
 /// number of failures that watch threads have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
-/// Excludes transfers while memory is closed. Threads that enqueue a transfer take a shared lock. A thread that closes
-/// memory takes a shared lock in a process of one rank, and an exclusive lock in a process of several ranks.
-/// [`Present::new`] takes an exclusive lock. Exclusive locks are taken only with `try_write`. So no thread ever queues
-/// for an exclusive lock, which would block later shared locks.
+/// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. A thread that
+/// enqueues a transfer locks it shared. A thread that closes memory locks it exclusively, or shared if the process has
+/// only one rank. [`Present::new`] locks it exclusively, so that a second rank cannot appear during a shared close.
+/// Exclusive locks are taken only with `try_write`, because a thread that waits for one would block later shared locks.
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
@@ -159,8 +159,9 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // Locked until the rank is registered. A thread of a process of one rank locks the gate before it checks
-            // for other ranks and closes memory, so it cannot miss this rank.
+            // If the lock succeeds, the gate stays locked until the rank is registered. In a process of one rank,
+            // `moment` locks the gate and then checks for other ranks. So a close that is under way makes this lock
+            // fail, and a later call of `moment` sees the new rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {
@@ -190,9 +191,10 @@ impl Drop for Present {
     }
 }
 
-/// Counter of a sequence of rounds that several ranks run together, such as the rounds of a transfer. Its value is the
-/// latest round that any rank of this process has begun. The ranks of the process share the counter. It wraps around,
-/// so of two numbers the earlier one is found by the sign of their wrapping difference.
+/// Counts the rounds of one sequence: the rounds of one transfer of a plan, one rank's notifications to a peer, or the
+/// graph launches of a plan. Its value is the number of the latest round that any rank of this process has begun. The
+/// ranks of the process share the counter. It wraps around, so round `a` is earlier than round `b` if the wrapping
+/// difference `a - b` is negative as an `i32`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rounds(Arc<AtomicU32>);
 

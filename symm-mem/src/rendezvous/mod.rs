@@ -31,9 +31,10 @@
 //! | `peer_group` | a group with its signal pads, which all [`SymmetricMemory`] values of the group share |
 //!
 //! A [`Rendezvous`] maps the peers' memory once for each allocation. For a block of a pool, it maps the whole segment,
-//! so all blocks of the segment share one mapping. A rank unmaps the peers' memory once two conditions hold: its own
-//! allocation is freed or its own segment is retired, and every [`SymmetricMemory`] of that allocation or segment is
-//! dropped. Each mapping keeps the peer's pages allocated, so no rank can free memory that another rank has mapped.
+//! so all blocks of the segment share one mapping. A rank unmaps the peers' memory once two conditions hold: all
+//! handles of its own allocation are dropped or its own segment is retired, and every [`SymmetricMemory`] of that
+//! allocation or segment is dropped. Each mapping keeps the peer's pages allocated, so the pages that a rank has mapped
+//! stay valid even if their owner drops or retires its memory.
 
 mod allocation;
 mod buffer;
@@ -144,7 +145,8 @@ pub struct Rendezvous {
 pub(crate) struct Inner {
     pub(crate) group: Arc<PeerGroup>,
     pub(crate) options: RendezvousOptions,
-    /// See [`Record::life`].
+    /// How often this rank has created a `Rendezvous` for the group, including this one ([`Record::life`]). Part of the
+    /// store keys of this `Rendezvous`.
     life: u64,
     /// The number of the next rendezvous ([`Record::number`]). A call holds the lock until its rendezvous has ended, so
     /// there is only one at a time.
@@ -281,9 +283,9 @@ impl Rendezvous {
         buffer.mapping(&self.inner.group.mappings)
     }
 
-    /// Takes part in a rendezvous to which this rank brings no memory, so that the other members do not wait for it.
-    /// All members then refuse the rendezvous, with `cause` as the reason. For the others, the call is one of
-    /// [`rendezvous`](Self::rendezvous).
+    /// Takes part in a rendezvous to which this rank brings no memory, so that the other members do not wait for it. On
+    /// the other members, this call is matched by their call of [`rendezvous`](Self::rendezvous). All members then
+    /// refuse the rendezvous, with `cause` as the reason.
     pub(crate) fn decline(&self, cause: String) {
         // The refusal is the intended result, and this rank knows the reason.
         let _ = self.meet(Err(cause));
@@ -355,9 +357,9 @@ impl Rendezvous {
         self.group().call(OPERATION)
     }
 
-    /// Exports the memory of `candidate` for the other ranks. Returns this rank's record, the offer that serves the
-    /// exported memory to the others while it exists, and `candidate` again. On failure, returns the reason that this
-    /// rank posts to the others.
+    /// Exports the memory of `candidate` for the other ranks. Returns this rank's record, the offer, and `candidate`
+    /// again. The others can fetch the exported memory until the offer is dropped. On failure, returns the reason that
+    /// this rank posts to the others.
     fn prepare(
         &self,
         candidate: Candidate,

@@ -13,9 +13,8 @@ pub(super) struct Keys {
     /// The keys of writes whose answer gets lost because the simulation breaks the connection. The rank then sends the
     /// write again.
     repeated: BTreeSet<String>,
-    /// For each pool and purpose, the highest number of a meeting in which all members took part. The key is the name
-    /// of the meeting without its last part. That part is the meeting's number among those of the same pool and
-    /// purpose.
+    /// The last meeting of each pool and purpose in which all members took part. The name of a meeting ends with its
+    /// number among the meetings of the same pool and purpose. This maps the rest of the name to that number.
     met: BTreeMap<String, u64>,
 }
 
@@ -69,8 +68,10 @@ impl Keys {
             match parts.as_slice() {
                 ["symm", _, "generation" | "instance", ..] => false,
                 ["symm", _, _, _, _, "plain", ..] => !any_stay,
-                // The ranks' domains have different members, and a rank removes no keys of ranks outside its own
-                // domain.
+                // The members of a retirement, or of an agreement on a length, are the ranks of the domain. With this
+                // trouble, the ranks' domains have different members, and a rank removes only the keys of the ranks in
+                // its own domain. So some keys may stay. Other agreements are not affected, because their members are
+                // those of a group.
                 ["symm", _, _, "retire" | "length", ..] if other_domain => false,
                 // Some keys of a retirement, or of an agreement on a length, are removed by the next meeting of the
                 // same purpose. So the keys of the last one may stay.

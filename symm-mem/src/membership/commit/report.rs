@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::agreement::{GroupId, NoWindows, Refusal, Unmapped};
 
-/// The result of a commit, equal on all members except for `elapsed`.
+/// The result of a commit. Equal on all members that get a report of the commit, except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommitReport {
     /// The group.
@@ -19,8 +19,8 @@ pub struct CommitReport {
     pub windows: usize,
     /// The reason why the new segments have no windows: the group has one member, NCCL does not support windows for the
     /// group, or [`CommitOptions::windows`](crate::CommitOptions::windows) is false. `None` if they have windows, or if
-    /// this rank [skipped](crate::PoolScope::finish) the commit. Even without windows, a block has the same offset on
-    /// every rank.
+    /// this rank [skipped](crate::PoolScope::finish) the commit. If one member skips a commit, the others skip it too,
+    /// or get an error instead of a report. Even without windows, a block has the same offset on every rank.
     pub without: Option<NoWindows>,
     /// True if all members have registered the new segments with `ncclCommRegister` because they could not become
     /// windows. If one member cannot register them, all members undo it, and
