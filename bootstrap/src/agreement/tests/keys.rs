@@ -35,36 +35,19 @@ fn what_an_agreement_with_a_missing_member_leaves_can_be_removed() {
     assert_eq!(left(), ["sum/records/1"]);
 }
 
-/// A store that removes the key `gone` after every request that checks keys.
-struct Removing(HashStore);
+/// A store that counts its requests, and removes the key `gone` after every request that checks keys.
+#[derive(Default)]
+struct Counting(HashStore, AtomicUsize);
 
-impl Store for Removing {
+impl Store for Counting {
     fn call(&self, request: Request) -> Result<Option<Reply>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
         let checks = matches!(request, Request::Check { .. });
         let reply = self.0.call(request);
         if checks {
             self.0.delete("gone")?;
         }
         reply
-    }
-
-    fn call_when_there(
-        &self,
-        keys: Vec<Vec<u8>>,
-        request: Option<Request>,
-        deadline: Deadline,
-    ) -> Result<Option<Reply>> {
-        self.0.call_when_there(keys, request, deadline)
-    }
-}
-
-/// A store that counts its requests.
-struct Counting(HashStore, AtomicUsize);
-
-impl Store for Counting {
-    fn call(&self, request: Request) -> Result<Option<Reply>> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.call(request)
     }
 
     fn call_when_there(
@@ -81,7 +64,7 @@ impl Store for Counting {
 #[test]
 fn a_fetch_checks_each_key_only_if_one_is_missing_and_reads_once() {
     for (present, requests) in [("", 5), ("c", 6), ("abd", 6), ("abcd", 2)] {
-        let store = Counting(HashStore::new(), AtomicUsize::new(0));
+        let store = Counting::default();
         present.chars().for_each(|key| store.0.set(&key.to_string(), key.to_string().as_bytes()).unwrap());
         let names = ["a", "b", "c", "d"].map(str::to_owned);
         let expected = names.each_ref().map(|key| present.contains(&**key).then(|| key.clone().into_bytes()));
@@ -93,7 +76,7 @@ fn a_fetch_checks_each_key_only_if_one_is_missing_and_reads_once() {
 #[test]
 fn a_key_that_is_removed_while_it_is_read_has_no_value() {
     for keys in [vec!["stays", "gone"], vec!["gone"], vec!["never", "gone", "stays"]] {
-        let store = Removing(HashStore::new());
+        let store = Counting::default();
         store.0.set("stays", b"1").unwrap();
         store.0.set("gone", b"2").unwrap();
         let names: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
