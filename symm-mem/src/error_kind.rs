@@ -10,7 +10,7 @@ use process_group::{
 };
 
 use crate::{
-    agreement::{AgreementError, Ending, Malformed, Poison, Refusal, Unmapped},
+    agreement::{Ending, Malformed, Poison, Refusal, Unmapped},
     exchange::protocol::ExchangeRefusal,
     rendezvous::{AllocationError, protocol::RendezvousRefusal},
 };
@@ -250,34 +250,24 @@ impl From<StoreError> for ErrorKind {
 }
 
 impl ErrorKind {
-    /// Converts the ending of a commit, a retirement or an agreement on a length. `failure` is the store's error, if
-    /// the store failed. `groups` is used only for endings that poison groups. The caller lists the groups that are
-    /// poisoned after such an ending: for a commit its group, for a retirement its poisoned groups, for a length none.
-    pub(crate) fn of_ending(ending: Ending, failure: Option<StoreError>, groups: Vec<GroupId>) -> Self {
+    /// Converts the ending of an agreement. `refused` converts a refusal. `failure` is the store's error, if the store
+    /// failed. `groups` are the groups that are poisoned after an ending that poisons groups: for a commit its group,
+    /// for a retirement its poisoned groups, and none for other agreements.
+    pub(crate) fn of_ending<R>(
+        ending: Ending<R>,
+        refused: impl FnOnce(R) -> Self,
+        failure: Option<StoreError>,
+        groups: Vec<GroupId>,
+    ) -> Self {
         let poisons = !groups.is_empty();
         match (ending, failure) {
-            (Ending::Refused(refusal), _) => Self::Refused(refusal),
+            (Ending::Refused(refusal), _) => refused(refusal),
             (Ending::Poisoned(poison), _) => Self::Poisoned { poison, groups: groups.into() },
             (Ending::StoreFailed { in_doubt }, Some(source)) => {
                 Self::Store { poisoned: poisons && in_doubt, source }
             }
             (Ending::Unreadable { source }, _) => Self::Unreadable { poisoned: poisons, source },
             (Ending::OutOfStep | Ending::StoreFailed { .. }, _) => Self::OutOfStep,
-        }
-    }
-
-    /// Converts the ending of a rendezvous or an exchange. `refused` converts a refusal. `failure` is the store's
-    /// error, if the store failed.
-    pub(crate) fn of_agreement<R>(
-        ended: AgreementError<R>,
-        refused: impl FnOnce(R) -> Self,
-        failure: Option<StoreError>,
-    ) -> Self {
-        match (ended, failure) {
-            (AgreementError::Refused(refusal), _) => refused(refusal),
-            (AgreementError::StoreFailed { .. }, Some(source)) => source.into(),
-            (AgreementError::Unreadable(source), _) => Self::Unreadable { poisoned: false, source },
-            (AgreementError::OutOfStep | AgreementError::StoreFailed { .. }, _) => Self::OutOfStep,
         }
     }
 

@@ -7,7 +7,6 @@
 use std::fmt;
 
 use super::{
-    ValuesByRank,
     poison::NoWindows,
     wire::{wire_enum, wire_struct},
 };
@@ -35,20 +34,6 @@ pub struct Capabilities {
     pub windows: WindowSupport,
 }
 wire_struct!(Capabilities { library, windows });
-
-impl Capabilities {
-    /// Returns the first capability that differs between members, and each member's value for the error text. Returns
-    /// `None` if all capabilities are equal. `by_rank` applies a function to the capabilities of every member, and
-    /// returns the results by rank.
-    pub(super) fn difference(
-        by_rank: impl Fn(&dyn Fn(&Self) -> String) -> ValuesByRank<String>,
-    ) -> Option<(Capability, ValuesByRank<String>)> {
-        Capability::ALL.into_iter().find_map(|what| {
-            let is_equal = by_rank(&|own| what.compared(own)).is_unanimous();
-            (!is_equal).then(|| (what, by_rank(&|own| what.shown(own))))
-        })
-    }
-}
 
 impl WindowSupport {
     /// Returns the reason why the group gets no windows, or `None` if they are available.
@@ -80,11 +65,11 @@ impl fmt::Display for Capability {
 }
 
 impl Capability {
-    const ALL: [Self; 2] = [Self::Library, Self::Windows];
+    pub(super) const ALL: [Self; 2] = [Self::Library, Self::Windows];
 
     /// Returns the value to compare. It does not contain the reason for missing windows, because ranks with different
     /// environments may have different reasons.
-    fn compared(self, own: &Capabilities) -> String {
+    pub(super) fn compared(self, own: &Capabilities) -> String {
         match self {
             Self::Library => own.library.to_string(),
             Self::Windows => (own.windows == WindowSupport::Available).to_string(),
@@ -92,7 +77,7 @@ impl Capability {
     }
 
     /// Returns the value to show in the error, with the reason for missing windows.
-    fn shown(self, own: &Capabilities) -> String {
+    pub(super) fn shown(self, own: &Capabilities) -> String {
         match (self, &own.windows) {
             (Self::Windows, WindowSupport::Available) => "available".to_owned(),
             (Self::Windows, WindowSupport::Unavailable { reason }) => format!("unavailable ({reason})"),

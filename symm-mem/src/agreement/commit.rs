@@ -51,17 +51,21 @@ impl Protocol for CommitProtocol {
     }
 
     fn judge(plan: &Plan, reports: &[(u32, Report<Answer>)]) -> Decision {
-        let found = match plan {
-            Plan::Hashes { range, .. } => all(reports, |answer| match answer {
-                Answer::Hashes { hashes } => Some(hashes.clone()),
-                _ => None,
-            })
-            .map(|answers| narrow(*range, answers.into_iter().map(|(_, hashes)| hashes))),
-            Plan::Recall { sequence, .. } => all(reports, |answer| match answer {
-                Answer::Recalled { recalled } => Some(recalled.clone()),
-                _ => None,
-            })
-            .map(|answers| name(*sequence, answers)),
+        let (after, found) = match plan {
+            Plan::Hashes { range, after } => {
+                let hashes = all(reports, |_, answer| match answer {
+                    Answer::Hashes { hashes } => Some(hashes.clone()),
+                    _ => None,
+                });
+                (after, hashes.map(|hashes| narrow(*range, &hashes)))
+            }
+            Plan::Recall { sequence, after } => {
+                let recalled = all(reports, |rank, answer| match answer {
+                    Answer::Recalled { recalled } => Some((rank, recalled.clone())),
+                    _ => None,
+                });
+                (after, recalled.map(|recalled| name(*sequence, recalled)))
+            }
             Plan::Register { agreed } => {
                 let outcomes: Vec<_> =
                     reports.iter().map(|(rank, report)| (*rank, registered(report))).collect();
@@ -69,9 +73,7 @@ impl Protocol for CommitProtocol {
             }
             Plan::Open { agreed } => return opening::judge(agreed, reports),
         };
-        let (Plan::Hashes { after, .. } | Plan::Recall { after, .. }) = plan.clone() else {
-            unreachable!("the other actions are judged above")
-        };
+        let after = after.clone();
         match found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} }) {
             Finding::Narrower { range } => Decision::Act { plan: Plan::Hashes { range, after } },
             Finding::Operation { sequence } => Decision::Act { plan: Plan::Recall { sequence, after } },
@@ -96,11 +98,11 @@ impl Protocol for CommitProtocol {
     }
 }
 
-/// Applies `read` to the answers of all members, and returns each member's rank and result. Returns `None` if a member
-/// has not answered, or if `read` returns `None` for an answer.
-fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(&Answer) -> Option<T>) -> Option<Vec<(u32, T)>> {
+/// Applies `read` to each member's rank and answer, and returns the results. Returns `None` if a member has not
+/// answered, or if `read` returns `None` for an answer.
+fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(u32, &Answer) -> Option<T>) -> Option<Vec<T>> {
     let one = |(rank, report): &(u32, Report<Answer>)| match report {
-        Report::Outcome(answer) => Some((*rank, read(answer)?)),
+        Report::Outcome(answer) => read(*rank, answer),
         Report::Pending | Report::Late => None,
     };
     reports.iter().map(one).collect()

@@ -3,13 +3,13 @@
 //! Any member may compute a decision. The store keeps the first one, and all members follow it. A decision depends on
 //! the set of messages and not on their order. So the error is the same, whichever member computes the decision.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 use process_group::group::GroupId;
 
 use super::{
     Ranks, ValuesByRank,
-    capabilities::Capabilities,
+    capabilities::Capability,
     opening,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
@@ -117,9 +117,11 @@ fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
 }
 
 fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
-    let (what, values) =
-        Capabilities::difference(|value| split(records, |record| value(&record.capabilities)))?;
-    Some(Refusal::CapabilityMismatch { what, values })
+    Capability::ALL.into_iter().find_map(|what| {
+        let is_equal = split(records, |record| what.compared(&record.capabilities)).is_unanimous();
+        let values = || split(records, |record| what.shown(&record.capabilities));
+        (!is_equal).then(|| Refusal::CapabilityMismatch { what, values: values() })
+    })
 }
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
@@ -168,10 +170,8 @@ fn outstanding(records: &[Ranked<'_>]) -> Option<Refusal> {
 pub(super) fn half_enqueued<'a>(
     ranks: impl Iterator<Item = (u32, &'a [Enqueued])> + Clone,
 ) -> Option<Refusal> {
-    let mut groups: Vec<GroupId> =
+    let groups: BTreeSet<GroupId> =
         ranks.clone().flat_map(|(_, enqueued)| enqueued).map(|enqueued| enqueued.group).collect();
-    groups.sort_unstable();
-    groups.dedup();
     groups.into_iter().find_map(|group| {
         let of_group = |(rank, enqueued): (u32, &'a [Enqueued])| {
             Some((rank, enqueued.iter().find(|enqueued| enqueued.group == group)?))

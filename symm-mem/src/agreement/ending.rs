@@ -10,51 +10,18 @@ use process_group::{
 use super::{poison::Poison, refusal::Refusal, wire::Malformed};
 use crate::domain::rank_of;
 
-/// The reason why an agreement has no result on this member. `R` is the type of a refusal's reason.
+/// The reason why an agreement has no result on this member. `R` is the type of a refusal's reason. It is [`Refusal`]
+/// for a commit, a plain registration, a retirement or an agreement on a length.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AgreementError<R> {
-    /// The agreement was refused. All members get the same reason, with two exceptions. If another process has run as
-    /// this rank, or this rank's list of members differs from the list of the others, this member may be the only one
-    /// that gets the reason.
+pub enum Ending<R = Refusal> {
+    /// The agreement was refused: this member has registered, retired or mapped nothing. All members get the same
+    /// reason, with two exceptions. If another process has run as this rank, or this rank's list of members differs
+    /// from the list of the others, this member may be the only one that gets the reason, and the others may have
+    /// agreed without it.
     Refused(R),
-    /// This member could not reach the store. The others may report this member as missing.
-    StoreFailed {
-        /// True if this member may have posted its record, so that the others may have acted on it.
-        in_doubt: bool,
-    },
-    /// A value in the store cannot be decoded, because another program, or another release of this one, has overwritten
-    /// it. The other members may have read the original value.
-    Unreadable(Malformed),
-    /// The state machine got an input that it had not requested. This is a bug.
-    OutOfStep,
-}
-
-impl<R> AgreementError<R> {
-    /// Converts the ending of an agreement. `refusal` converts the failures that are common to all agreements.
-    pub(crate) fn of<P: Protocol>(ending: agreement::Ending<P>, refusal: impl FnOnce(Failure) -> R) -> Self
-    where
-        R: From<P::Refusal>,
-    {
-        match ending {
-            agreement::Ending::Refused(refused) => Self::Refused(refused.into()),
-            agreement::Ending::Failed(failure) => Self::Refused(refusal(failure)),
-            agreement::Ending::StoreFailed => Self::StoreFailed { in_doubt: false },
-            agreement::Ending::InDoubt => Self::StoreFailed { in_doubt: true },
-            agreement::Ending::Unreadable(malformed) => Self::Unreadable(malformed),
-            _ => Self::OutOfStep,
-        }
-    }
-}
-
-/// The reason why a commit, a plain registration, a retirement or an agreement on a length has no result on this
-/// member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ending {
-    /// Nothing was registered or retired on this member. The same is true for the other members, with one exception: if
-    /// the reason is that this rank's list of members differs from theirs, they may have agreed without this rank.
-    Refused(Refusal),
-    /// The group is poisoned on all members. Exception: if this member could not undo a plain registration
-    /// (`ncclCommRegister`), the group is poisoned on this member alone.
+    /// The group is poisoned on all members. Only a commit, a plain registration or a retirement ends so. Exception: if
+    /// this member could not undo a plain registration (`ncclCommRegister`), the group is poisoned on this member
+    /// alone.
     Poisoned(Poison),
     /// This member could not reach the store, or another process runs as this rank. The others may report this member
     /// as missing.
@@ -75,26 +42,30 @@ pub enum Ending {
     OutOfStep,
 }
 
-impl From<Refusal> for Ending {
-    fn from(refusal: Refusal) -> Self {
+impl<R> From<R> for Ending<R> {
+    fn from(refusal: R) -> Self {
         Self::Refused(refusal)
     }
 }
 
-impl Ending {
+impl<R> Ending<R> {
     /// Converts the ending of an agreement. `failed` converts the failures that are common to all agreements.
-    pub(super) fn of<P: Protocol>(ending: agreement::Ending<P>, failed: impl FnOnce(Failure) -> Self) -> Self
+    pub(crate) fn of<P: Protocol>(ending: agreement::Ending<P>, failed: impl FnOnce(Failure) -> Self) -> Self
     where
         Self: From<P::Refusal>,
     {
-        match AgreementError::of(ending, failed) {
-            AgreementError::Refused(ending) => ending,
-            AgreementError::StoreFailed { in_doubt } => Self::StoreFailed { in_doubt },
-            AgreementError::Unreadable(source) => Self::Unreadable { source },
-            AgreementError::OutOfStep => Self::OutOfStep,
+        match ending {
+            agreement::Ending::Refused(refused) => refused.into(),
+            agreement::Ending::Failed(failure) => failed(failure),
+            agreement::Ending::StoreFailed => Self::StoreFailed { in_doubt: false },
+            agreement::Ending::InDoubt => Self::StoreFailed { in_doubt: true },
+            agreement::Ending::Unreadable(source) => Self::Unreadable { source },
+            _ => Self::OutOfStep,
         }
     }
+}
 
+impl Ending {
     /// Returns true if all members have the same ending. If this returns false and the group has ended, the caller
     /// reports the end of the group instead. The result is true for a refusal or a poison, unless members did not
     /// arrive in time or were lost. In two cases it is true although this member may be the only one with the ending:

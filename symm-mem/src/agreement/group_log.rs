@@ -7,15 +7,12 @@ use process_group::group::GroupId;
 
 use super::{
     VOTE_FLOOR,
-    capabilities::Capabilities,
     ending::Ending,
     hash::chain,
     meeting_id::{MeetingId, MeetingKind},
-    peer_memory::PeerOffer,
     plan::{Agreed, CommitProtocol},
     poison::Poison,
-    ranks::RankList,
-    record::{Enqueued, LogPoint, Policy, PoolId, Readiness, Record, Segment},
+    record::{LogPoint, PoolId, Readiness, Record, Segment},
     refusal::Refusal,
     rounds::Rounds,
     start::{Start, patience},
@@ -24,34 +21,6 @@ use super::{
 /// The first word of the entry for a retired segment in the committed log. The entry for a committed segment begins
 /// with the segment's ordinal, which is never this value.
 const TOMBSTONE: u64 = u64::MAX;
-
-/// The state of a rank at the start of a commit, from which [`GroupLog::begin`] makes the rank's record.
-#[derive(Debug, Clone)]
-pub struct Situation {
-    /// The treatment of differences between the ranks' pools.
-    pub policy: Policy,
-    /// The time limit of the commit.
-    pub deadline: Duration,
-    /// The readiness of the rank.
-    pub readiness: Readiness,
-    /// The ranks of the pool's domain.
-    pub domain: Vec<u32>,
-    /// The capabilities of the rank's libraries.
-    pub capabilities: Capabilities,
-    /// The work enqueued on the rank's device, by group.
-    pub enqueued: Vec<Enqueued>,
-    /// See [`Record::address_space_left`].
-    pub address_space_left: Option<u64>,
-    /// The state of the pool's allocation log.
-    pub log: LogPoint,
-    /// See [`Record::log_since`].
-    pub log_since: u64,
-    /// All segments of the pool that are not retired, in ascending order of ordinals.
-    pub segments: Vec<Segment>,
-    /// The memory that this rank offers to the other members: segments that are new to the group, and possibly the
-    /// signal pad.
-    pub peers: PeerOffer,
-}
 
 /// The state of a group for one pool on this rank: the group's committed log, the number of the next commit, and the
 /// group's poison.
@@ -173,33 +142,19 @@ impl GroupLog {
         MeetingId::new(self.pool, MeetingKind::Commit { group: self.group }, round)
     }
 
-    /// Begins the next commit. Returns the arguments with which this rank starts the agreement, and the new segments in
-    /// this rank's record.
-    pub fn begin(&mut self, situation: Situation) -> (Start<CommitProtocol>, Vec<Segment>) {
-        let Situation { policy, deadline, readiness, capabilities, enqueued, address_space_left, .. } =
-            situation;
-        let readiness = match &self.poison {
-            Some(poison) => Readiness::Poisoned { poison: poison.clone() },
-            None => readiness,
-        };
-        let mut segments = situation.segments;
-        segments.retain(|segment| self.is_new(segment.ordinal));
-        let record = Record {
-            domain: RankList(situation.domain),
-            policy,
-            readiness,
-            capabilities,
-            enqueued,
-            address_space_left,
-            committed: self.committed,
-            log: situation.log,
-            log_since: situation.log_since,
-            segments: segments.clone(),
-            peers: situation.peers,
-        };
+    /// Begins the next commit. `record` describes the state of the pool and of this rank, and has all segments of the
+    /// pool that are not retired, in ascending order of ordinals. This function removes the segments that are not new
+    /// to the group, and replaces the readiness if the group is poisoned. `deadline` is the time limit of the commit.
+    /// Returns the arguments with which this rank starts the agreement, and the new segments in this rank's record.
+    pub fn begin(&mut self, mut record: Record, deadline: Duration) -> (Start<CommitProtocol>, Vec<Segment>) {
+        if let Some(poison) = &self.poison {
+            record.readiness = Readiness::Poisoned { poison: poison.clone() };
+        }
+        record.segments.retain(|segment| self.is_new(segment.ordinal));
+        let segments = record.segments.clone();
         let round = self.rounds.count();
         let meeting = self.meeting(round);
-        self.offered = situation.log.length;
+        self.offered = record.log.length;
         (Start::new(meeting, self.rank, self.members.clone(), patience(deadline), deadline, record), segments)
     }
 

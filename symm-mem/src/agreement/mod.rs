@@ -54,8 +54,8 @@ pub use bootstrap::wire::Malformed;
 pub use capabilities::{Capabilities, Capability, WindowSupport};
 pub use commit::ending as commit_ending;
 pub use decide::{decide, judge_registrations};
-pub use ending::{AgreementError, Ending};
-pub use group_log::{GroupLog, Situation};
+pub use ending::Ending;
+pub use group_log::GroupLog;
 pub use history::{BlockPlace, Divergence, Operation, OperationKind};
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use length::length_patience;
@@ -69,13 +69,13 @@ pub use poison::{NoWindows, Poison};
 pub use process_group::group::GroupId;
 pub use ranks::RankList;
 pub use record::{Enqueued, LogPoint, MessageCounts, Policy, PoolId, Readiness, Record, Segment};
-pub use refusal::{Held, Membership, Refusal, Shape};
+pub use refusal::{Membership, Refusal, Shape};
 pub use retire::{
     Candidate, Committed, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord,
     decide_retirement, retirement_ending,
 };
 pub(crate) use rounds::Rounds;
-pub use search::{Hashes, Range, Recalled};
+pub use search::{Range, Recalled};
 pub use start::Start;
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) use start::patience;

@@ -9,7 +9,7 @@ use super::{
     peer_memory::PeerMappings,
     poison::{NoWindows, Poison},
     refusal::Refusal,
-    search::{Hashes, Range, Recalled},
+    search::{Range, Recalled},
     wire::{wire_enum, wire_struct},
 };
 use crate::sharing;
@@ -163,8 +163,8 @@ impl Plan {
 pub enum Answer {
     /// The answer to [`Plan::Hashes`].
     Hashes {
-        /// The rank's hashes at the points of the range.
-        hashes: Hashes,
+        /// The rank's hashes at the points of the range. `None` for a point at which the rank no longer has the hash.
+        hashes: Vec<Option<u64>>,
     },
     /// The answer to [`Plan::Recall`].
     Recalled {
@@ -193,7 +193,7 @@ impl Answer {
     /// Returns the answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if
     /// the log no longer has it.
     pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
-        Self::Hashes { hashes: Hashes { at: range.points().into_iter().map(hash_at).collect() } }
+        Self::Hashes { hashes: range.points().into_iter().map(hash_at).collect() }
     }
 
     /// Returns the answer to [`Plan::Recall`]. `length` is the length of the rank's allocation log at the start of the

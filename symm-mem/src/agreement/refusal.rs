@@ -23,16 +23,6 @@ pub struct Shape {
 }
 wire_struct!(Shape { bytes, flags });
 
-/// The numbers of uses of a segment on a rank, by kind of use. Any use prevents the retirement of the segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
-    /// The number of captures in progress and captured graphs that use the segment.
-    pub graphs: u64,
-    /// The number of blocks in the segment.
-    pub blocks: u64,
-}
-wire_struct!(Held { graphs, blocks });
-
 /// The reason why an operation was refused. All members get the same value, with an exception that
 /// [`Ending::Refused`](super::Ending::Refused) describes. Nothing was registered or retired, and the group's windows
 /// are unchanged. The group can commit again, unless it has ended ([`MemberLost`](Self::MemberLost)) or must be made

@@ -26,7 +26,7 @@ use super::{
     meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
     record::{Enqueued, LogPoint, PoolId, Readiness},
-    refusal::{Held, Refusal},
+    refusal::Refusal,
     start::{self, Start, evidence, explain, patience},
     wire::{self, wire_enum, wire_struct},
 };
@@ -42,17 +42,19 @@ pub struct Committed {
 }
 wire_struct!(Committed { group, log });
 
-/// The report of a rank on a segment that is to be retired.
+/// The report of a rank on a segment that is to be retired. Any use of the segment prevents its retirement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     /// The segment.
     pub ordinal: u32,
-    /// The remaining uses of the segment on this rank.
-    pub held: Held,
+    /// The number of captures in progress and captured graphs on this rank that use the segment.
+    pub graphs: u64,
+    /// The number of blocks in the segment on this rank.
+    pub blocks: u64,
     /// The groups that have committed the segment, but that the rank did not pass to the retirement.
     pub uncovered: Vec<GroupId>,
 }
-wire_struct!(Candidate { ordinal, held, uncovered });
+wire_struct!(Candidate { ordinal, graphs, blocks, uncovered });
 
 /// The message of a rank to the others before anything is retired.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,10 +98,8 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
     if !ordinals.is_unanimous() {
         return Some(Refusal::RetirementMismatch { ordinals });
     }
-    let mut groups: Vec<GroupId> =
+    let groups: BTreeSet<GroupId> =
         records.iter().flat_map(|(_, record)| &record.groups).map(|it| it.group).collect();
-    groups.sort_unstable();
-    groups.dedup();
     groups.into_iter().find_map(|group| {
         let logs = records.iter().filter_map(|(rank, record)| {
             Some((*rank, record.groups.iter().find(|it| it.group == group)?.log))
@@ -130,14 +130,14 @@ fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
             .map(|(rank, it)| Refusal::SegmentCommitted { rank, ordinal, groups: it.uncovered.clone() });
         uncovered
             .or_else(|| {
-                all().any(|(_, it)| it.held.graphs > 0).then(|| {
-                    let graphs = ValuesByRank::of(all().map(|(rank, it)| (rank, it.held.graphs)));
+                all().any(|(_, it)| it.graphs > 0).then(|| {
+                    let graphs = ValuesByRank::of(all().map(|(rank, it)| (rank, it.graphs)));
                     Refusal::SegmentPinned { ordinal, graphs }
                 })
             })
             .or_else(|| {
-                all().any(|(_, it)| it.held.blocks > 0).then(|| {
-                    let blocks = ValuesByRank::of(all().map(|(rank, it)| (rank, it.held.blocks)));
+                all().any(|(_, it)| it.blocks > 0).then(|| {
+                    let blocks = ValuesByRank::of(all().map(|(rank, it)| (rank, it.blocks)));
                     Refusal::SegmentInUse { ordinal, blocks }
                 })
             })

@@ -43,13 +43,12 @@ struct Story {
 }
 
 fn start(rank: u32) -> Start<RetireProtocol> {
-    let held = Held { graphs: 0, blocks: 0 };
     let record = RetirementRecord {
         readiness: Readiness::Ready,
         enqueued: Vec::new(),
         log: LogPoint::default(),
         groups: Vec::new(),
-        segments: vec![Candidate { ordinal: 0, held, uncovered: Vec::new() }],
+        segments: vec![Candidate { ordinal: 0, graphs: 0, blocks: 0, uncovered: Vec::new() }],
     };
     Start::retirement(POOL, 0, rank, (0..RANKS).collect(), record, DEADLINE)
 }

@@ -51,13 +51,6 @@ impl Range {
     }
 }
 
-/// A rank's hashes at the points of a range. `None` for a point at which the rank no longer has the hash.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hashes {
-    pub(super) at: Vec<Option<u64>>,
-}
-wire_struct!(Hashes { at });
-
 /// The result of one round of the search.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Finding {
@@ -79,13 +72,14 @@ pub struct Recalled {
 }
 wire_struct!(Recalled { operation, is_last });
 
-/// Evaluates a round of the search. `answers` are the hashes of all ranks at the points of `range`.
-pub(super) fn narrow(range: Range, answers: impl IntoIterator<Item = Hashes>) -> Finding {
-    let (points, answers) = (range.points(), Vec::from_iter(answers));
+/// Evaluates a round of the search. `answers` are the [hashes](super::Answer::Hashes) of all ranks at the points of
+/// `range`.
+pub(super) fn narrow(range: Range, answers: &[Vec<Option<u64>>]) -> Finding {
+    let points = range.points();
     let is_unknown =
-        |index: usize| answers.iter().any(|answer| answer.at.get(index).copied().flatten().is_none());
+        |index: usize| answers.iter().any(|hashes| hashes.get(index).copied().flatten().is_none());
     let equal = |index: usize| {
-        let mut hashes = answers.iter().map(|answer| answer.at.get(index));
+        let mut hashes = answers.iter().map(|hashes| hashes.get(index));
         let first = hashes.next();
         !is_unknown(index) && hashes.all(|hash| Some(hash) == first)
     };
@@ -153,10 +147,9 @@ mod tests {
             let found = loop {
                 rounds += 1;
                 prop_assert!(rounds < 8);
-                let answers: Vec<Hashes> = (1..=lengths.len() as u64)
-                    .map(|rank| Hashes { at: range.points().iter().map(|&at| Some(hash(rank, at))).collect() })
-                    .collect();
-                match narrow(range, answers) {
+                let hashes = |rank| range.points().iter().map(|&at| Some(hash(rank, at))).collect();
+                let answers: Vec<_> = (1..=lengths.len() as u64).map(hashes).collect();
+                match narrow(range, &answers) {
                     Finding::Narrower { range: narrower } => range = narrower,
                     Finding::Operation { sequence } => break sequence,
                     Finding::End { divergence } => panic!("{divergence}"),
@@ -180,15 +173,15 @@ mod tests {
             let mut range = Range { low: 0, high };
             let mut lost = vec![0; rest.len()];
             for round in 0..8 {
-                let answers: Vec<Hashes> = (0..rest.len()).map(|rank| {
+                let answers: Vec<_> = (0..rest.len()).map(|rank| {
                     lost[rank] += losses.get(rank).and_then(|it| it.get(round)).copied().unwrap_or(0);
                     let hash = |&at: &u64| {
                         let is_known = at >= lost[rank] || at == 0 || at.is_power_of_two();
                         is_known.then_some(if at <= common { at } else { at ^ (rank as u64 + 1) << 40 })
                     };
-                    Hashes { at: range.points().iter().map(hash).collect() }
+                    range.points().iter().map(hash).collect()
                 }).collect();
-                match narrow(range, answers) {
+                match narrow(range, &answers) {
                     Finding::Narrower { range: narrower } => range = narrower,
                     Finding::Operation { sequence } => {
                         prop_assert_eq!(sequence, common);
@@ -209,7 +202,7 @@ mod tests {
     #[test]
     fn what_is_forgotten_is_said() {
         let narrowed = |low, high, answers: [&[Option<u64>]; 2]| {
-            narrow(Range { low, high }, answers.map(|at| Hashes { at: at.to_vec() }))
+            narrow(Range { low, high }, &answers.map(<[_]>::to_vec))
         };
         let forgotten = |before| Finding::End { divergence: Divergence::Forgotten { before } };
         let differ = [&[Some(1), Some(2), Some(3)][..], &[Some(4), Some(5), Some(6)][..]];

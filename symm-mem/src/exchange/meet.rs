@@ -182,13 +182,15 @@ impl Exchange {
                 }
             }
             (Ok(_), None) => (Ending::OutOfStep, None),
-            (Err(failed), _) => (Ending::of(failed.ending, ExchangeRefusal::from), failed.store),
+            (Err(failed), _) => {
+                (Ending::of(failed.ending, |failure| ExchangeRefusal::from(failure).into()), failed.store)
+            }
         };
         if let Some(candidate) = &candidate {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
             self.let_go(&key, candidate, contribution, &others, &opened.open, is_nobodys);
         }
-        let kind = ErrorKind::of_agreement(ending, ErrorKind::ExchangeRefused, failure);
+        let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
         Err(match (slots, error.kind()) {
             // This rank's own error is more specific than the refusal that all members get.

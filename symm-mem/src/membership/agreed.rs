@@ -22,7 +22,8 @@ impl Memberships {
         left.iter().for_each(|place| remove_left(store, place));
         agreed.map_err(|mut failed: Box<Failed<_>>| {
             let error = store_error(&mut failed, &member);
-            ErrorKind::of_ending(length_ending(failed.ending, &member), error, Vec::new())
+            let ending = length_ending(failed.ending, &member);
+            ErrorKind::of_ending(ending, ErrorKind::Refused, error, Vec::new())
         })
     }
 

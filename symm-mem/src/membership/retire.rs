@@ -26,9 +26,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Held, Poison, Readiness, Release,
-        RetireOutcome, RetirePlan, RetireProtocol, Retired, RetirementRecord, Start, ending::store_error,
-        retirement_ending,
+        Candidate, Committed, Ending, Enqueued, GroupId, GroupLog, Poison, Readiness, Release, RetireOutcome,
+        RetirePlan, RetireProtocol, Retired, RetirementRecord, Start, ending::store_error, retirement_ending,
     },
     error::{CallContext, Error},
     error_kind::ErrorKind,
@@ -98,7 +97,7 @@ impl Memberships {
         let poisoned = parties.iter().filter(|it| lock(&it.group_state).log.poison().is_some());
         let poisoned = poisoned.map(|party| party.group.id()).collect();
         let call = CallContext::of_pool("retirement", self.id());
-        Err(call.error(ErrorKind::of_ending(ending, failure, poisoned)))
+        Err(call.error(ErrorKind::of_ending(ending, ErrorKind::Refused, failure, poisoned)))
     }
 
     /// Returns the groups that take part, in ascending order of their ids. The second value describes a problem with
@@ -150,10 +149,10 @@ impl Memberships {
         let is_live = |ordinal: &u32| arena.segments().get(*ordinal as usize).is_some_and(|it| !it.retired);
         let unknown = ordinals.iter().find(|ordinal| !is_live(ordinal)).copied();
         let segments = ordinals.iter().map(|&ordinal| {
-            let held = Held { graphs: arena.graphs_of(ordinal), blocks: arena.blocks_in(ordinal) };
+            let (graphs, blocks) = (arena.graphs_of(ordinal), arena.blocks_in(ordinal));
             let given = |group: &GroupId| groups.iter().any(|it| it.group == *group);
             let uncovered = table.groups_of(ordinal).filter(|group| !given(group)).collect();
-            Candidate { ordinal, held, uncovered }
+            Candidate { ordinal, graphs, blocks, uncovered }
         });
         let segments = segments.collect();
         drop(arena);

@@ -347,9 +347,11 @@ impl Rendezvous {
                 Some(PeerMapping { since, buffers }) => return Ok((since, buffers)),
                 None => (Ending::OutOfStep, None),
             },
-            Err(failed) => (Ending::of(failed.ending, RendezvousRefusal::from), failed.store),
+            Err(failed) => {
+                (Ending::of(failed.ending, |failure| RendezvousRefusal::from(failure).into()), failed.store)
+            }
         };
-        let kind = ErrorKind::of_agreement(ending, ErrorKind::RendezvousRefused, failure);
+        let kind = ErrorKind::of_ending(ending, ErrorKind::RendezvousRefused, failure, Vec::new());
         Err(info.failed(&self.call(), kind))
     }
 

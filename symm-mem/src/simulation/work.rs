@@ -18,9 +18,9 @@ use super::{
 };
 use crate::{
     agreement::{
-        self as commits, Agreed, AgreementError, CommitProtocol, Ending, GroupId, LengthProtocol, Outcome,
-        Plain, Plan, RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired,
-        Segment, commit_ending, length_ending, plain_ending, retirement_ending,
+        self as commits, Agreed, CommitProtocol, Ending, GroupId, LengthProtocol, Outcome, Plain, Plan,
+        RegistrationProtocol, Release, RetireOutcome, RetirePlan, RetireProtocol, Retired, Segment,
+        commit_ending, length_ending, plain_ending, retirement_ending,
     },
     exchange::protocol::{self as exchange, ExchangeRefusal},
     membership::{GroupState, lock},
@@ -337,10 +337,10 @@ impl Work {
                 }
                 agreement::Output::Done(end) => {
                     let agreed = |agreed: Option<exchange::Agreement>| {
-                        agreed.or(work.acted.take()).ok_or(AgreementError::OutOfStep)
+                        agreed.or(work.acted.take()).ok_or(Ending::OutOfStep)
                     };
-                    let result =
-                        end.result.map_err(|ending| AgreementError::of(ending, ExchangeRefusal::from));
+                    let error = |ending| Ending::of(ending, |failure| ExchangeRefusal::from(failure).into());
+                    let result = end.result.map_err(error);
                     Want::Done(End::Exchange(Ended { result: result.and_then(agreed), read: end.read }))
                 }
             },
@@ -352,7 +352,8 @@ impl Work {
                     agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
                     agreement::Output::Act { plan, .. } => Want::Share(plan),
                     agreement::Output::Done(end) => {
-                        let error = |ending| AgreementError::of(ending, RendezvousRefusal::from);
+                        let error =
+                            |ending| Ending::of(ending, |failure| RendezvousRefusal::from(failure).into());
                         let result = end.result.map_err(error);
                         Want::Done(End::Meet(Ended { result, read: end.read }))
                     }

@@ -29,7 +29,7 @@ pub use self::{
     route::{RegionRoute, Route, RoutedRegion},
 };
 use crate::{
-    agreement::{AgreementError, PROTOCOL, wire},
+    agreement::{self as agreements, PROTOCOL, wire},
     sharing::{self, Outcome},
 };
 
@@ -68,4 +68,4 @@ impl Protocol for ExchangeProtocol {
 /// The decision for all members.
 pub type Decision = agreement::Decision<ExchangeProtocol>;
 /// The reason why an exchange ended without a plan or regions.
-pub type Ending = AgreementError<ExchangeRefusal>;
+pub type Ending = agreements::Ending<ExchangeRefusal>;

@@ -13,8 +13,8 @@ use super::driver::{Local, run};
 use crate::{
     agreement::{
         Agreed, Capabilities, Ending, GroupId, GroupLog, LogPoint, NoWindows, OfferedMemory, Operation,
-        OperationKind, Outcome, PeerMappings, PeerOffer, Poison, Policy, PoolId, Readiness, Refusal, Segment,
-        Situation, WindowSupport,
+        OperationKind, Outcome, PeerMappings, PeerOffer, Poison, Policy, PoolId, RankList, Readiness, Record,
+        Refusal, Segment, WindowSupport,
     },
     sharing::{self, Export, Handle, Site},
 };
@@ -55,19 +55,19 @@ impl Local for Rank {
     }
 }
 
-fn situation(rank: u32, segments: &[u64], deadline: Duration) -> Situation {
+fn record(rank: u32, segments: &[u64]) -> Record {
     let export = Export { bytes: 64 << 20, handle: Handle::DESCRIPTOR, token: 0 };
     let exports = vec![export; segments.len()];
     let memory = OfferedMemory { site: Site::simulated(rank), next: 0, pad: None, segments: exports };
     let log = LogPoint { length: segments.len() as u64, hash: *segments.last().unwrap_or(&0) };
-    Situation {
+    Record {
         policy: Policy::Strict,
-        deadline,
         readiness: Readiness::Ready,
-        domain: vec![0, 1, 2],
+        domain: RankList(vec![0, 1, 2]),
         capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
         enqueued: Vec::new(),
         address_space_left: None,
+        committed: LogPoint::default(),
         log,
         log_since: 0,
         segments: (0..)
@@ -101,7 +101,7 @@ fn commit(
                     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
                     let group = GroupId { uid: 1, epoch: 0 };
                     let mut log = GroupLog::new(pool, group, rank, (0..members as u32).collect());
-                    let (start, _) = log.begin(situation(rank, &segments, deadline));
+                    let (start, _) = log.begin(record(rank, &segments), deadline);
                     let hashes = [vec![0], segments].concat();
                     let (result, failure) = run(start, store, || Ok(()), &mut Rank { outcome, all, hashes });
                     assert!(failure.is_none(), "{failure:?}");
@@ -197,7 +197,7 @@ fn a_second_process_with_the_same_rank_is_in_doubt() {
     let store = HashStore::new();
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
     let mut log = GroupLog::new(pool, GroupId { uid: 1, epoch: 0 }, 0, vec![0, 1]);
-    let (start, _) = log.begin(situation(0, &[7], Duration::from_millis(1)));
+    let (start, _) = log.begin(record(0, &[7]), Duration::from_millis(1));
     assert_eq!(start.member.deadline, Some(Duration::from_millis(1)));
     store.set(&format!("{}/records/0", start.member.name), b"the record of the first process").unwrap();
     let mut rank = Rank { outcome: Outcome::Registered, all: None, hashes: vec![0, 7] };

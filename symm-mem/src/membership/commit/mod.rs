@@ -53,7 +53,7 @@ use super::{
 use crate::{
     agreement::{
         Agreed, CommitProtocol, Ending, GroupId, NoWindows, PeerMappings, PeerOffer, Poison, Readiness,
-        Segment, Situation, Start, WindowSupport,
+        Record, Segment, Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
@@ -164,7 +164,7 @@ impl Memberships {
                     end_poisoned(group, rank, poison);
                 }
                 let is_agreed = ending.is_agreed();
-                let kind = ErrorKind::of_ending(ending, failure, vec![id]);
+                let kind = ErrorKind::of_ending(ending, ErrorKind::Refused, failure, vec![id]);
                 Err(group_state.call().error_of_group(ended, is_agreed, kind))
             }
         }
@@ -283,19 +283,20 @@ impl Memberships {
             Readiness::Ready if !new.is_empty() => offer(group_state, &new),
             _ => PeerOffer::Missing { cause: "it has no new segments, or is not ready".to_owned() },
         };
-        group_state.log.begin(Situation {
+        let record = Record {
+            domain: self.domain().ranks().into(),
             policy: options.policy,
-            deadline: options.deadline,
             readiness,
-            domain: self.domain().ranks().to_vec(),
             capabilities: found.capabilities,
             enqueued: found.enqueued,
             address_space_left: found.address_space_left,
+            committed: group_state.log.committed(),
             log,
             log_since,
             segments,
             peers,
-        })
+        };
+        group_state.log.begin(record, options.deadline)
     }
 
     /// Applies the result of a commit of the segments `offered`, and publishes the group's new state in the pool's

@@ -24,7 +24,7 @@ pub use self::{
     refusal::RendezvousRefusal,
 };
 use crate::{
-    agreement::{AgreementError, PROTOCOL, wire},
+    agreement::{self as agreements, PROTOCOL, wire},
     sharing::{self, Outcome},
 };
 
@@ -62,4 +62,4 @@ impl Protocol for RendezvousProtocol {
 /// The decision that all members follow.
 pub type Decision = agreement::Decision<RendezvousProtocol>;
 /// The reason why a rendezvous failed on this member.
-pub type Ending = AgreementError<RendezvousRefusal>;
+pub type Ending = agreements::Ending<RendezvousRefusal>;

@@ -18,8 +18,8 @@ use bootstrap::agreement::{Answer as StoreAnswer, Input};
 use process_group::store::Store as _;
 use symm_mem::agreement::{
     Answer, Capabilities, Capability, Divergence, Ending, GroupId, GroupLog, LogPoint, Operation,
-    OperationKind, Outcome, PeerOffer, Plan, Poison, Policy, PoolId, Readiness, Refusal, Segment, Situation,
-    WindowSupport,
+    OperationKind, Outcome, PeerOffer, Plan, Poison, Policy, PoolId, RankList, Readiness, Record, Refusal,
+    Segment, WindowSupport,
 };
 use symm_mem::{Domain, Geometry, SymmetricPool};
 
@@ -85,14 +85,14 @@ impl Side {
             flags: 0,
             log: point(u64::from(ordinal) + 1 + if ordinal > 0 { self.blocks.len() as u64 } else { 0 }),
         };
-        let situation = Situation {
+        let record = Record {
             policy: Policy::Strict,
-            deadline: Duration::from_secs(30),
             readiness: self.readiness.clone(),
-            domain: (0..members).collect(),
+            domain: RankList((0..members).collect()),
             capabilities: Capabilities { library: self.library, windows: self.windows.clone() },
             enqueued: Vec::new(),
             address_space_left: self.left,
+            committed: log.committed(),
             log: point(self.allocations().len() as u64),
             log_since: 0,
             segments: (0..)
@@ -102,7 +102,7 @@ impl Side {
                 .collect(),
             peers: PeerOffer::Missing { cause: "these ranks have no memory".to_owned() },
         };
-        Commit::new(log.begin(situation).0)
+        Commit::new(log.begin(record, Duration::from_secs(30)).0)
     }
 
     fn operation(&self, sequence: u64) -> Option<Operation> {

@@ -16,8 +16,8 @@ use std::{
 use bootstrap::agreement::{self, Agreement, Answer as StoreAnswer, Member, Memory, Output, Request};
 use symm_mem::agreement::{
     Agreed, Answer, Capabilities, CommitProtocol, Ending, GroupId, GroupLog, LogPoint, MeetingId,
-    MeetingKind, Outcome, PeerOffer, Plan, Policy, PoolId, Readiness, Refusal, Segment, Situation, Start,
-    WindowSupport, commit_ending,
+    MeetingKind, Outcome, PeerOffer, Plan, Policy, PoolId, RankList, Readiness, Record, Refusal, Segment,
+    Start, WindowSupport, commit_ending,
 };
 
 use crate::common::test_effort;
@@ -222,19 +222,20 @@ fn begin(rank: u32, group: u64, pool: u32, now: Duration) -> (Commit, GroupLog, 
     let pool = PoolId { domain: 1, generation: 1, instance: 1, pool };
     let mut group_log = GroupLog::new(pool, GroupId { uid: group, epoch: 0 }, rank, members(group).to_vec());
     let log = LogPoint { length: 1, hash: 7 };
-    let (start, segments) = group_log.begin(Situation {
+    let record = Record {
         policy: Policy::Strict,
-        deadline: DEADLINE,
         readiness: Readiness::Ready,
-        domain: (0..RANKS as u32).collect(),
+        domain: RankList((0..RANKS as u32).collect()),
         capabilities: Capabilities { library: 22809, windows: WindowSupport::Available },
         enqueued: Vec::new(),
         address_space_left: None,
+        committed: group_log.committed(),
         log,
         log_since: 0,
         segments: vec![Segment { ordinal: 0, bytes: 2 << 20, flags: 0, log }],
         peers: PeerOffer::Missing { cause: "these ranks have no memory".to_owned() },
-    });
+    };
+    let (start, segments) = group_log.begin(record, DEADLINE);
     (Commit::new(start), group_log, segments, now)
 }
 
