@@ -47,21 +47,21 @@ impl Protocol for CommitProtocol {
     }
 
     fn is_final(answer: &Answer) -> bool {
-        matches!(answer, Answer::Registered { outcome: Outcome::Failed { .. } | Outcome::Ended { .. } })
+        matches!(answer, Answer::Registered(Outcome::Failed { .. } | Outcome::Ended { .. }))
     }
 
     fn judge(plan: &Plan, reports: &[(u32, Report<Answer>)]) -> Decision {
         let (after, found) = match plan {
             Plan::Hashes { range, after } => {
                 let hashes = all(reports, |_, answer| match answer {
-                    Answer::Hashes { hashes } => Some(hashes.clone()),
+                    Answer::Hashes(hashes) => Some(hashes.clone()),
                     _ => None,
                 });
                 (after, hashes.map(|hashes| narrow(*range, &hashes)))
             }
             Plan::Recall { sequence, after } => {
                 let recalled = all(reports, |rank, answer| match answer {
-                    Answer::Recalled { recalled } => Some((rank, recalled.clone())),
+                    Answer::Recalled(recalled) => Some((rank, recalled.clone())),
                     _ => None,
                 });
                 (after, recalled.map(|recalled| name(*sequence, recalled)))
@@ -110,7 +110,7 @@ fn all<T>(reports: &[(u32, Report<Answer>)], read: impl Fn(u32, &Answer) -> Opti
 
 fn registered(report: &Report<Answer>) -> Option<Outcome> {
     match report {
-        Report::Outcome(Answer::Registered { outcome }) => Some(outcome.clone()),
+        Report::Outcome(Answer::Registered(outcome)) => Some(outcome.clone()),
         _ => None,
     }
 }

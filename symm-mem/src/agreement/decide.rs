@@ -23,11 +23,11 @@ use super::{
 type Ranked<'a> = (u32, &'a Record);
 
 fn refuse(refusal: Refusal) -> Decision {
-    Decision::Refused { refusal: Rejection::Refused { refusal } }
+    Decision::Refused { refusal: Rejection::Refused(refusal) }
 }
 
 fn poison(poison: Poison) -> Decision {
-    Decision::Refused { refusal: Rejection::Poisoned { poison } }
+    Decision::Refused { refusal: Rejection::Poisoned(poison) }
 }
 
 /// Decides from the records of all members. The result does not depend on the order of the records.
@@ -59,7 +59,8 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     }
     let policy = records.first().map(|(_, record)| record.policy).unwrap_or_default();
     let common = common_segments(records);
-    if let Some(refusal) = unready(records, policy, common).or_else(|| outstanding(records)) {
+    let enqueued = records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice()));
+    if let Some(refusal) = unready(records, policy, common).or_else(|| half_enqueued(enqueued)) {
         return refuse(refusal);
     }
 
@@ -68,7 +69,7 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     let pending = match (policy, difference) {
         (Policy::Strict, Some(refusal)) => {
             return match search {
-                Some(range) => searched(range, After::Refuse { refusal }),
+                Some(range) => searched(range, After::Refuse(refusal)),
                 None => refuse(refusal),
             };
         }
@@ -84,7 +85,7 @@ pub fn decide(records: &[(u32, Record)]) -> Decision {
     let (joined, peers) = (joined(records, common), opening::decide(records, common));
     let agreed = Agreed { segments: common as u32, joined, without, pending, peers };
     match search {
-        Some(range) => searched(range, After::Commit { agreed }),
+        Some(range) => searched(range, After::Commit(agreed)),
         None => agreed.proceed(),
     }
 }
@@ -93,7 +94,7 @@ fn searched(range: Range, after: After) -> Decision {
     Decision::Act { plan: Plan::Hashes { range, after } }
 }
 
-fn split<V: PartialEq>(records: &[Ranked<'_>], value: impl Fn(&Record) -> V) -> ValuesByRank<V> {
+pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -> V) -> ValuesByRank<V> {
     ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, value(record))))
 }
 
@@ -146,22 +147,14 @@ pub(super) fn not_ready<'a>(ranks: impl Iterator<Item = (u32, &'a Readiness)> + 
         }
         _ => None,
     });
-    let ranks_that = |wanted: Readiness| -> Vec<u32> {
-        ranks.clone().filter(|(_, readiness)| **readiness == wanted).map(|(rank, _)| rank).collect()
+    let ranks_that = |wanted: Readiness| -> Option<Vec<u32>> {
+        let ranks = ranks.clone().filter(|(_, readiness)| **readiness == wanted);
+        let ranks: Vec<u32> = ranks.map(|(rank, _)| rank).collect();
+        (!ranks.is_empty()).then_some(ranks)
     };
     failed
-        .or_else(|| {
-            let ranks = ranks_that(Readiness::Capturing);
-            (!ranks.is_empty()).then_some(Refusal::CommitDuringCapture { ranks })
-        })
-        .or_else(|| {
-            let ranks = ranks_that(Readiness::GroupOpen);
-            (!ranks.is_empty()).then_some(Refusal::CommitInsideGroup { ranks })
-        })
-}
-
-fn outstanding(records: &[Ranked<'_>]) -> Option<Refusal> {
-    half_enqueued(records.iter().map(|(rank, record)| (*rank, record.enqueued.as_slice())))
+        .or_else(|| Some(Refusal::CommitDuringCapture { ranks: ranks_that(Readiness::Capturing)? }))
+        .or_else(|| Some(Refusal::CommitInsideGroup { ranks: ranks_that(Readiness::GroupOpen)? }))
 }
 
 /// For each group, compares the counts of the ranks that have an entry for the group. Returns a refusal if these ranks
@@ -231,49 +224,36 @@ fn joined(records: &[Ranked<'_>], common: usize) -> Vec<u32> {
 /// `None` if there is no difference. `common` is the number of new segments, from the first, that are equal on all
 /// ranks.
 fn difference(records: &[Ranked<'_>], common: usize) -> Option<Refusal> {
-    let at = split(records, |record| record.segments.get(common).map(|segment| segment.alone()));
-    let common_count = common as u32;
+    let next = |record: &Record| record.segments.get(common).map(|segment| segment.alone());
+    let common = common as u32;
+    let diverged = |ordinal, logs| Refusal::AllocationDiverged { ordinal, common, logs, divergence: None };
+    let at = split(records, next);
     if at.is_unanimous() {
         // All ranks have the same value at index `common`. It is no segment: a segment that is equal on all ranks would
         // be one of the `common` segments. So every list ends here, and the lists are equal. The logs may still differ
         // after the creation of the last segment.
         let logs = split(records, |record| record.log);
-        return (!logs.is_unanimous()).then_some(Refusal::AllocationDiverged {
-            ordinal: None,
-            common: common_count,
-            logs,
-            divergence: None,
-        });
+        return (!logs.is_unanimous()).then(|| diverged(None, logs));
     }
     let ordinal = at.entries.iter().filter_map(|side| Some(side.value?.ordinal)).min().unwrap_or(0);
-    let here = |record: &Record| {
-        record.segments.get(common).map(|segment| segment.alone()).filter(|it| it.ordinal == ordinal)
-    };
+    let here = |record: &Record| next(record).filter(|it| it.ordinal == ordinal);
     let shape = |segment: Segment| Shape { bytes: segment.bytes, flags: segment.flags };
     let present: Option<Vec<(u32, Segment)>> =
         records.iter().map(|(rank, record)| Some((*rank, here(record)?))).collect();
-    Some(match present {
-        None => Refusal::SegmentCountMismatch {
+    let Some(segments) = present else {
+        return Some(Refusal::SegmentCountMismatch {
             ordinal,
-            common: common_count,
+            common,
             counts: split(records, |record| record.segments.len() as u32),
             shapes: split(records, |record| here(record).map(shape)),
             divergence: None,
-        },
-        Some(segments) => {
-            let shapes = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, shape(*segment))));
-            if shapes.is_unanimous() {
-                let logs = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, segment.log)));
-                Refusal::AllocationDiverged {
-                    ordinal: Some(ordinal),
-                    common: common_count,
-                    logs,
-                    divergence: None,
-                }
-            } else {
-                Refusal::SegmentShapeMismatch { ordinal, common: common_count, shapes, divergence: None }
-            }
-        }
+        });
+    };
+    let shapes = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, shape(*segment))));
+    let logs = ValuesByRank::of(segments.iter().map(|(rank, segment)| (*rank, segment.log)));
+    Some(match shapes.is_unanimous() {
+        true => diverged(Some(ordinal), logs),
+        false => Refusal::SegmentShapeMismatch { ordinal, common, shapes, divergence: None },
     })
 }
 

@@ -86,53 +86,25 @@ impl fmt::Display for BlockPlace {
     }
 }
 
+/// Leaves out the tag, the call site and the place if they are empty.
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.describe(Shared::default()))
-    }
-}
-
-impl Operation {
-    /// Describes the operation without the parts that `shared` marks as equal.
-    fn describe(&self, shared: Shared) -> String {
         let what = match self.kind {
             OperationKind::Allocate => "allocated",
             OperationKind::Free => "freed",
             OperationKind::Refuse => "was refused",
             OperationKind::Retire => "retired",
         };
-        let mut text = format!("{what} {} bytes", self.bytes);
-        if let Some(tag) = self.tag.as_ref().filter(|_| !shared.tag) {
-            text += &format!(" ({tag})");
+        write!(out, "{what} {} bytes", self.bytes)?;
+        if let Some(tag) = &self.tag {
+            write!(out, " ({tag})")?;
         }
-        if !shared.call_site && !self.call_site.is_empty() {
-            text += &format!(" at {}", self.call_site);
+        if !self.call_site.is_empty() {
+            write!(out, " at {}", self.call_site)?;
         }
-        if let Some(place) = self.place.filter(|_| !shared.place) {
-            text += &format!(", {place}");
-        }
-        text
-    }
-}
-
-/// For each part of an operation: true if the part is equal in all operations of a list. An error text names such a
-/// part only once.
-#[derive(Debug, Clone, Copy, Default)]
-struct Shared {
-    tag: bool,
-    call_site: bool,
-    place: bool,
-}
-
-impl Shared {
-    /// Compares the operations of a list. Every part is false if the list has fewer than two operations.
-    fn of(operations: &[&Operation]) -> Self {
-        let Some((first, others @ [_, ..])) = operations.split_first() else { return Self::default() };
-        Self {
-            tag: others.iter().all(|other| other.tag == first.tag),
-            call_site: !first.call_site.is_empty()
-                && others.iter().all(|other| other.call_site == first.call_site),
-            place: others.iter().all(|other| other.place == first.place),
+        match self.place {
+            Some(place) => write!(out, ", {place}"),
+            None => Ok(()),
         }
     }
 }
@@ -140,8 +112,8 @@ impl Shared {
 /// Returns the last part of the error text: advice on making the ranks' pools equal again. `operations` and `can_grant`
 /// are the fields of [`Divergence::At`].
 fn recovery(operations: &ValuesByRank<Option<Operation>>, can_grant: bool) -> String {
-    let mut made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
-    let mut made = made.by_ref().filter(|(_, operation)| operation.kind != OperationKind::Refuse);
+    let made = operations.entries.iter().filter_map(|entry| Some((entry, entry.value.as_ref()?)));
+    let mut made = made.filter(|(_, operation)| operation.kind != OperationKind::Refuse);
     let others = "; the pools cannot be made equal again: drop the pool on all ranks, and make a new one";
     let Some((first, operation)) = made.next() else { return others.to_owned() };
     let Operation { kind, bytes, place, tag, .. } = operation;
@@ -211,24 +183,29 @@ impl fmt::Display for Divergence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Divergence::At { sequence, operations, can_grant } => {
-                let known: Vec<&Operation> =
-                    operations.entries.iter().filter_map(|entry| entry.value.as_ref()).collect();
-                let shared = Shared::of(&known);
                 write!(out, "the first allocation that differs is number {sequence}")?;
-                if let Some(first) = known.first() {
-                    if let Some(tag) = first.tag.as_ref().filter(|_| shared.tag) {
-                        write!(out, ", tagged {tag}")?;
+                // Parts that are equal in all operations are named here, and not again for each rank.
+                let mut remaining = operations.clone();
+                let values = remaining.entries.iter_mut().map(|entry| &mut entry.value);
+                let mut known: Vec<&mut Operation> = values.flatten().collect();
+                if let [first, _, ..] = &known[..] {
+                    let Operation { tag, call_site, place, .. } = Operation::clone(first);
+                    if known.iter().all(|it| it.tag == tag) {
+                        known.iter_mut().for_each(|it| it.tag = None);
+                        tag.map_or(Ok(()), |tag| write!(out, ", tagged {tag}"))?;
                     }
-                    if shared.call_site {
-                        write!(out, ", at {}", first.call_site)?;
+                    if !call_site.is_empty() && known.iter().all(|it| it.call_site == call_site) {
+                        known.iter_mut().for_each(|it| it.call_site.clear());
+                        write!(out, ", at {call_site}")?;
                     }
-                    if let Some(place) = first.place.filter(|_| shared.place) {
-                        write!(out, ", {place}")?;
+                    if known.iter().all(|it| it.place == place) {
+                        known.iter_mut().for_each(|it| it.place = None);
+                        place.map_or(Ok(()), |place| write!(out, ", {place}"))?;
                     }
                 }
-                let what = operations.describe(|operation| match operation {
+                let what = remaining.describe(|operation| match operation {
                     None => "none".to_owned(),
-                    Some(operation) => operation.describe(shared),
+                    Some(operation) => operation.to_string(),
                 });
                 write!(out, " ({what}){}", recovery(operations, *can_grant))
             }

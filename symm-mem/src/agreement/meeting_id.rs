@@ -86,21 +86,17 @@ impl MeetingId {
             MeetingKind::Length {} => format!("{pool}/length/{round}"),
         }
     }
-
-    /// Describes the meeting, without its pool.
-    fn meeting(&self) -> String {
-        match self.kind {
-            MeetingKind::Commit { group } => format!("commit {} of group {group}", self.round),
-            MeetingKind::Retire {} => format!("retirement {}", self.round),
-            MeetingKind::Length {} => format!("agreed allocation {}", self.round),
-        }
-    }
 }
 
 impl fmt::Display for MeetingId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { domain, generation, pool, .. } = *self;
-        write!(out, "{} in {}", self.meeting(), PoolId { domain, generation, instance: 0, pool })
+        let Self { domain, generation, pool, kind, round } = *self;
+        match kind {
+            MeetingKind::Commit { group } => write!(out, "commit {round} of group {group}"),
+            MeetingKind::Retire {} => write!(out, "retirement {round}"),
+            MeetingKind::Length {} => write!(out, "agreed allocation {round}"),
+        }?;
+        write!(out, " in {}", PoolId { domain, generation, instance: 0, pool })
     }
 }
 

@@ -61,9 +61,8 @@ fn offered(records: &[(u32, &Record)], segments: usize) -> Result<Vec<MemberMemo
 /// open the memory of another.
 pub(super) fn judge(agreed: &Agreed, reports: &[(u32, Report<Answer>)]) -> Decision {
     let outcome = |report: &Report<Answer>| match report {
-        Report::Outcome(Answer::Opened { outcome }) => Report::Outcome(outcome.clone()),
-        Report::Outcome(_) => Report::Pending,
-        Report::Pending => Report::Pending,
+        Report::Outcome(Answer::Opened(outcome)) => Report::Outcome(outcome.clone()),
+        Report::Outcome(_) | Report::Pending => Report::Pending,
         Report::Late => Report::Late,
     };
     let reports: Vec<_> = reports.iter().map(|(rank, report)| (*rank, outcome(report))).collect();

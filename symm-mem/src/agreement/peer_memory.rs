@@ -1,7 +1,5 @@
 //! The memory that the members of a group offer to each other in a commit, and whether they have mapped it.
 
-use std::fmt;
-
 use super::wire::{wire_enum, wire_struct};
 use crate::sharing::{Export, Site};
 
@@ -77,12 +75,14 @@ pub enum PeerMappings {
 wire_enum!(PeerMappings { 0 => Offered { members }, 1 => Opened {}, 2 => Unmapped { reason } });
 
 /// The reason why the members of a group have not mapped each other's segments. It is equal on all members.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unmapped {
     /// The commit has no new segments.
+    #[error("the commit has no new segments")]
     NothingNew {},
     /// A rank offered no memory.
+    #[error("rank {rank} shares no memory: {cause}")]
     NotOffered {
         /// The rank.
         rank: u32,
@@ -90,6 +90,7 @@ pub enum Unmapped {
         cause: String,
     },
     /// A rank's memory has no handle by which another rank can open it.
+    #[error("rank {peer} cannot open the memory of rank {rank}, which is shared by: {handle}")]
     NoHandle {
         /// The rank that offers the memory.
         rank: u32,
@@ -99,6 +100,7 @@ pub enum Unmapped {
         peer: u32,
     },
     /// A rank's device cannot access the memory of another rank's device.
+    #[error("the device of rank {rank} cannot access that of rank {peer}")]
     NoPeerAccess {
         /// The rank whose device has no access.
         rank: u32,
@@ -106,6 +108,7 @@ pub enum Unmapped {
         peer: u32,
     },
     /// A rank could not open the others' memory, or did not report in time.
+    #[error("rank {rank}: {cause}")]
     Failed {
         /// The rank.
         rank: u32,
@@ -120,19 +123,3 @@ wire_enum!(Unmapped {
     3 => NoPeerAccess { rank, peer },
     4 => Failed { rank, cause },
 });
-
-impl fmt::Display for Unmapped {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NothingNew {} => out.write_str("the commit has no new segments"),
-            Self::NotOffered { rank, cause } => write!(out, "rank {rank} shares no memory: {cause}"),
-            Self::NoHandle { rank, handle, peer } => {
-                write!(out, "rank {peer} cannot open the memory of rank {rank}, which is shared by: {handle}")
-            }
-            Self::NoPeerAccess { rank, peer } => {
-                write!(out, "the device of rank {rank} cannot access that of rank {peer}")
-            }
-            Self::Failed { rank, cause } => write!(out, "rank {rank}: {cause}"),
-        }
-    }
-}

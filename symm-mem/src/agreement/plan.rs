@@ -53,29 +53,23 @@ impl Agreed {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
     /// Nothing was registered on any member. The group is unchanged.
-    Refused {
-        /// The reason.
-        refusal: Refusal,
-    },
+    Refused(Refusal),
     /// The group is poisoned on all members.
-    Poisoned {
-        /// The reason.
-        poison: Poison,
-    },
+    Poisoned(Poison),
 }
-wire_enum!(Rejection { 0 => Refused { refusal }, 1 => Poisoned { poison } });
+wire_enum!(Rejection { 0 => Refused(refusal), 1 => Poisoned(poison) });
 
 impl From<Refusal> for Rejection {
     fn from(refusal: Refusal) -> Self {
-        Self::Refused { refusal }
+        Self::Refused(refusal)
     }
 }
 
 impl From<Rejection> for Ending {
     fn from(rejection: Rejection) -> Self {
         match rejection {
-            Rejection::Refused { refusal } => Self::Refused(refusal),
-            Rejection::Poisoned { poison } => Self::Poisoned(poison),
+            Rejection::Refused(refusal) => Self::Refused(refusal),
+            Rejection::Poisoned(poison) => Self::Poisoned(poison),
         }
     }
 }
@@ -83,27 +77,22 @@ impl From<Rejection> for Ending {
 /// The decision to take after the search for the first operation that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum After {
-    /// To refuse the commit. Nothing is registered.
-    Refuse {
-        /// The reason. The search adds the first operation that differs.
-        refusal: Refusal,
-    },
-    /// To commit the segments before the difference.
-    Commit {
-        /// The agreement. The search adds the first operation that differs to [`pending`](Agreed::pending).
-        agreed: Agreed,
-    },
+    /// To refuse the commit for this reason, to which the search adds the first operation that differs. Nothing is
+    /// registered.
+    Refuse(Refusal),
+    /// To commit the segments before the difference. The search adds the first operation that differs to
+    /// [`pending`](Agreed::pending).
+    Commit(Agreed),
 }
-wire_enum!(After { 0 => Refuse { refusal }, 1 => Commit { agreed } });
+wire_enum!(After { 0 => Refuse(refusal), 1 => Commit(agreed) });
 
 impl After {
     pub(super) fn with(self, divergence: Divergence) -> Decision {
         match self {
-            Self::Refuse { refusal } => {
-                let refusal = Rejection::from(refusal.with_divergence(divergence));
-                Decision::Refused { refusal }
+            Self::Refuse(refusal) => {
+                Decision::Refused { refusal: refusal.with_divergence(divergence).into() }
             }
-            Self::Commit { mut agreed } => {
+            Self::Commit(mut agreed) => {
                 agreed.pending = agreed.pending.map(|pending| pending.with_divergence(divergence));
                 agreed.proceed()
             }
@@ -152,8 +141,7 @@ impl Plan {
     pub(super) fn only_explains(&self) -> bool {
         matches!(
             self,
-            Self::Hashes { after: After::Refuse { .. }, .. }
-                | Self::Recall { after: After::Refuse { .. }, .. }
+            Self::Hashes { after: After::Refuse(_), .. } | Self::Recall { after: After::Refuse(_), .. }
         )
     }
 }
@@ -161,46 +149,30 @@ impl Plan {
 /// The outcome of an action on one member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The answer to [`Plan::Hashes`].
-    Hashes {
-        /// The rank's hashes at the points of the range. `None` for a point at which the rank no longer has the hash.
-        hashes: Vec<Option<u64>>,
-    },
-    /// The answer to [`Plan::Recall`].
-    Recalled {
-        /// The requested operation, if the rank's log still has it.
-        recalled: Recalled,
-    },
-    /// The answer to [`Plan::Register`].
-    Registered {
-        /// The outcome of the registration.
-        outcome: Outcome,
-    },
-    /// The answer to [`Plan::Open`].
-    Opened {
-        /// The outcome of opening the others' memory.
-        outcome: sharing::Outcome,
-    },
+    /// The answer to [`Plan::Hashes`]: the rank's hashes at the points of the range. `None` for a point at which the
+    /// rank no longer has the hash.
+    Hashes(Vec<Option<u64>>),
+    /// The answer to [`Plan::Recall`]: the requested operation, if the rank's log still has it.
+    Recalled(Recalled),
+    /// The outcome of [`Plan::Register`].
+    Registered(Outcome),
+    /// The outcome of [`Plan::Open`].
+    Opened(sharing::Outcome),
 }
-wire_enum!(Answer {
-    0 => Hashes { hashes },
-    1 => Recalled { recalled },
-    2 => Registered { outcome },
-    3 => Opened { outcome },
-});
+wire_enum!(Answer { 0 => Hashes(hashes), 1 => Recalled(recalled), 2 => Registered(outcome), 3 => Opened(outcome) });
 
 impl Answer {
     /// Returns the answer to [`Plan::Hashes`]. `hash_at` returns the allocation log's hash at a length, or `None` if
     /// the log no longer has it.
     pub fn hashes(range: Range, hash_at: impl Fn(u64) -> Option<u64>) -> Self {
-        Self::Hashes { hashes: range.points().into_iter().map(hash_at).collect() }
+        Self::Hashes(range.points().into_iter().map(hash_at).collect())
     }
 
     /// Returns the answer to [`Plan::Recall`]. `length` is the length of the rank's allocation log at the start of the
     /// commit. `operation` returns the operation with a given number, or `None` if the log does not have it.
     pub fn recalled(sequence: u64, length: u64, operation: impl Fn(u64) -> Option<Operation>) -> Self {
         let is_last = length <= sequence + 1;
-        Self::Recalled { recalled: Recalled { operation: operation(sequence), is_last } }
+        Self::Recalled(Recalled { operation: operation(sequence), is_last })
     }
 }
 

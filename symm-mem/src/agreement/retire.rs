@@ -21,7 +21,7 @@ use process_group::group::GroupId;
 
 use super::{
     PROTOCOL, ValuesByRank,
-    decide::{half_enqueued, not_ready},
+    decide::{half_enqueued, not_ready, split},
     ending::Ending,
     meeting_id::{MeetingId, MeetingKind},
     poison::Poison,
@@ -92,9 +92,7 @@ pub fn decide_retirement(records: &[(u32, RetirementRecord)]) -> Decision {
 }
 
 fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
-    let ordinals =
-        |record: &RetirementRecord| record.segments.iter().map(|it| it.ordinal).collect::<Vec<_>>();
-    let ordinals = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, ordinals(record))));
+    let ordinals = split(records, |record| record.segments.iter().map(|it| it.ordinal).collect::<Vec<_>>());
     if !ordinals.is_unanimous() {
         return Some(Refusal::RetirementMismatch { ordinals });
     }
@@ -113,7 +111,7 @@ fn differing(records: &[Ranked<'_>]) -> Option<Refusal> {
 /// still uses a segment that other ranks have released, the logs differ too, but the refusal of that check names the
 /// cause.
 fn parted(records: &[Ranked<'_>]) -> Option<Refusal> {
-    let logs = ValuesByRank::of(records.iter().map(|(rank, record)| (*rank, record.log)));
+    let logs = split(records, |record| record.log);
     let is_same = logs.is_unanimous();
     (!is_same).then_some(Refusal::AllocationDiverged { ordinal: None, common: 0, logs, divergence: None })
 }
@@ -128,19 +126,13 @@ fn holding(records: &[Ranked<'_>]) -> Option<Refusal> {
         let uncovered = all()
             .find(|(_, it)| !it.uncovered.is_empty())
             .map(|(rank, it)| Refusal::SegmentCommitted { rank, ordinal, groups: it.uncovered.clone() });
+        let uses = |count: fn(&Candidate) -> u64| {
+            let counts = ValuesByRank::of(all().map(|(rank, it)| (rank, count(it))));
+            counts.entries.iter().any(|entry| entry.value > 0).then_some(counts)
+        };
         uncovered
-            .or_else(|| {
-                all().any(|(_, it)| it.graphs > 0).then(|| {
-                    let graphs = ValuesByRank::of(all().map(|(rank, it)| (rank, it.graphs)));
-                    Refusal::SegmentPinned { ordinal, graphs }
-                })
-            })
-            .or_else(|| {
-                all().any(|(_, it)| it.blocks > 0).then(|| {
-                    let blocks = ValuesByRank::of(all().map(|(rank, it)| (rank, it.blocks)));
-                    Refusal::SegmentInUse { ordinal, blocks }
-                })
-            })
+            .or_else(|| Some(Refusal::SegmentPinned { ordinal, graphs: uses(|it| it.graphs)? }))
+            .or_else(|| Some(Refusal::SegmentInUse { ordinal, blocks: uses(|it| it.blocks)? }))
     })
 }
 
@@ -188,24 +180,18 @@ wire_enum!(RetirePlan { 0 => Quiesce {}, 1 => Deregister {} });
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetireOutcome {
     /// The outcome of [`RetirePlan::Quiesce`].
-    Quiet {
-        /// The outcome.
-        release: Release,
-    },
+    Quiet(Release),
     /// The outcome of [`RetirePlan::Deregister`].
-    Deregistered {
-        /// The outcome.
-        release: Release,
-    },
+    Deregistered(Release),
 }
-wire_enum!(RetireOutcome { 0 => Quiet { release }, 1 => Deregistered { release } });
+wire_enum!(RetireOutcome { 0 => Quiet(release), 1 => Deregistered(release) });
 
 /// All ranks in ascending order, each with the outcome that it posted, or `None` if it posted none.
 pub(super) type Posted = Vec<(u32, Option<Release>)>;
 
 fn posted(reports: &[(u32, Report<RetireOutcome>)]) -> Posted {
     let release = |report: &Report<RetireOutcome>| match report {
-        Report::Outcome(RetireOutcome::Quiet { release } | RetireOutcome::Deregistered { release }) => {
+        Report::Outcome(RetireOutcome::Quiet(release) | RetireOutcome::Deregistered(release)) => {
             Some(release.clone())
         }
         Report::Pending | Report::Late => None,
@@ -228,18 +214,15 @@ fn ranks_that(releases: &Posted, is: fn(&Option<Release>) -> bool) -> Vec<u32> {
 
 /// Returns the verdict on [`RetirePlan::Quiesce`]: to deregister if all devices are idle, otherwise a refusal.
 fn judge_quiet(releases: &Posted) -> Decision {
-    let missing = ranks_that(releases, Option::is_none);
-    let blocked = ranks_that(releases, |release| *release == Some(Release::Blocked {}));
-    let refusal = if let Some((rank, cause)) = failed(releases) {
-        Refusal::QuiesceFailed { rank, cause }
-    } else if let Some(rank) = missing.first() {
-        Refusal::QuiesceFailed { rank: *rank, cause: "the rank did not answer in time".to_owned() }
-    } else if let Some(rank) = blocked.first() {
-        Refusal::QuiesceFailed { rank: *rank, cause: "it works on past the deadline".to_owned() }
-    } else {
-        return Decision::Act { plan: RetirePlan::Deregister {} };
-    };
-    Decision::Refused { refusal }
+    let first = |is: fn(&Option<Release>) -> bool| ranks_that(releases, is).first().copied();
+    let is_blocked = |release: &Option<Release>| *release == Some(Release::Blocked {});
+    let failed = failed(releases)
+        .or_else(|| Some((first(Option::is_none)?, "the rank did not answer in time".to_owned())))
+        .or_else(|| Some((first(is_blocked)?, "it works on past the deadline".to_owned())));
+    match failed {
+        Some((rank, cause)) => Decision::Refused { refusal: Refusal::QuiesceFailed { rank, cause } },
+        None => Decision::Act { plan: RetirePlan::Deregister {} },
+    }
 }
 
 /// Returns the result of the retirement from the outcomes of [`RetirePlan::Deregister`]. The culprits are the ranks
@@ -316,7 +299,7 @@ impl Protocol for RetireProtocol {
     /// rank posts one before the time limit. If a failure were final, the verdict would come earlier, and would also
     /// list the ranks that are still deregistering as culprits.
     fn is_final(outcome: &RetireOutcome) -> bool {
-        matches!(outcome, RetireOutcome::Quiet { release: Release::Failed { .. } })
+        matches!(outcome, RetireOutcome::Quiet(Release::Failed { .. }))
     }
 
     fn judge(plan: &RetirePlan, reports: &[(u32, Report<RetireOutcome>)]) -> Decision {

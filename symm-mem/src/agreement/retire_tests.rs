@@ -105,10 +105,10 @@ fn story(seed: u64, victim: u32, step: u32) -> Story {
                 last[rank] = Some(plan.clone());
                 let release = Release::Done {};
                 At::Ready(Some(Input::Acted(match plan {
-                    RetirePlan::Quiesce {} => RetireOutcome::Quiet { release },
+                    RetirePlan::Quiesce {} => RetireOutcome::Quiet(release),
                     RetirePlan::Deregister {} => {
                         deregistered.insert(rank as u32);
-                        RetireOutcome::Deregistered { release }
+                        RetireOutcome::Deregistered(release)
                     }
                 })))
             }

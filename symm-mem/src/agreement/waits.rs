@@ -2,7 +2,7 @@
 
 use bootstrap::agreement::{Absentee, Waiting};
 
-use super::{Entry, Ranks, ValuesByRank, meeting_id::describe_place};
+use super::{ValuesByRank, meeting_id::describe_place};
 
 /// Describes a circular wait for the end of an error text. The description names, for each rank, the agreement in which
 /// the rank waits. Returns an empty text if `circle` is empty.
@@ -20,13 +20,8 @@ pub(crate) fn describe_circle(circle: &[Waiting]) -> String {
 /// Describes the missing ranks: for each rank, the other agreements in which it waits, or `in no meeting`.
 pub(super) fn describe_missing(missing: &[Absentee]) -> String {
     let places = ValuesByRank::of(missing.iter().map(|absentee| (absentee.rank, &absentee.elsewhere)));
-    let describe = |Entry { value, ranks }: &Entry<&Vec<_>>| match value
-        .iter()
-        .map(describe_place)
-        .collect::<Vec<_>>()
-    {
-        names if names.is_empty() => format!("{}: in no meeting", Ranks(ranks)),
-        names => format!("{}: in {}", Ranks(ranks), names.join(" and ")),
-    };
-    places.entries.iter().map(describe).collect::<Vec<_>>().join("; ")
+    places.describe(|places| match places.iter().map(describe_place).collect::<Vec<_>>() {
+        names if names.is_empty() => "in no meeting".to_owned(),
+        names => format!("in {}", names.join(" and ")),
+    })
 }

@@ -93,7 +93,7 @@ impl GroupState {
         // stored decision is not a refusal.
         Some(outside.unwrap_or_else(|| {
             let kind = match stands.map(|it| read_decision::<CommitProtocol>(&it)) {
-                Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused { refusal } }))) => {
+                Ok(Some(Ok(Decision::Refused { refusal: Rejection::Refused(refusal) }))) => {
                     ErrorKind::Refused(refusal)
                 }
                 Ok(_) => ErrorKind::Refused(declined),

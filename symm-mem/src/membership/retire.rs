@@ -191,14 +191,12 @@ impl Memberships {
         let act = |plan: &RetirePlan, deadline, _: &dyn Fn() -> bool| {
             last = Some(plan.clone());
             match plan {
-                RetirePlan::Quiesce {} => {
-                    RetireOutcome::Quiet { release: self.come_to_rest(parties, deadline) }
-                }
+                RetirePlan::Quiesce {} => RetireOutcome::Quiet(self.come_to_rest(parties, deadline)),
                 RetirePlan::Deregister {} => {
                     releases.set(true);
                     let (release, gone) = self.deregister(ordinals, parties, deadline);
                     windows = gone;
-                    RetireOutcome::Deregistered { release }
+                    RetireOutcome::Deregistered(release)
                 }
             }
         };

@@ -249,6 +249,6 @@ impl World {
 fn is_dead(stands: &[u8]) -> bool {
     matches!(
         read_verdict::<CommitProtocol>(stands),
-        Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned { .. } }))
+        Some(Err(_) | Ok(Decision::Refused { refusal: Rejection::Poisoned(_) }))
     )
 }

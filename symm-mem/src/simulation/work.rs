@@ -302,8 +302,8 @@ impl Work {
             },
             Work::Retire { machine, .. } => {
                 let outcome = |answer| match answer {
-                    Answer::Quiet(release) => Some(RetireOutcome::Quiet { release }),
-                    Answer::Deregistered(release) => Some(RetireOutcome::Deregistered { release }),
+                    Answer::Quiet(release) => Some(RetireOutcome::Quiet(release)),
+                    Answer::Deregistered(release) => Some(RetireOutcome::Deregistered(release)),
                     _ => None,
                 };
                 match machine.step(answer, now, outcome) {
@@ -397,8 +397,8 @@ fn agree<P: Protocol>(
 fn commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) -> Want {
     let outcome = |answer| match answer {
         Answer::Searched(answer) => Some(answer),
-        Answer::Registered(outcome, _) => Some(commits::Answer::Registered { outcome }),
-        Answer::Opened(outcome) => Some(commits::Answer::Opened { outcome }),
+        Answer::Registered(outcome, _) => Some(commits::Answer::Registered(outcome)),
+        Answer::Opened(outcome) => Some(commits::Answer::Opened(outcome)),
         _ => None,
     };
     match machine.step(answer, now, outcome) {

@@ -50,8 +50,8 @@ fn searched() -> Vec<(Plan, Duration, Duration)> {
                     Input::Acted(match plan {
                         Plan::Hashes { range, .. } => Answer::hashes(range, hash),
                         Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
-                        Plan::Register { .. } => Answer::Registered { outcome: Outcome::Registered },
-                        Plan::Open { .. } => Answer::Opened { outcome: crate::sharing::Outcome::Mapped },
+                        Plan::Register { .. } => Answer::Registered(Outcome::Registered),
+                        Plan::Open { .. } => Answer::Opened(crate::sharing::Outcome::Mapped),
                     })
                 }
             };
@@ -86,7 +86,7 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let member = member();
     let doubt = |plan: Option<&Plan>| commit_ending(Common::InDoubt, &member, plan);
     assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
-    let commits = Plan::Hashes { range, after: After::Commit { agreed: agreed() } };
+    let commits = Plan::Hashes { range, after: After::Commit(agreed()) };
     for plan in [None, Some(&commits), Some(&Plan::Register { agreed: agreed() })] {
         assert_eq!(doubt(plan), Ending::StoreFailed { in_doubt: true }, "{plan:?}");
     }

@@ -269,7 +269,7 @@ fn committed(decision: Decision) -> Option<Agreed> {
     match decision {
         Decision::Agreed { agreed } => Some(agreed),
         Decision::Act { plan: Plan::Register { agreed } | Plan::Open { agreed } } => Some(agreed),
-        Decision::Act { plan: Plan::Hashes { after: After::Commit { agreed }, .. } } => Some(agreed),
+        Decision::Act { plan: Plan::Hashes { after: After::Commit(agreed), .. } } => Some(agreed),
         _ => None,
     }
 }
@@ -337,8 +337,8 @@ fn plain(rank: u32, segments: &[(u64, u64)]) -> (u32, Record) {
 
 fn refusal(decision: Decision) -> Refusal {
     match decision {
-        Decision::Refused { refusal: Rejection::Refused { refusal } }
-        | Decision::Act { plan: Plan::Hashes { after: After::Refuse { refusal }, .. } } => refusal,
+        Decision::Refused { refusal: Rejection::Refused(refusal) }
+        | Decision::Act { plan: Plan::Hashes { after: After::Refuse(refusal), .. } } => refusal,
         other => panic!("{other:?}"),
     }
 }
@@ -415,7 +415,7 @@ fn equal_sizes_after_different_histories_are_no_agreement() {
 fn prefix_commits_what_is_common_and_reports_the_rest() {
     let mut records = [plain(0, &[(64, 1)]), plain(1, &[(64, 1), (32, 2)])];
     records.iter_mut().for_each(|(_, record)| record.policy = Policy::Prefix);
-    let Decision::Act { plan: Plan::Hashes { range, after: After::Commit { agreed } } } = decide(&records)
+    let Decision::Act { plan: Plan::Hashes { range, after: After::Commit(agreed) } } = decide(&records)
     else {
         panic!("{:?}", decide(&records))
     };
@@ -444,7 +444,7 @@ fn what_prefix_leaves_out_need_not_become_a_window() {
 fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
     let failed = Outcome::Failed { ordinal: Some(1), cause: "2".to_owned() };
     let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
-        Decision::Refused { refusal: Rejection::Poisoned { poison } } => poison,
+        Decision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
         other => panic!("{other:?}"),
     };
     let all = [(0, Some(Outcome::Blocked)), (1, None), (2, Some(failed))];
@@ -466,7 +466,7 @@ fn a_failure_outweighs_silence_and_silence_what_waits_for_it() {
 fn only_the_member_that_ended_the_group_is_blamed() {
     let failed = |cause: &str| Some(Outcome::Failed { ordinal: None, cause: cause.to_owned() });
     let poison = |outcomes: &[(u32, Option<Outcome>)]| match judge_registrations(&agreed(), outcomes) {
-        Decision::Refused { refusal: Rejection::Poisoned { poison } } => poison,
+        Decision::Refused { refusal: Rejection::Poisoned(poison) } => poison,
         other => panic!("{other:?}"),
     };
     let ended = Some(Outcome::Ended { rank: 2 });

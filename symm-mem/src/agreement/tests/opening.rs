@@ -80,10 +80,10 @@ proptest! {
     #[test]
     fn a_failure_to_open_does_not_undo_a_commit(kinds in vec(0u8..5, 1..6), turn in 0usize..6) {
         let report = |kind: &u8| match kind {
-            0 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Mapped }),
-            1 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Failed { cause: "x".into() } }),
-            2 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Alone { gone: vec![0] } }),
-            3 => Report::Outcome(Answer::Opened { outcome: sharing::Outcome::Alone { gone: Vec::new() } }),
+            0 => Report::Outcome(Answer::Opened(sharing::Outcome::Mapped)),
+            1 => Report::Outcome(Answer::Opened(sharing::Outcome::Failed { cause: "x".into() })),
+            2 => Report::Outcome(Answer::Opened(sharing::Outcome::Alone { gone: vec![0] })),
+            3 => Report::Outcome(Answer::Opened(sharing::Outcome::Alone { gone: Vec::new() })),
             _ => Report::Late,
         };
         let plan = Plan::Open { agreed: agreed() };
@@ -108,7 +108,7 @@ proptest! {
 
 #[test]
 fn a_member_that_opened_nothing_and_knows_no_culprit_is_named_itself() {
-    let opened = |outcome| Report::Outcome(Answer::Opened { outcome });
+    let opened = |outcome| Report::Outcome(Answer::Opened(outcome));
     let alone = |gone| opened(sharing::Outcome::Alone { gone });
     let reason = |others: [Report<Answer>; 2]| {
         let [second, third] = others;

@@ -1,11 +1,11 @@
 //! Refusals: reasons why there is no plan, or why no regions are shared.
 
-use bootstrap::agreement::{Failure, Waiting};
+use bootstrap::agreement::Waiting;
 
 use super::record::Part;
 use crate::{
     agreement::{Ranks, ValuesByRank, describe_circle, wire::wire_enum},
-    sharing::OpeningFailure,
+    rendezvous::protocol::sharing_refusal,
 };
 
 /// Reason why no member has the plan or the regions. All members get the same value. Memory that was opened for the
@@ -176,38 +176,4 @@ wire_enum!(named ExchangeRefusal {
     11 => VersionMismatch { versions },
 });
 
-impl From<OpeningFailure> for ExchangeRefusal {
-    fn from(failure: OpeningFailure) -> Self {
-        match failure {
-            OpeningFailure::Failed { rank, cause } => Self::OpeningFailed { rank, cause },
-            OpeningFailure::Lost { missing, noticed } => Self::MembersLost { missing, noticed },
-        }
-    }
-}
-
-impl From<Failure> for ExchangeRefusal {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::Absent { missing, waited_ms, circle, .. } => {
-                let missing = missing.into_iter().map(|absentee| absentee.rank).collect();
-                Self::ExchangeTimeout { missing, waited_ms, circle }
-            }
-            Failure::Unreadable { rank, cause } => Self::RecordUnreadable { rank, cause },
-            Failure::Protocols { protocols } => {
-                Self::VersionMismatch { versions: protocols.map(|spoken| spoken.version) }
-            }
-            Failure::Left { rank, .. } => Self::MembersLost { missing: vec![rank], noticed: Vec::new() },
-            failure => {
-                let rank = failure.culprits().first().copied().unwrap_or_default();
-                Self::PeerPrepareFailed { rank, cause: failure.to_string() }
-            }
-        }
-    }
-}
-
-impl ExchangeRefusal {
-    /// Returns true if members did not arrive, or were lost.
-    pub(crate) fn is_of_the_missing(&self) -> bool {
-        matches!(self, Self::ExchangeTimeout { .. } | Self::MembersLost { .. })
-    }
-}
+sharing_refusal!(ExchangeRefusal, ExchangeTimeout, OpeningFailed);

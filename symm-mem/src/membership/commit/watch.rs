@@ -62,7 +62,7 @@ impl Watch {
                     Ok(stands) => {
                         let is_lost = match read_verdict::<CommitProtocol>(&stands) {
                             Some(Err(failure)) => !matches!(failure, Failure::Unreadable { .. }),
-                            Some(Ok(Decision::Refused { refusal: Rejection::Poisoned { poison } })) => {
+                            Some(Ok(Decision::Refused { refusal: Rejection::Poisoned(poison) })) => {
                                 matches!(poison, Poison::MembersLost { .. })
                             }
                             _ => return,

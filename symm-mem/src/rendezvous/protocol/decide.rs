@@ -72,8 +72,9 @@ fn unready(records: &[Record]) -> Option<RendezvousRefusal> {
     if let Some((rank, cause)) = failed.min_by_key(|(rank, _)| *rank) {
         return Some(RendezvousRefusal::PeerPrepareFailed { rank, cause: cause.clone() });
     }
-    let capturing = |record: &&Record| record.readiness == Readiness::Capturing;
-    let ranks = ranks(records.iter().filter(capturing));
+    let capturing = records.iter().filter(|record| record.readiness == Readiness::Capturing);
+    let mut ranks: Vec<u32> = capturing.map(|record| record.rank).collect();
+    ranks.sort_unstable();
     (!ranks.is_empty()).then_some(RendezvousRefusal::RendezvousDuringCapture { ranks })
 }
 
@@ -134,10 +135,4 @@ fn unreachable(records: &[Record]) -> Option<RendezvousRefusal> {
 
 fn handle_names(records: &[Record]) -> ValuesByRank<String> {
     split(records, |record| record.export.handle.name())
-}
-
-fn ranks<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<u32> {
-    let mut ranks: Vec<u32> = records.map(|record| record.rank).collect();
-    ranks.sort_unstable();
-    ranks
 }

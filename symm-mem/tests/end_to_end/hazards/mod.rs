@@ -155,7 +155,7 @@ fn commit(sides: &[Option<Side>]) -> Vec<Ending> {
                 let length = side.allocations().len() as u64;
                 Answer::recalled(sequence, length, |sequence| side.operation(sequence))
             }
-            Next::Act(Plan::Register { .. }) => Answer::Registered { outcome: side.outcome.clone() },
+            Next::Act(Plan::Register { .. }) => Answer::Registered(side.outcome.clone()),
             Next::Act(Plan::Open { .. }) => panic!("nobody has offered memory"),
         };
         *at = At::Ready(Some(Input::Acted(answer)));

@@ -122,7 +122,7 @@ pub(crate) fn ready(answer: StoreAnswer) -> At {
 }
 
 fn registered() -> At {
-    At::Ready(Some(Input::Acted(Answer::Registered { outcome: Outcome::Registered })))
+    At::Ready(Some(Input::Acted(Answer::Registered(Outcome::Registered))))
 }
 
 /// The pool that is committed for a group.
