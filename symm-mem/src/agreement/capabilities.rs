@@ -1,15 +1,12 @@
 //! The capabilities of a rank's libraries. They are part of the rank's record, and must be equal on all members.
 //!
 //! To add a capability, add a field to [`Capabilities`], and set the field in `membership/commit/offer.rs`. Add a
-//! variant to [`Capability`], with its entry in `ALL` and its values in `compared` and `shown`. A new field changes the
-//! encoding of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
+//! variant to [`Capability`], and the comparison of the members' values to `decide.rs`. A new field changes the encoding
+//! of the records, so also increment [`PROTOCOL_VERSION`](super::PROTOCOL_VERSION).
 
 use std::fmt;
 
-use super::{
-    poison::NoWindows,
-    wire::{wire_enum, wire_struct},
-};
+use super::wire::{wire_enum, wire_struct};
 
 /// A rank's support of windows for a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,12 +32,11 @@ pub struct Capabilities {
 }
 wire_struct!(Capabilities { library, windows });
 
-impl WindowSupport {
-    /// Returns the reason why the group gets no windows, or `None` if they are available.
-    pub(super) fn missing(&self) -> Option<NoWindows> {
+impl fmt::Display for WindowSupport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Available => None,
-            Self::Unavailable { reason } => Some(NoWindows::Unsupported { reason: reason.clone() }),
+            Self::Available => out.write_str("available"),
+            Self::Unavailable { reason } => write!(out, "unavailable ({reason})"),
         }
     }
 }
@@ -61,27 +57,5 @@ impl fmt::Display for Capability {
             Capability::Library => "the communication library's version",
             Capability::Windows => "support of windows",
         })
-    }
-}
-
-impl Capability {
-    pub(super) const ALL: [Self; 2] = [Self::Library, Self::Windows];
-
-    /// Returns the value to compare. It does not contain the reason for missing windows, because ranks with different
-    /// environments may have different reasons.
-    pub(super) fn compared(self, own: &Capabilities) -> String {
-        match self {
-            Self::Library => own.library.to_string(),
-            Self::Windows => (own.windows == WindowSupport::Available).to_string(),
-        }
-    }
-
-    /// Returns the value to show in the error, with the reason for missing windows.
-    pub(super) fn shown(self, own: &Capabilities) -> String {
-        match (self, &own.windows) {
-            (Self::Windows, WindowSupport::Available) => "available".to_owned(),
-            (Self::Windows, WindowSupport::Unavailable { reason }) => format!("unavailable ({reason})"),
-            (Self::Library, _) => self.compared(own),
-        }
     }
 }

@@ -66,12 +66,12 @@ impl Protocol for CommitProtocol {
                 });
                 (after, recalled.map(|recalled| name(*sequence, recalled)))
             }
-            Plan::Register { agreed } => {
+            Plan::Register(agreed) => {
                 let outcomes: Vec<_> =
                     reports.iter().map(|(rank, report)| (*rank, registered(report))).collect();
                 return judge_registrations(agreed, &outcomes);
             }
-            Plan::Open { agreed } => return opening::judge(agreed, reports),
+            Plan::Open(agreed) => return opening::judge(agreed, reports),
         };
         let after = after.clone();
         match found.unwrap_or(Finding::End { divergence: Divergence::NotFound {} }) {

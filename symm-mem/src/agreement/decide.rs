@@ -9,7 +9,7 @@ use process_group::group::GroupId;
 
 use super::{
     Ranks, ValuesByRank,
-    capabilities::Capability,
+    capabilities::{Capability, WindowSupport},
     opening,
     plan::{After, Agreed, Decision, Outcome, Plan, Rejection},
     poison::{NoWindows, Poison},
@@ -19,7 +19,6 @@ use super::{
     search::Range,
 };
 
-/// A rank and its record.
 type Ranked<'a> = (u32, &'a Record);
 
 fn refuse(refusal: Refusal) -> Decision {
@@ -100,7 +99,7 @@ pub(super) fn split<R, V: PartialEq>(records: &[(u32, &R)], value: impl Fn(&R) -
 
 fn poisoned(records: &[Ranked<'_>]) -> Option<Poison> {
     records.iter().find_map(|(_, record)| match &record.readiness {
-        Readiness::Poisoned { poison } => Some(poison.clone()),
+        Readiness::Poisoned(poison) => Some(poison.clone()),
         _ => None,
     })
 }
@@ -118,11 +117,17 @@ fn unlike_members(records: &[Ranked<'_>]) -> Option<Refusal> {
 }
 
 fn unlike_capabilities(records: &[Ranked<'_>]) -> Option<Refusal> {
-    Capability::ALL.into_iter().find_map(|what| {
-        let is_equal = split(records, |record| what.compared(&record.capabilities)).is_unanimous();
-        let values = || split(records, |record| what.shown(&record.capabilities));
-        (!is_equal).then(|| Refusal::CapabilityMismatch { what, values: values() })
-    })
+    let libraries = split(records, |record| record.capabilities.library);
+    let windows = split(records, |record| record.capabilities.windows == WindowSupport::Available);
+    let (what, values) = match (libraries.is_unanimous(), windows.is_unanimous()) {
+        (false, _) => (Capability::Library, libraries.map(|code| code.to_string())),
+        // The reasons for missing windows are shown, but not compared: they may depend on a rank's environment.
+        (true, false) => {
+            (Capability::Windows, split(records, |record| record.capabilities.windows.to_string()))
+        }
+        (true, true) => return None,
+    };
+    Some(Refusal::CapabilityMismatch { what, values })
 }
 
 fn unready(records: &[Ranked<'_>], policy: Policy, common: usize) -> Option<Refusal> {
@@ -261,7 +266,10 @@ fn without_windows(records: &[Ranked<'_>]) -> Option<NoWindows> {
     if records.len() <= 1 {
         return Some(NoWindows::SingleMember {});
     }
-    records.iter().find_map(|(_, record)| record.capabilities.windows.missing())
+    records.iter().find_map(|(_, record)| match &record.capabilities.windows {
+        WindowSupport::Available => None,
+        WindowSupport::Unavailable { reason } => Some(NoWindows::Unsupported { reason: reason.clone() }),
+    })
 }
 
 fn exhausted(records: &[Ranked<'_>], segments: &[Segment]) -> Option<Refusal> {

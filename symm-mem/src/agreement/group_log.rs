@@ -148,7 +148,7 @@ impl GroupLog {
     /// Returns the arguments with which this rank starts the agreement, and the new segments in this rank's record.
     pub fn begin(&mut self, mut record: Record, deadline: Duration) -> (Start<CommitProtocol>, Vec<Segment>) {
         if let Some(poison) = &self.poison {
-            record.readiness = Readiness::Poisoned { poison: poison.clone() };
+            record.readiness = Readiness::Poisoned(poison.clone());
         }
         record.segments.retain(|segment| self.is_new(segment.ordinal));
         let segments = record.segments.clone();

@@ -86,7 +86,6 @@ impl fmt::Display for BlockPlace {
     }
 }
 
-/// Leaves out the tag, the call site and the place if they are empty.
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {

@@ -89,7 +89,7 @@ impl Agreed {
     /// the commit, `self`.
     pub(super) fn open(self) -> Decision {
         match self.peers {
-            PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open { agreed: self } },
+            PeerMappings::Offered { .. } => Decision::Act { plan: Plan::Open(self) },
             PeerMappings::Opened {} | PeerMappings::Unmapped { .. } => Decision::Agreed { agreed: self },
         }
     }

@@ -44,7 +44,7 @@ impl Agreed {
     pub(super) fn proceed(self) -> Decision {
         match self.segments == 0 || self.without.is_some() {
             true => self.open(),
-            false => Decision::Act { plan: Plan::Register { agreed: self } },
+            false => Decision::Act { plan: Plan::Register(self) },
         }
     }
 }
@@ -118,21 +118,15 @@ pub enum Plan {
         after: After,
     },
     /// Register the agreed segments, in their order, in one NCCL group.
-    Register {
-        /// The agreement.
-        agreed: Agreed,
-    },
-    /// Open the memory of the other members.
-    Open {
-        /// The agreement. Its field `peers` contains the members' offers.
-        agreed: Agreed,
-    },
+    Register(Agreed),
+    /// Open the memory of the other members. The field [`peers`](Agreed::peers) contains their offers.
+    Open(Agreed),
 }
 wire_enum!(Plan {
     0 => Hashes { range, after },
     1 => Recall { sequence, after },
-    2 => Register { agreed },
-    3 => Open { agreed },
+    2 => Register(agreed),
+    3 => Open(agreed),
 });
 
 impl Plan {

@@ -32,20 +32,13 @@ impl RankList {
 
 impl Wire for RankList {
     fn write(&self, out: &mut Vec<u8>) {
-        let runs = self.runs();
-        (runs.len() as u32).write(out);
-        for (first, count) in runs {
-            first.write(out);
-            count.write(out);
-        }
+        self.runs().write(out);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, Malformed> {
         let at = from.position();
-        let runs = u32::read(from)?;
         let mut ranks: Vec<u32> = Vec::new();
-        for _ in 0..runs {
-            let (first, count) = (u32::read(from)?, u32::read(from)?);
+        for (first, count) in Vec::<(u32, u32)>::read(from)? {
             let all = (ranks.len() as u64).saturating_add(count.into());
             // Each list has exactly one valid binary form, so a run that continues the previous one is rejected.
             let goes_on = ranks.last().is_some_and(|last| last.checked_add(1) == Some(first));

@@ -103,18 +103,15 @@ pub enum Readiness {
         /// A description of the failure.
         cause: String,
     },
-    /// The group was poisoned earlier.
-    Poisoned {
-        /// The reason.
-        poison: Poison,
-    },
+    /// The group was poisoned earlier, for this reason.
+    Poisoned(Poison),
 }
 wire_enum!(Readiness {
     0 => Ready {},
     1 => Capturing {},
     2 => GroupOpen {},
     3 => Failed { ordinal, cause },
-    4 => Poisoned { poison },
+    4 => Poisoned(poison),
 });
 
 /// The amount of work that a rank has enqueued for one group. The amounts must match between the group's members.

@@ -72,7 +72,6 @@ pub struct RetirementRecord {
 }
 wire_struct!(RetirementRecord { readiness, enqueued, log, groups, segments });
 
-/// A rank and its record.
 type Ranked<'a> = (u32, &'a RetirementRecord);
 
 /// Decides from the records of all ranks: refuses the retirement, or returns the plan to wait until the devices are

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use bootstrap::agreement::{Absence, Absentee, Agreement, Failure, Member, Protocol, Waiting};
+use bootstrap::agreement::{Absence, Absentee, Failure, Member, Protocol, Waiting};
 
 use super::{
     ValuesByRank,
@@ -38,15 +38,6 @@ impl<P: Protocol> Start<P> {
         // same agreement. The field `generation` can therefore be 0 on all members.
         let (name, deadline) = (meeting.name(), Some(deadline));
         Self { member: Member { name, rank, members, generation: 0, patience, deadline }, record }
-    }
-
-    /// Creates the state machine. `nonce` is a random number that distinguishes this process from another one with the
-    /// same rank.
-    ///
-    /// # Errors
-    /// A description of the problem, if the list of members is invalid.
-    pub fn machine(self, nonce: u64) -> Result<Agreement<P>, String> {
-        Agreement::new(self.member, self.record, nonce)
     }
 }
 

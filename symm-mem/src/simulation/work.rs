@@ -45,8 +45,9 @@ pub(super) struct Machine<P: Protocol> {
 
 impl<P: Protocol> Machine<P> {
     pub(super) fn new(start: commits::Start<P>, nonce: u64) -> Result<Self, Violation> {
-        let member = start.member.clone();
-        Ok(Self { agreement: start.machine(nonce).map_err(Violation)?, member, last: None })
+        let commits::Start { member, record } = start;
+        let agreement = Agreement::new(member.clone(), record, nonce).map_err(Violation)?;
+        Ok(Self { agreement, member, last: None })
     }
 
     fn step(
@@ -403,13 +404,13 @@ fn commit(machine: &mut Machine<CommitProtocol>, answer: Answer, now: Duration) 
     };
     match machine.step(answer, now, outcome) {
         agreement::Output::Store(request) => Want::Store(StoreRequest::Agreement(request)),
-        agreement::Output::Act { plan: Plan::Register { agreed }, until, verdict } => Want::Register {
+        agreement::Output::Act { plan: Plan::Register(agreed), until, verdict } => Want::Register {
             segments: agreed.segments as usize,
             joined: agreed.joined,
             until,
             verdict_key: verdict,
         },
-        agreement::Output::Act { plan: Plan::Open { agreed }, .. } => Want::OpenSegments(agreed),
+        agreement::Output::Act { plan: Plan::Open(agreed), .. } => Want::OpenSegments(agreed),
         agreement::Output::Act { plan, .. } => Want::Search(plan),
         agreement::Output::Done(end) => {
             let ending = |ending| commit_ending(ending, &machine.member, machine.last.as_ref());

@@ -87,7 +87,7 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     let doubt = |plan: Option<&Plan>| commit_ending(Common::InDoubt, &member, plan);
     assert_eq!(doubt(Some(&refused)), Ending::StoreFailed { in_doubt: false });
     let commits = Plan::Hashes { range, after: After::Commit(agreed()) };
-    for plan in [None, Some(&commits), Some(&Plan::Register { agreed: agreed() })] {
+    for plan in [None, Some(&commits), Some(&Plan::Register(agreed()))] {
         assert_eq!(doubt(plan), Ending::StoreFailed { in_doubt: true }, "{plan:?}");
     }
     let left = Failure::Left { rank: 1, cause: "it is gone".to_owned() };
@@ -98,15 +98,14 @@ fn only_a_search_after_a_refusal_leaves_no_doubt() {
     // The search ended with this failure instead of the plan to register, so no member has registered anything.
     assert_eq!(ended(Some(&commits)), Ending::Refused(lost));
     let poison = Poison::MembersLost { missing: vec![1], blocked: Vec::new() };
-    assert_eq!(ended(Some(&Plan::Register { agreed: agreed() })), Ending::Poisoned(poison));
+    assert_eq!(ended(Some(&Plan::Register(agreed()))), Ending::Poisoned(poison));
 }
 
 #[test]
 fn an_outcome_that_cannot_be_read_is_no_loss_of_a_member() {
     let failure = Failure::Unreadable { rank: 1, cause: "too short".to_owned() };
     let poison = || Poison::OutcomeUnreadable { rank: 1, cause: "too short".to_owned() };
-    let ending =
-        commit_ending(Common::Failed(failure.clone()), &member(), Some(&Plan::Register { agreed: agreed() }));
+    let ending = commit_ending(Common::Failed(failure.clone()), &member(), Some(&Plan::Register(agreed())));
     assert_eq!(ending, Ending::Poisoned(poison()));
     assert!(ending.is_agreed());
     assert_eq!(plain_ending(Common::Failed(failure.clone())), Ending::Poisoned(poison()));

@@ -33,7 +33,7 @@ fn readiness() -> impl Strategy<Value = Readiness> {
         1 => (option::of(0u32..3), "[a-zß]{0,5}")
             .prop_map(|(ordinal, cause)| Readiness::Failed { ordinal, cause }),
         1 => vec(0u32..9, 1..3)
-            .prop_map(|ranks| Readiness::Poisoned { poison: Poison::RegistrationBlocked { ranks } }),
+            .prop_map(|ranks| Readiness::Poisoned(Poison::RegistrationBlocked { ranks })),
     ]
 }
 
@@ -268,7 +268,7 @@ fn the_form_of_a_record_and_of_a_decision_is_that_of_this_version() {
 fn committed(decision: Decision) -> Option<Agreed> {
     match decision {
         Decision::Agreed { agreed } => Some(agreed),
-        Decision::Act { plan: Plan::Register { agreed } | Plan::Open { agreed } } => Some(agreed),
+        Decision::Act { plan: Plan::Register(agreed) | Plan::Open(agreed) } => Some(agreed),
         Decision::Act { plan: Plan::Hashes { after: After::Commit(agreed), .. } } => Some(agreed),
         _ => None,
     }

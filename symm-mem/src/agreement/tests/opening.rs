@@ -86,7 +86,7 @@ proptest! {
             3 => Report::Outcome(Answer::Opened(sharing::Outcome::Alone { gone: Vec::new() })),
             _ => Report::Late,
         };
-        let plan = Plan::Open { agreed: agreed() };
+        let plan = Plan::Open(agreed());
         let mut reports: Vec<_> = (0..).zip(kinds.iter().map(report)).collect();
         let judged = CommitProtocol::judge(&plan, &reports);
         let turn = turn % reports.len();
@@ -113,7 +113,7 @@ fn a_member_that_opened_nothing_and_knows_no_culprit_is_named_itself() {
     let reason = |others: [Report<Answer>; 2]| {
         let [second, third] = others;
         let reports = [(0, opened(sharing::Outcome::Mapped)), (1, second), (2, third)];
-        match CommitProtocol::judge(&Plan::Open { agreed: agreed() }, &reports) {
+        match CommitProtocol::judge(&Plan::Open(agreed()), &reports) {
             Decision::Agreed { agreed: Agreed { peers: PeerMappings::Unmapped { reason }, .. } } => {
                 reason.to_string()
             }
@@ -162,7 +162,7 @@ fn memory_is_opened_after_the_registration_and_also_without_windows() {
         };
         [record(0), record(1)]
     };
-    let Decision::Act { plan: Plan::Register { agreed } } = decide(&records(WindowSupport::Available)) else {
+    let Decision::Act { plan: Plan::Register(agreed) } = decide(&records(WindowSupport::Available)) else {
         panic!("windows come first")
     };
     let registered = [(0, Some(Outcome::Registered)), (1, Some(Outcome::Registered))];

@@ -45,8 +45,8 @@ pub(super) fn run(
         actions += 1;
         last = Some(plan.clone());
         match plan {
-            Plan::Register { agreed } => Answer::Registered(local.register(agreed, deadline, verdict_key)),
-            Plan::Open { agreed } => Answer::Opened(local.open(agreed, deadline)),
+            Plan::Register(agreed) => Answer::Registered(local.register(agreed, deadline, verdict_key)),
+            Plan::Open(agreed) => Answer::Opened(local.open(agreed, deadline)),
             Plan::Hashes { range, .. } => Answer::hashes(*range, |length| local.hash_at(length)),
             Plan::Recall { sequence, .. } => {
                 Answer::recalled(*sequence, length, |sequence| local.operation(sequence))

@@ -51,8 +51,9 @@ pub(crate) enum Next {
 
 impl Commit {
     pub(crate) fn new(start: Start<CommitProtocol>) -> Self {
-        let member = start.member.clone();
-        let machine = start.machine(member.rank.into()).expect("the rank is a member");
+        let Start { member, record } = start;
+        let nonce = member.rank.into();
+        let machine = Agreement::new(member.clone(), record, nonce).expect("the rank is a member");
         Self { machine, member, last: None }
     }
 
