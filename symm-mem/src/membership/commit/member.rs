@@ -1,23 +1,29 @@
-//! The functions of this rank that the agreement of a commit calls: they supply hashes and entries of the rank's
-//! allocation history, register the agreed windows, and open the memory that the members offer.
+//! Runs this rank's part in the agreement of a commit, on the caller's thread: supplies hashes and entries of the rank's
+//! allocation history, registers the agreed windows, and opens the memory that the members offer.
 
 use std::{any::Any, sync::Arc};
 
+use bootstrap::agreement::{self, verdict_key};
 use cuda_driver::DevicePtr;
 use process_group::{
-    comm::{CommError, Communicator, Window, WindowOutcome, WindowRequest},
-    store::Deadline,
+    comm::{CommError, Window, WindowOutcome, WindowRequest},
+    store::{Deadline, StoreError},
 };
 
 use super::{
-    driver::Local,
     offer::{cause, ended_by_another, operation},
     peers::{OfferedPeers, OpenedPeers},
     watch::Watch,
 };
 use crate::{
-    agreement::{Agreed, Operation, Outcome, PeerMappings, Segment},
-    membership::{group::SymmetricGroup, memberships::Memberships},
+    agreement::{
+        Agreed, Answer, CommitProtocol, Ending, Outcome, PeerMappings, Plan, Segment, Start, commit_ending,
+        ending::store_error,
+    },
+    membership::{
+        group::{SymmetricGroup, object_of},
+        memberships::Memberships,
+    },
     pool::Memory,
     sharing,
 };
@@ -26,26 +32,54 @@ use crate::{
 pub(super) struct Member<'a> {
     pub(super) memberships: &'a Memberships,
     pub(super) group: &'a dyn SymmetricGroup,
-    pub(super) communicator: &'a Communicator,
     pub(super) segments: &'a [Segment],
     /// The window of each agreed segment, and the segment's offset in the window in bytes. Set by a successful
-    /// [`register`](Local::register), otherwise empty.
+    /// [`register`](Self::register), otherwise empty.
     pub(super) windows: Vec<(Window, u64)>,
     /// The memory that this rank offers, if it offers any.
     pub(super) offered: Option<OfferedPeers>,
-    /// The memory of all members that this rank has opened. Set by a successful [`open`](Local::open).
+    /// The memory of all members that this rank has opened. Set by a successful [`open`](Self::open).
     pub(super) opened: Option<OpenedPeers>,
 }
 
-impl Local for Member<'_> {
-    fn hash_at(&self, length: u64) -> Option<u64> {
-        self.memberships.memory().arena().log().hash_at(length)
+impl Member<'_> {
+    /// Runs the agreement. Returns the result, and the store's error if the store failed.
+    pub(super) fn run(
+        &mut self,
+        start: Start<CommitProtocol>,
+    ) -> (Result<Agreed, Ending>, Option<StoreError>) {
+        let Start { member, record } = start;
+        let (length, mut actions, mut last) = (record.log.length, 0, None);
+        let (domain, memory) = (self.memberships.domain(), self.memberships.memory());
+        let object = object_of(domain, self.group);
+        let act = |plan: &Plan, deadline: Deadline, _: &dyn Fn() -> bool| {
+            let verdict_key = verdict_key(&member.name, actions);
+            actions += 1;
+            last = Some(plan.clone());
+            match plan {
+                Plan::Register(agreed) => Answer::Registered(self.register(agreed, deadline, verdict_key)),
+                Plan::Open(agreed) => Answer::Opened(self.open(agreed, deadline)),
+                Plan::Hashes { range, .. } => {
+                    Answer::hashes(*range, |length| memory.arena().log().hash_at(length))
+                }
+                Plan::Recall { sequence, .. } => Answer::recalled(*sequence, length, |sequence| {
+                    memory.arena().log().operation(sequence).map(operation)
+                }),
+            }
+        };
+        match agreement::run::<CommitProtocol>(&**domain.store(), member.clone(), record, act, object) {
+            Ok(agreed) => (Ok(agreed), None),
+            Err(mut failed) => {
+                let error = store_error(&mut failed, &member);
+                (Err(commit_ending(failed.ending, &member, last.as_ref())), error)
+            }
+        }
     }
 
-    fn operation(&self, sequence: u64) -> Option<Operation> {
-        self.memberships.memory().arena().log().operation(sequence).map(operation)
-    }
-
+    /// Registers the agreed segments as windows, and returns the outcome. Gives up at the deadline. Under the store key
+    /// `verdict_key`, the members store their verdict: the agreed judgement of all members' outcomes. Also gives up
+    /// once the store has there a verdict that poisons the group, or a failure of the agreement. In these two cases the
+    /// registration can no longer succeed.
     fn register(&mut self, agreed: &Agreed, deadline: Deadline, verdict_key: String) -> Outcome {
         let Agreed { segments, joined, .. } = agreed;
         let mut requests: Vec<WindowRequest> = Vec::new();
@@ -68,14 +102,15 @@ impl Local for Member<'_> {
         }
         drop(arena);
         let domain = self.memberships.domain().clone();
-        let (abort, health) = (self.communicator.abort_handle(), self.group.health_handle());
+        let communicator = self.group.communicator();
+        let (abort, health) = (communicator.abort_handle(), self.group.health_handle());
         let _watch = Watch::begin(domain, abort, health, verdict_key, deadline);
         let memory: Arc<Memory> = self.memberships.memory().clone();
-        self.communicator.keep(memory as Arc<dyn Any + Send + Sync>);
+        communicator.keep(memory as Arc<dyn Any + Send + Sync>);
         // SAFETY: each rank's communicator keeps that rank's memory allocated until the communicator has ended.
         // Segments neither move nor shrink. A retired segment is freed only after all ranks have deregistered its
         // window.
-        let outcomes = match unsafe { self.communicator.register_windows(&requests, deadline) } {
+        let outcomes = match unsafe { communicator.register_windows(&requests, deadline) } {
             Ok(outcomes) => outcomes,
             Err(CommError::DeadlineExceeded { .. }) => return Outcome::Blocked,
             Err(error) => return self.failed(error),
@@ -106,6 +141,7 @@ impl Local for Member<'_> {
         }
     }
 
+    /// Opens the memory that the members offer in `agreed`, and returns the outcome. Gives up at the deadline.
     fn open(&mut self, agreed: &Agreed, deadline: Deadline) -> sharing::Outcome {
         let (Some(offered), PeerMappings::Offered { members }) = (&mut self.offered, &agreed.peers) else {
             return sharing::Outcome::Failed { cause: "it has offered no memory".to_owned() };
@@ -118,9 +154,7 @@ impl Local for Member<'_> {
             Err(outcome) => outcome,
         }
     }
-}
 
-impl Member<'_> {
     /// Returns the outcome of a registration that failed with `error`.
     fn failed(&self, error: CommError) -> Outcome {
         // `error` may be a consequence of the loss of a member: the first member that notices the loss aborts its

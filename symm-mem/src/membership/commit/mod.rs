@@ -3,8 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `driver` | runs the agreement of a commit ([`crate::agreement`]) over a store |
-//! | `member` | the steps of this rank in the agreement: supplies its history on request, and registers the segments |
+//! | `member` | runs the agreement of a commit ([`crate::agreement`]) over a store, and the actions of this rank in it |
 //! | `offer` | the record that this rank posts in a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
@@ -12,9 +11,6 @@
 //! | `watch` | unblocks a member if its registration can no longer succeed |
 //! | this file | a commit, from the call to the publication of its result |
 
-mod driver;
-#[cfg(test)]
-mod driver_tests;
 mod member;
 pub(crate) mod offer;
 mod options;
@@ -43,7 +39,7 @@ use self::{
 };
 pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
-    group::{SymmetricGroup, end_poisoned, object_of},
+    group::{SymmetricGroup, end_poisoned},
     group_state::{GroupState, lock},
     lookup::Standing,
     mapped::MappedSegment,
@@ -111,15 +107,12 @@ impl Memberships {
         let mut member = Member {
             memberships: self,
             group,
-            communicator: group.communicator(),
             segments: &segments,
             windows: Vec::new(),
             offered,
             opened: None,
         };
-        let (rank, store) = (self.domain().rank(), &**self.domain().store());
-        let object = object_of(self.domain(), group);
-        let (result, failure) = driver::run(start, store, object, &mut member);
+        let (result, failure) = member.run(start);
         let Member { windows, opened, offered, .. } = member;
         // End the offer of this rank's memory. A member may still be opening the memory if this rank has left the
         // agreement early, for example because it lost the store. That member then gets an error.
@@ -130,7 +123,7 @@ impl Memberships {
         let result =
             self.end_commit(&mut group_state, result, cause, &segments, Done { serials, windows, opened });
         for place in group_state.log.take_left() {
-            remove_left(store, &place);
+            remove_left(&**self.domain().store(), &place);
         }
         let (result, failure) = match result {
             Ok(report)
@@ -161,7 +154,7 @@ impl Memberships {
             }
             Err(ending) => {
                 if let Some(poison) = group_state.log.poison() {
-                    end_poisoned(group, rank, poison);
+                    end_poisoned(group, self.domain().rank(), poison);
                 }
                 let is_agreed = ending.is_agreed();
                 let kind = ErrorKind::of_ending(ending, ErrorKind::Refused, failure, vec![id]);

@@ -13,7 +13,7 @@ use symm_mem::{Domain, Error, ErrorKind, Geometry, SymmetricBlock, SymmetricPool
 
 use super::{
     NCCL_2_28_3, NCCL_2_28_9,
-    job::{Rank, options, run, soon},
+    job::{Rank, commit_key, options, run, soon},
 };
 use crate::common::intercept::{Intercept, Intercepted, MEETING_CALLS};
 
@@ -237,6 +237,35 @@ fn a_store_that_fails_before_anything_is_posted_costs_the_commit_alone() {
             rank.sum(&block, &rank.world);
             drop((block, pool));
             rank.leave();
+        },
+    );
+}
+
+/// Two processes run as rank 0. The first one has posted its record, and the test runs the second one.
+#[test]
+fn a_second_process_with_the_same_rank_is_in_doubt() {
+    run(
+        2,
+        NCCL_2_28_9,
+        |_| {},
+        |rank| {
+            let (pool, block) = rank.pool_with_bucket();
+            if rank.rank == 0 {
+                let record = commit_key(&pool, rank.world.id(), "records/0");
+                rank.world.job_store().set(&record, b"the record of the first process").expect("it answers");
+                let error = pool.commit(&rank.world, options()).expect_err("the rank is taken");
+                let ErrorKind::Store { poisoned: true, source: StoreError::RankTaken { rank: 0, .. } } =
+                    error.kind()
+                else {
+                    panic!("{error}")
+                };
+                assert!(pool.poison(rank.world.id()).is_some());
+            }
+            drop((block, pool));
+            let Rank { world, tp, dp, .. } = rank;
+            for group in [dp, tp, world] {
+                let _ = group.abort(soon());
+            }
         },
     );
 }
