@@ -35,15 +35,13 @@ mod ranks;
 mod record;
 mod refusal;
 mod retire;
-#[cfg(test)]
-mod retire_tests;
 mod rounds;
 mod search;
 mod start;
 mod waits;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::time::Duration;
 

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use bootstrap::agreement::{
-    Agreement, Ending as Common, Failure, Input, Member, Memory, Output, Protocol, Report,
-};
+use bootstrap::agreement::{Agreement, Ending as Common, Failure, Member, Protocol, Report};
 
 use super::super::*;
-use super::{agreed, plain, refusal};
+use super::{agreed, drive::drive, plain, refusal};
 
 #[test]
 fn a_search_that_a_rank_leaves_ends_without_the_difference() {
@@ -24,40 +22,27 @@ fn a_search_that_a_rank_leaves_ends_without_the_difference() {
 /// Runs a commit of two ranks whose histories differ after 1000 of 2000 operations. Each action takes 2 s. Returns the
 /// plans of rank 0, each with the time at which its action began and the deadline of the action.
 fn searched() -> Vec<(Plan, Duration, Duration)> {
-    let (mut store, mut now, mut plans) = (Memory::default(), Duration::ZERO, Vec::new());
     let machine = |rank: u32| {
         let (_, record) = plain(rank, &[(64, 1)]);
         let log = LogPoint { length: 2000, hash: rank.into() };
         let member = Member { rank, ..member() };
         Agreement::<CommitProtocol>::new(member, Record { policy: Policy::Prefix, log, ..record }, 0).unwrap()
     };
-    let mut machines = [0, 1].map(machine);
-    let mut outputs = machines.each_mut().map(|machine| machine.begin(now));
-    while outputs.iter().any(|output| !matches!(output, Output::Done(_))) {
-        for rank in 0..2 {
-            let input = match outputs[rank].clone() {
-                Output::Done(_) => continue,
-                Output::Store(request) => match store.execute(&request) {
-                    Some(answer) => Input::Store(answer),
-                    None => continue,
-                },
-                Output::Act { plan, until, .. } => {
-                    if rank == 0 {
-                        plans.push((plan.clone(), now, until));
-                        now += Duration::from_secs(2);
-                    }
-                    let hash = |length| Some(if length <= 1000 { length } else { length + rank as u64 });
-                    Input::Acted(match plan {
-                        Plan::Hashes { range, .. } => Answer::hashes(range, hash),
-                        Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
-                        Plan::Register { .. } => Answer::Registered(Outcome::Registered),
-                        Plan::Open { .. } => Answer::Opened(crate::sharing::Outcome::Mapped),
-                    })
-                }
-            };
-            outputs[rank] = machines[rank].step(input, now);
+    let mut plans = Vec::new();
+    let act = |rank: u32, plan: Plan, until, now: &mut Duration| {
+        if rank == 0 {
+            plans.push((plan.clone(), *now, until));
+            *now += Duration::from_secs(2);
         }
-    }
+        let hash = |length| Some(if length <= 1000 { length } else { length + u64::from(rank) });
+        match plan {
+            Plan::Hashes { range, .. } => Answer::hashes(range, hash),
+            Plan::Recall { sequence, .. } => Answer::recalled(sequence, 2000, |_| None),
+            Plan::Register { .. } => Answer::Registered(Outcome::Registered),
+            Plan::Open { .. } => Answer::Opened(crate::sharing::Outcome::Mapped),
+        }
+    };
+    drive([0, 1].map(machine).into(), 0, None, act);
     plans
 }
 

@@ -1,7 +1,9 @@
 //! Tests of the binary form of the messages, and of the decision and the verdict of a commit.
 
+mod drive;
 mod endings;
 mod opening;
+mod retirements;
 
 use std::collections::BTreeMap;
 
@@ -229,13 +231,13 @@ proptest! {
     }
 }
 
-fn bytes(value: &impl Wire) -> Vec<u8> {
+pub(crate) fn bytes(value: &impl Wire) -> Vec<u8> {
     let mut bytes = Vec::new();
     value.write(&mut bytes);
     bytes
 }
 
-fn read<V: Wire>(bytes: &[u8]) -> Result<V, Malformed> {
+pub(crate) fn read<V: Wire>(bytes: &[u8]) -> Result<V, Malformed> {
     let mut reader = Reader::new(bytes);
     let value = V::read(&mut reader)?;
     if reader.left() == 0 { Ok(value) } else { Err(Malformed::Trailing { left: reader.left() }) }
@@ -384,23 +386,6 @@ fn a_message_enqueued_at_one_end_only_is_outstanding() {
     assert!(commits(&captured));
     captured[2].1.enqueued[0].collectives += 1;
     assert!(matches!(refusal(decide(&captured)), Refusal::CollectivesOutstanding { .. }));
-}
-
-#[test]
-fn an_extra_segment_is_named_with_rank_ordinal_and_both_values() {
-    let agree = [(64, 1), (64, 2)];
-    let records =
-        [plain(0, &agree), plain(1, &agree), plain(2, &[(64, 1), (64, 2), (32, 3)]), plain(3, &agree)];
-    let refusal = refusal(decide(&records));
-    let Refusal::SegmentCountMismatch { ordinal: 2, common: 2, counts, shapes, .. } = &refusal else {
-        panic!("{refusal}")
-    };
-    assert_eq!(counts.minority(), [2]);
-    assert_eq!(shapes.entries[1].value, Some(Shape { bytes: 32, flags: 0 }));
-    let text = refusal.to_string();
-    for part in ["ordinal 2", "rank 2: 3", "ranks 0, 1, 3: 2", "rank 2: 32 bytes", "no segment"] {
-        assert!(text.contains(part), "{part} is not in {text}");
-    }
 }
 
 #[test]

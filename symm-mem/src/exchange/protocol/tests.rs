@@ -8,7 +8,7 @@ use super::{
     Record, RegionOffer, RegionPiece, RoutedRegion, SharedRegion, decide, missing,
 };
 use crate::{
-    agreement::wire::{Reader, Wire},
+    agreement::tests::{bytes, read},
     rendezvous::protocol::Readiness,
     sharing::{self, Handle, Site, Uuid},
 };
@@ -112,22 +112,27 @@ const DIFFERENCES: [Difference; 14] = [
     ("RecordUnreadable", &["rank 2", "slot 16 of 16"], |record| record.ends[0].slot = 16),
 ];
 
-#[test]
-fn every_difference_is_refused_by_its_name_and_both_values() {
-    for (name, words, differ) in DIFFERENCES {
-        let mut records = records(COUNT);
+/// Checks the refusals of the differences between the records `records`.
+fn check_differences(differences: &[Difference], records: &[Record]) {
+    for (name, words, differ) in differences {
+        let mut records = records.to_vec();
         differ(&mut records[2]);
         let refusal = refusal(&records);
-        assert_eq!(refusal.name(), name, "{refusal}");
+        assert_eq!(refusal.name(), *name, "{refusal}");
         let text = refusal.to_string();
         assert!(text.starts_with(name), "{text}");
-        for word in words {
+        for word in *words {
             assert!(text.contains(word), "{word:?} is not in {text:?}");
         }
         // The decision does not depend on the order of the records.
         records.reverse();
-        assert_eq!(self::refusal(&records).name(), name);
+        assert_eq!(self::refusal(&records).name(), *name);
     }
+}
+
+#[test]
+fn every_difference_is_refused_by_its_name_and_both_values() {
+    check_differences(&DIFFERENCES, &records(COUNT));
 }
 
 #[test]
@@ -164,41 +169,32 @@ fn the_generation_is_that_of_who_has_counted_furthest() {
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
     let agreement = Agreement { generation: 7, records: Vec::new() };
-    let bytes = |decision: Decision| {
-        let mut out = Vec::new();
-        decision.write(&mut out);
-        out
-    };
     let plan = b"\x07\0\0\0\0\0\0\0\0\0\0\0";
-    assert_eq!(bytes(Decision::Act { plan: agreement.clone() }), [b"\0", &plan[..]].concat());
-    assert_eq!(bytes(Decision::Agreed { agreed: Some(agreement) }), [b"\x01\x01", &plan[..]].concat());
+    assert_eq!(bytes(&Decision::Act { plan: agreement.clone() }), [b"\0", &plan[..]].concat());
+    assert_eq!(bytes(&Decision::Agreed { agreed: Some(agreement) }), [b"\x01\x01", &plan[..]].concat());
     let refusal = ExchangeRefusal::NoPeerAccess { rank: 1, peer: 2 };
-    assert_eq!(bytes(Decision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
+    assert_eq!(bytes(&Decision::Refused { refusal }), b"\x02\x08\x01\0\0\0\x02\0\0\0");
 }
 
 proptest! {
     #[test]
-    fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
+    fn records_and_decisions_survive_the_wire(garbage in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
         // Reading arbitrary bytes does not panic.
-        let _ = Record::read(&mut Reader::new(&bytes));
-        let _ = Decision::read(&mut Reader::new(&bytes));
+        let _ = read::<Record>(&garbage);
+        let _ = read::<Decision>(&garbage);
         // Reading a written message gives an equal message.
         let mut records = records(COUNT);
         let record = &mut records[rank as usize];
-        record.site.endpoint = bytes;
+        record.site.endpoint = garbage;
         record.held.push(Held { peer: rank, id: id(10) });
         record.site.unreachable.push(Uuid { low: 1, high: 2 });
-        let mut out = Vec::new();
-        record.write(&mut out);
-        prop_assert_eq!(Record::read(&mut Reader::new(&out)), Ok(record.clone()));
+        prop_assert_eq!(read(&bytes(record)), Ok(record.clone()));
         record.site.unreachable.clear();
         let agreed = decide(&records);
         let is_action = matches!(agreed, Decision::Act { .. });
         prop_assert!(is_action);
         for decision in [agreed, decide(&records[..1])] {
-            let mut out = Vec::new();
-            decision.write(&mut out);
-            prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
+            prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
         }
     }
 
@@ -269,16 +265,7 @@ const DIFFERENT_REGIONS: [Difference; 9] = [
 
 #[test]
 fn every_difference_of_regions_is_refused_by_its_name_and_both_values() {
-    for (name, words, differ) in DIFFERENT_REGIONS {
-        let mut records: Vec<Record> = (0..COUNT).map(sharing).collect();
-        differ(&mut records[2]);
-        let refusal = refusal(&records);
-        let text = refusal.to_string();
-        assert_eq!(refusal.name(), name, "{text}");
-        for word in words {
-            assert!(text.contains(word), "{word} is not in {text}");
-        }
-    }
+    check_differences(&DIFFERENT_REGIONS, &(0..COUNT).map(sharing).collect::<Vec<_>>());
 }
 
 /// Every member opens all regions of the others. Rank 1 shares no regions, but the others have a route to it too. Each
@@ -312,10 +299,5 @@ fn regions_lead_to_every_member() {
         (plan.region_routes(9), Agreement { generation: 1, records: self::records(3) }.region_routes(0)),
         (None, None)
     );
-    let bytes = {
-        let mut bytes = Vec::new();
-        plan.write(&mut bytes);
-        bytes
-    };
-    assert_eq!(Agreement::read(&mut Reader::new(&bytes)).unwrap(), plan);
+    assert_eq!(read(&bytes(&plan)), Ok(plan));
 }

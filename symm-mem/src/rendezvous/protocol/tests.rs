@@ -8,7 +8,7 @@ use super::{Decision, Outcome, Readiness, Record, RendezvousProtocol, Rendezvous
 use crate::{
     agreement::{
         LogPoint, PoolId,
-        wire::{Reader, Wire},
+        tests::{bytes, read},
     },
     sharing::{Export, Handle, Site, Uuid},
 };
@@ -214,29 +214,22 @@ fn a_failure_outweighs_silence_and_silence_a_wait() {
 /// `PROTOCOL_VERSION`.
 #[test]
 fn what_stands_in_the_store_keeps_its_form() {
-    let bytes = |decision: Decision| {
-        let mut out = Vec::new();
-        decision.write(&mut out);
-        out
-    };
-    assert_eq!(bytes(Decision::Act { plan: Vec::new() }), b"\0\0\0\0\0");
-    assert_eq!(bytes(Decision::Agreed { agreed: 7 }), b"\x01\x07\0\0\0\0\0\0\0");
+    assert_eq!(bytes(&Decision::Act { plan: Vec::new() }), b"\0\0\0\0\0");
+    assert_eq!(bytes(&Decision::Agreed { agreed: 7 }), b"\x01\x07\0\0\0\0\0\0\0");
     let refusal = RendezvousRefusal::RendezvousDuringCapture { ranks: Vec::new() };
-    assert_eq!(bytes(Decision::Refused { refusal }), b"\x02\x04\0\0\0\0");
+    assert_eq!(bytes(&Decision::Refused { refusal }), b"\x02\x04\0\0\0\0");
     assert_eq!(record(2).prefix(), "symm/meeting/5.1/1/3");
 }
 
 proptest! {
     #[test]
-    fn records_and_decisions_survive_the_wire(bytes in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
+    fn records_and_decisions_survive_the_wire(garbage in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
         // No input causes a panic, and encoded values decode to themselves.
-        let _ = Record::read(&mut Reader::new(&bytes));
-        let _ = Decision::read(&mut Reader::new(&bytes));
+        let _ = read::<Record>(&garbage);
+        let _ = read::<Decision>(&garbage);
         let mut record = record(rank);
-        record.site.endpoint = bytes;
+        record.site.endpoint = garbage;
         let decision = Decision::Act { plan: vec![record] };
-        let mut out = Vec::new();
-        decision.write(&mut out);
-        prop_assert_eq!(Decision::read(&mut Reader::new(&out)), Ok(decision));
+        prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
     }
 }

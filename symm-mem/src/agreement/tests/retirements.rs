@@ -3,13 +3,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use bootstrap::agreement::{Agreement, Answer, Input, Memory, Output, Request};
+use bootstrap::agreement::Agreement;
+
 use proptest::prelude::*;
 
 use super::{
-    hash::chain,
-    retire::{Posted, judge_released},
-    *,
+    super::{
+        retire::{Posted, judge_released},
+        *,
+    },
+    drive::{Ended, drive},
 };
 
 const RANKS: u32 = 3;
@@ -17,22 +20,6 @@ const RANKS: u32 = 3;
 const POOL: PoolId = PoolId { domain: 1, generation: 1, instance: 1, pool: 0 };
 
 const DEADLINE: Duration = Duration::from_secs(16);
-
-/// The state of a rank between two of its steps.
-enum At {
-    /// The rank can take its next step with this input. `None` before the first step.
-    Ready(Option<Input<RetireProtocol>>),
-    /// The rank waits until `key` has a value in the store, or the time `until` has come.
-    Waiting {
-        key: String,
-        until: Duration,
-    },
-    Ended {
-        result: Result<Retired, Ending>,
-        at: Duration,
-    },
-    Dead,
-}
 
 /// The result of a retirement.
 struct Story {
@@ -56,84 +43,26 @@ fn start(rank: u32) -> Start<RetireProtocol> {
 /// Runs a retirement. `seed` determines the order of the ranks' steps. `victim` dies before its step number `step`,
 /// from 0.
 fn story(seed: u64, victim: u32, step: u32) -> Story {
-    let machine = |rank: u32| {
-        let Start { member, record } = start(rank);
-        Agreement::new(member, record, rank.into()).expect("it is a member")
-    };
-    let mut machines: Vec<Agreement<RetireProtocol>> = (0..RANKS).map(machine).collect();
-    let mut last: Vec<Option<RetirePlan>> = vec![None; RANKS as usize];
-    let mut at: Vec<At> = (0..RANKS).map(|_| At::Ready(None)).collect();
-    let mut store = Memory::default();
-    let (mut now, mut random, mut steps) = (Duration::ZERO, seed, 0);
+    let machine = |rank: u32| start(rank).machine(rank.into()).expect("it is a member");
     let mut deregistered = BTreeSet::new();
-    loop {
-        for place in &mut at {
-            if let At::Waiting { key, .. } = place
-                && let Some(stands) = store.0.get(key)
-            {
-                *place = At::Ready(Some(Input::Store(Answer::Result(stands.clone()))));
+    let act = |rank, plan, _, _: &mut Duration| {
+        let release = Release::Done {};
+        match plan {
+            RetirePlan::Quiesce {} => RetireOutcome::Quiet(release),
+            RetirePlan::Deregister {} => {
+                deregistered.insert(rank);
+                RetireOutcome::Deregistered(release)
             }
         }
-        let ready: Vec<usize> = (0..at.len()).filter(|rank| matches!(at[*rank], At::Ready(_))).collect();
-        if ready.is_empty() {
-            let soonest = at.iter().filter_map(|at| match at {
-                At::Waiting { until, .. } => Some(*until),
-                _ => None,
-            });
-            let Some(soonest) = soonest.min() else { break };
-            now = now.max(soonest);
-            for place in &mut at {
-                if matches!(place, At::Waiting { until, .. } if *until <= now) {
-                    *place = At::Ready(Some(Input::Store(Answer::Expired)));
-                }
-            }
-            continue;
-        }
-        random = chain(random, [1]);
-        let rank = ready[random as usize % ready.len()];
-        if rank == victim as usize {
-            if steps == step {
-                at[rank] = At::Dead;
-                continue;
-            }
-            steps += 1;
-        }
-        let At::Ready(input) = std::mem::replace(&mut at[rank], At::Dead) else { continue };
-        let output = match input {
-            None => machines[rank].begin(now),
-            Some(input) => machines[rank].step(input, now),
-        };
-        at[rank] = match output {
-            Output::Act { plan, .. } => {
-                last[rank] = Some(plan.clone());
-                let release = Release::Done {};
-                At::Ready(Some(Input::Acted(match plan {
-                    RetirePlan::Quiesce {} => RetireOutcome::Quiet(release),
-                    RetirePlan::Deregister {} => {
-                        deregistered.insert(rank as u32);
-                        RetireOutcome::Deregistered(release)
-                    }
-                })))
-            }
-            Output::Done(end) => {
-                store.remove(&end.read);
-                let member = start(rank as u32).member;
-                let ending = |ending| retirement_ending(ending, &member, last[rank].as_ref());
-                At::Ended { result: end.result.or_else(ending), at: now }
-            }
-            Output::Store(Request::Await { key, until }) => At::Waiting { key, until },
-            Output::Store(request) => {
-                let answer = store.execute(&request).expect("it is no wait");
-                assert_ne!(answer, Answer::Taken, "a member posts once");
-                At::Ready(Some(Input::Store(answer)))
-            }
-        };
-    }
-    let told = at.into_iter().map(|at| match at {
-        At::Ended { result, at } => Some((result, at)),
-        _ => None,
+    };
+    let ends = drive((0..RANKS).map(machine).collect(), seed, Some((victim, step)), act);
+    let told = (0..).zip(ends).map(|(rank, end): (u32, Option<Ended<RetireProtocol>>)| {
+        let Ended { result, last, at } = end?;
+        let ending = |ending| retirement_ending(ending, &start(rank).member, last.as_ref());
+        Some((result.or_else(ending), at))
     });
-    Story { told: told.collect(), deregistered }
+    let told = told.collect();
+    Story { told, deregistered }
 }
 
 proptest! {
