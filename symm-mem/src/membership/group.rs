@@ -12,7 +12,7 @@ use process_group::{
 };
 
 use crate::{
-    agreement::{Enqueued, GroupId, MessageCounts, Poison},
+    agreement::{Enqueued, GroupId, MessageCounts, Poison, Readiness},
     domain::{Domain, rank_of},
     group_object::{GroupObject, is_closed},
 };
@@ -150,6 +150,26 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
     match communicator.check() {
         Err(CommError::Unmade { .. }) if !needed => Ok(()),
         checked => checked,
+    }
+}
+
+/// Returns the readiness that a rank posts in a commit or a retirement, without the checks of its segments.
+///
+/// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
+/// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on this
+///   rank, for example that its communicator has failed.
+/// - `is_capturing`: true if a stream of the rank's device is capturing. An error if this query of the driver failed.
+///   Registration and deregistration cannot be captured, and may invalidate the capture.
+pub(crate) fn readiness(
+    inside_group: bool,
+    trouble: Option<String>,
+    is_capturing: Result<bool, String>,
+) -> Readiness {
+    match (trouble, is_capturing) {
+        _ if inside_group => Readiness::GroupOpen,
+        (Some(cause), _) | (None, Err(cause)) => Readiness::Failed { ordinal: None, cause },
+        (None, Ok(true)) => Readiness::Capturing,
+        (None, Ok(false)) => Readiness::Ready,
     }
 }
 

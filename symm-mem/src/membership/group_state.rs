@@ -1,6 +1,6 @@
 //! The state of a pool in one group on this rank, kept between commits.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bootstrap::agreement::{Decision, read_decision, refusal};
 use caching_alloc::core::symmetric::SymmetricArena;
@@ -212,8 +212,4 @@ impl GroupState {
 /// Returns the last of the reasons for segment `ordinal`.
 fn last_reason<T>(reasons: &[(u32, T)], ordinal: u32) -> Option<&T> {
     reasons.iter().rev().find(|(at, _)| *at == ordinal).map(|(_, reason)| reason)
-}
-
-pub(crate) fn lock(state: &Mutex<GroupState>) -> MutexGuard<'_, GroupState> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

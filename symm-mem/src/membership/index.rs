@@ -14,6 +14,7 @@ use std::{
 
 use arc_swap::{ArcSwap, Guard};
 use caching_alloc::core::symmetric::Placement;
+use process_group::group::places_changed;
 
 use super::lookup::{BufferLocation, LookupError, Standing, Table};
 use crate::agreement::GroupId;
@@ -124,8 +125,15 @@ impl Default for Published {
     }
 }
 
+impl Drop for Published {
+    /// Makes all groups discard their cached places. They find no places in this table any more.
+    fn drop(&mut self) {
+        places_changed();
+    }
+}
+
 impl Published {
-    pub(super) fn load(&self) -> Guard<Arc<Table>> {
+    pub(crate) fn load(&self) -> Guard<Arc<Table>> {
         self.table.load()
     }
 
@@ -152,7 +160,7 @@ impl Published {
 
     /// Calls `read` with an index that is at least as new as the last table that was published before this call.
     #[inline]
-    pub(super) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
+    pub(crate) fn read<R>(&self, read: impl Fn(&Index) -> R) -> R {
         let version = self.version.load(Ordering::Acquire);
         let known = SEEN.try_with(|seen| {
             let mut seen = seen.borrow_mut();

@@ -230,8 +230,6 @@ impl Table {
     /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
     /// the window, and the segments of the window that are not in `ordinals`. Returns `None` if there is no such
     /// segment.
-    /// cannot be retired alone, because NCCL deregisters only whole windows. Returns the found segment, the group of
-    /// the window, and the segments of the window that are not in `ordinals`.
     pub(crate) fn parted(&self, ordinals: &[u32]) -> Option<(u32, GroupId, Vec<u32>)> {
         ordinals.iter().find_map(|ordinal| {
             self.groups.iter().find_map(|(group, standings)| {

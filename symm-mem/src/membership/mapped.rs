@@ -5,12 +5,12 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak,
+        Arc, Mutex, PoisonError, RwLock, Weak,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use super::index::Published;
+use super::{index::Published, lock::lock};
 use crate::{
     agreement::GroupId,
     pool::Memory,
@@ -68,7 +68,7 @@ type Groups = HashMap<(GroupId, u32), Weak<MappedSegments>>;
 impl MappedSegments {
     /// Returns the list of `group` on rank `rank` of the job. Creates the list if there is none.
     pub(crate) fn of(group: GroupId, rank: u32) -> Arc<Self> {
-        let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = lock(&GROUPS);
         let groups = groups.get_or_insert_default();
         groups.retain(|_, segments| segments.strong_count() > 0);
         if let Some(known) = groups.get(&(group, rank)).and_then(Weak::upgrade) {
@@ -79,13 +79,9 @@ impl MappedSegments {
         new
     }
 
-    fn next_lock(&self) -> MutexGuard<'_, u64> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number that this rank proposes for the next segment. The members use the highest proposal.
     pub(crate) fn next(&self) -> u64 {
-        *self.next_lock()
+        *lock(&self.next)
     }
 
     /// Removes the entries for which `is_gone` returns true. Drops them after the lock is released, because a drop may
@@ -122,7 +118,7 @@ impl MappedSegments {
         self.segments.write().unwrap_or_else(PoisonError::into_inner).extend(new);
         // Increase `next` only after the segments are added. So if a reader finds no segment with a number below
         // `next`, that segment was added before and has been removed.
-        let mut known = self.next_lock();
+        let mut known = lock(&self.next);
         *known = next.max(*known);
     }
 

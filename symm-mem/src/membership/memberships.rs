@@ -2,25 +2,19 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use caching_alloc::core::symmetric::{SymmetricArena, SymmetricSegment};
-use cuda_driver::DevicePtr;
-use process_group::{comm::Window, group::places_changed};
+use process_group::group::places_changed;
 
 use super::{
-    group_state::{GroupState, lock},
-    index::Published,
-    lookup::{BufferLocation, LookupError, Table},
-    meetings::Meetings,
-    places::{PlacesInvalidation, places_for},
+    group_state::GroupState, index::Published, lock::lock, lookup::Table, meetings::Meetings, places::Places,
 };
 use crate::{
-    agreement::{GroupId, GroupLog, Poison, PoolId, Unmapped},
+    agreement::{GroupId, GroupLog, PoolId},
     domain::Domain,
-    pool::{Memory, SymmetricBlock},
-    rendezvous::{Buffer, SymmetricMemory},
+    pool::Memory,
 };
 
 /// The state of one pool in all groups that it is committed for.
@@ -32,9 +26,6 @@ pub(crate) struct Memberships {
     /// The retired segments, in the order of retirement.
     retired: Mutex<Vec<u32>>,
     meetings: Mutex<Meetings>,
-    /// When dropped, makes all groups discard their cached places. Declared last, so that it is dropped after the
-    /// table. If it were dropped before the table, the groups could afterwards cache places of the table again.
-    _invalidation: PlacesInvalidation,
 }
 
 impl Memberships {
@@ -47,7 +38,6 @@ impl Memberships {
             group_states: Mutex::default(),
             retired: Mutex::default(),
             meetings: Mutex::default(),
-            _invalidation: PlacesInvalidation,
         }
     }
 
@@ -97,76 +87,20 @@ impl Memberships {
         }
     }
 
-    /// Returns why `group` is poisoned, if it is. Does not block, even during a commit.
-    pub(crate) fn poison(&self, group: GroupId) -> Option<Poison> {
-        self.table().poison(group).cloned()
-    }
-
-    /// Looks up the `bytes` bytes at `ptr`. If they lie in a segment, adds them to the memory that the declared
-    /// captures ([`PoolCapture`](crate::PoolCapture)) in progress keep allocated.
-    #[inline]
-    pub(crate) fn lookup(
-        &self,
-        ptr: DevicePtr,
-        bytes: u64,
-        group: GroupId,
-    ) -> Result<Option<BufferLocation>, LookupError> {
-        let found = self.table.read(|index| index.lookup(ptr.0, bytes, group))?;
-        if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
-            self.memory.note_use(found.placement, bytes);
-        }
-        Ok(found)
-    }
-
-    /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
-    pub(crate) fn window(
-        &self,
-        ptr: DevicePtr,
-        bytes: u64,
-        group: GroupId,
-    ) -> Result<Option<(Window, u64)>, LookupError> {
-        let Some(BufferLocation { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
-        let table = self.table.load();
-        let window = table.window(placement.ordinal, group);
-        Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
-    }
-
-    /// Returns the memory of `block` on all members of `group`. If the members have not mapped it, returns the reason
-    /// as the error. The error is `None` if the reason is unknown.
-    pub(crate) fn symmetric_memory(
-        &self,
-        block: &SymmetricBlock,
-        group: GroupId,
-    ) -> Result<SymmetricMemory, Option<Unmapped>> {
-        let peers = self.table().standings(group).and_then(|standings| standings.peers.clone());
-        let buffer = Buffer::from(block);
-        // `buffer` finds only mappings that are kept with the block's pool. If that is another pool, none of its
-        // mappings belongs to `peers`, so `mapping` is `None`.
-        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
-        match peers.zip(mapping) {
-            Some((peers, mapping)) => Ok(SymmetricMemory::new(peers, buffer, mapping.buffers)),
-            None => {
-                // The state has reasons for the segments of this pool only.
-                let group_state = self.known_state(group).filter(|_| block.memory().id() == self.id());
-                let ordinal = block.placement().ordinal;
-                Err(group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned()))
-            }
-        }
-    }
-
     /// Returns the state of group `id` on this rank. The first call creates the state, for the members `ranks`.
     pub(crate) fn group_state(&self, id: GroupId, ranks: Vec<u32>) -> Arc<Mutex<GroupState>> {
         let create = || {
             let mut log = GroupLog::new(self.id(), id, self.domain.rank(), ranks);
             self.retired().iter().for_each(|ordinal| log.retire(*ordinal));
-            GroupState::new(log, places_for(self.id(), id, &self.table))
+            let places = Places { pool: self.id(), group: id, table: Arc::downgrade(&self.table) };
+            GroupState::new(log, Arc::new(places))
         };
-        self.group_states().entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
+        lock(&self.group_states).entry(id).or_insert_with(|| Arc::new(Mutex::new(create()))).clone()
     }
 
     /// Returns the state of group `id`, if the pool has one.
     pub(crate) fn known_state(&self, id: GroupId) -> Option<Arc<Mutex<GroupState>>> {
-        self.group_states().get(&id).cloned()
+        lock(&self.group_states).get(&id).cloned()
     }
 
     /// Resets the state of a group whose communicator has ended. Also removes the group's poison.
@@ -187,8 +121,8 @@ impl Memberships {
     /// one of the groups is poisoned.
     pub(super) fn remove_segments(&self, ordinals: &[u32]) -> bool {
         self.update_table(|table| table.without_segments(ordinals));
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).extend(ordinals);
-        let group_states: Vec<Arc<Mutex<GroupState>>> = self.group_states().values().cloned().collect();
+        lock(&self.retired).extend(ordinals);
+        let group_states: Vec<Arc<Mutex<GroupState>>> = lock(&self.group_states).values().cloned().collect();
         let mut is_poisoned = false;
         for group_state in group_states {
             let mut group_state = lock(&group_state);
@@ -200,15 +134,11 @@ impl Memberships {
 
     /// The retired segments, in the order of retirement.
     fn retired(&self) -> Vec<u32> {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.retired).clone()
     }
 
     pub(crate) fn meetings(&self) -> MutexGuard<'_, Meetings> {
-        self.meetings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn group_states(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<Mutex<GroupState>>>> {
-        self.group_states.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.meetings)
     }
 }
 
@@ -216,7 +146,7 @@ impl Drop for Memberships {
     fn drop(&mut self) {
         // A group's list of mapped segments exists as long as any pool has a state for the group. This pool's entries
         // in the list would keep its memory allocated, so remove them.
-        for group_state in self.group_states().values() {
+        for group_state in lock(&self.group_states).values() {
             lock(group_state).mapped.pool_dropped(&self.memory);
         }
     }

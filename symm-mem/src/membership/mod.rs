@@ -10,21 +10,21 @@
 //! | `mapped` | the segments, of all pools, that all members of a group have mapped |
 //! | `lookup` | a pool's table of segments and of their states in the groups, and the results of a look-up |
 //! | `index` | publishes each new version of this table, with a compact index that look-ups by address search |
+//! | `lock` | locks that a panic does not poison |
 //! | `places` | positions of buffers in a pool, which the members of a group compare |
 //! | `meetings` | counters of the agreements in which the whole domain takes part |
 //! | `group` | the interface through which commits and retirements use a group |
-//! | `circumstances` | the conditions that a rank checks first in a commit or a retirement |
 //! | `plain_registration` | a segment's registration with `ncclCommRegister` |
 //! | `registration_guard` | prevents two commits or retirements at a time from using one communicator |
 //!
 //! Only a commit creates windows. A retirement deregisters them. Otherwise they exist until the communicator ends.
 
 mod agreed;
-mod circumstances;
 pub(crate) mod commit;
 mod group;
 mod group_state;
 mod index;
+mod lock;
 mod lookup;
 mod mapped;
 mod meetings;
@@ -34,21 +34,17 @@ mod plain_registration;
 mod registration_guard;
 mod retire;
 
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use self::circumstances::Circumstances;
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use self::group_state::GroupState;
-#[cfg(any(test, feature = "simulation"))]
-pub(crate) use self::retire::Found as RetirementFound;
 pub use self::{
     commit::{CommitOptions, CommitReport},
     group::{CommunicatorGroup, SymmetricGroup},
     lookup::{BufferLocation, LookupError, Standing},
     retire::RetireReport,
 };
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) use self::{group::readiness, group_state::GroupState};
 pub(crate) use self::{
-    group_state::lock,
     index::Index,
+    lock::lock,
     mapped::{MappedSegment, MappedSegments},
     memberships::Memberships,
 };

@@ -2,10 +2,10 @@
 //! compare the places of the buffers that lie in windows. In [checked mode](process_group::group::Builder::checked),
 //! they compare the places of all buffers.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use caching_alloc::core::symmetric::Placement;
-use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment, places_changed};
+use process_group::group::{SymmetricPlaces, SymmetricPlan, SymmetricSegment};
 
 use super::{
     index::Published,
@@ -14,10 +14,10 @@ use super::{
 use crate::agreement::{GroupId, PoolId, wire::Wire};
 
 /// Looks up places in one pool for one group. Finds nothing once the pool's table is dropped.
-struct Places {
-    pool: PoolId,
-    group: GroupId,
-    table: Weak<Published>,
+pub(super) struct Places {
+    pub(super) pool: PoolId,
+    pub(super) group: GroupId,
+    pub(super) table: Weak<Published>,
 }
 
 impl SymmetricPlaces for Places {
@@ -46,20 +46,5 @@ impl SymmetricPlaces for Places {
     fn window(&self, address: u64) -> Option<SymmetricSegment> {
         let (segment, start, end) = self.table.upgrade()?.load().windowed(address, self.group)?;
         Some(SymmetricSegment { segment, start, end })
-    }
-}
-
-/// Makes an object that looks up places in `pool` for `group`. `table` is the table of the pool.
-pub(super) fn places_for(pool: PoolId, group: GroupId, table: &Arc<Published>) -> Arc<dyn SymmetricPlaces> {
-    Arc::new(Places { pool, group, table: Arc::downgrade(table) })
-}
-
-/// A field of [`Memberships`](super::memberships::Memberships). When it is dropped with the pool, all groups discard
-/// their cached places.
-pub(super) struct PlacesInvalidation;
-
-impl Drop for PlacesInvalidation {
-    fn drop(&mut self) {
-        places_changed();
     }
 }

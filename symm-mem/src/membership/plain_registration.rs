@@ -1,11 +1,13 @@
 //! A segment's registration with `ncclCommRegister`.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use process_group::{
     comm::{CommError, Registration},
     store::Deadline,
 };
+
+use super::lock::lock;
 
 /// A segment's registration. If the members agree to keep it, the communicator keeps this value, so the segment stays
 /// registered until [`deregister`](Self::deregister) is called or the communicator ends. Dropping the pool does not
@@ -21,7 +23,7 @@ impl PlainRegistration {
 
     /// Deregisters the segment. Does nothing if this method was called before.
     pub(crate) fn deregister(&self, deadline: Deadline) -> Result<(), CommError> {
-        let registration = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let registration = lock(&self.0).take();
         registration.map_or(Ok(()), |registration| registration.deregister(deadline))
     }
 }

@@ -3,20 +3,15 @@
 //! NCCL pairs the windows of different ranks by the order of their registration alone. If two threads committed two
 //! pools for one group at the same time, that order could differ between ranks.
 
-use std::{
-    marker::PhantomData,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{marker::PhantomData, sync::Mutex};
 
 use process_group::comm::Communicator;
+
+use super::lock::lock;
 
 /// The addresses of the communicators with a commit or retirement in progress in this process. A guard borrows its
 /// communicator, so no other communicator gets the address while it is in the list.
 static COMMITTING: Mutex<Vec<usize>> = Mutex::new(Vec::new());
-
-fn committing() -> MutexGuard<'static, Vec<usize>> {
-    COMMITTING.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The exclusive right to register or deregister windows of a communicator. Dropping the guard releases the right.
 pub(crate) struct RegistrationGuard<'a> {
@@ -28,7 +23,7 @@ impl<'a> RegistrationGuard<'a> {
     /// Takes the right for `communicator`. Returns `None` if another guard has it.
     pub(crate) fn take(communicator: &'a Communicator) -> Option<Self> {
         let key = std::ptr::from_ref(communicator).addr();
-        let mut committing = committing();
+        let mut committing = lock(&COMMITTING);
         if committing.contains(&key) {
             return None;
         }
@@ -39,6 +34,6 @@ impl<'a> RegistrationGuard<'a> {
 
 impl Drop for RegistrationGuard<'_> {
     fn drop(&mut self) {
-        committing().retain(|key| *key != self.key);
+        lock(&COMMITTING).retain(|key| *key != self.key);
     }
 }

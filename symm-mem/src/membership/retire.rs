@@ -17,9 +17,9 @@ use process_group::{
 };
 
 use super::{
-    circumstances::Circumstances,
-    group::{SymmetricGroup, check, end_poisoned},
-    group_state::{GroupState, lock},
+    group::{SymmetricGroup, check, end_poisoned, readiness},
+    group_state::GroupState,
+    lock::lock,
     lookup::Table,
     memberships::Memberships,
     registration_guard::RegistrationGuard,
@@ -76,8 +76,11 @@ impl Memberships {
         let (parties, trouble) = self.parties(groups);
         let group_states: Vec<Arc<Mutex<GroupState>>> =
             parties.iter().map(|party| party.group_state.clone()).collect();
-        let found = Found::of(&parties, trouble, self.memory().context());
-        let start = self.begin_retirement(&ordinals, &group_states, found, deadline);
+        let readiness = readiness_of(&parties, trouble, self.memory().context());
+        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
+        enqueued.sort_by_key(|it| it.group);
+        enqueued.dedup_by_key(|it| it.group);
+        let start = self.begin_retirement(&ordinals, &group_states, readiness, enqueued, deadline);
         let (meeting, windows, failure) = self.run_retirement(start, &ordinals, &parties);
         let cause = failure.as_ref().map(ToString::to_string);
         let (bytes, dead) = self.end_retirement(&ordinals, &group_states, &meeting, cause);
@@ -125,14 +128,15 @@ impl Memberships {
         (parties, trouble)
     }
 
-    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`. `found`
-    /// has the results of this rank's checks of the groups and devices. Returns the start of this rank's part in the
-    /// agreement, which includes its record.
+    /// Begins a retirement of the segments `ordinals` (in ascending order) with the groups of `group_states`.
+    /// `readiness` is the result of this rank's checks of the groups and devices. `enqueued` is the work that this rank
+    /// has enqueued, by group. Returns the start of this rank's part in the agreement, which includes its record.
     pub(crate) fn begin_retirement(
         &self,
         ordinals: &[u32],
         group_states: &[Arc<Mutex<GroupState>>],
-        found: Found,
+        readiness: Readiness,
+        enqueued: Vec<Enqueued>,
         deadline: Duration,
     ) -> Start<RetireProtocol> {
         let groups: Vec<Committed> = group_states
@@ -156,7 +160,7 @@ impl Memberships {
         });
         let segments = segments.collect();
         drop(arena);
-        let readiness = match (found.readiness, unknown, table.parted(ordinals)) {
+        let readiness = match (readiness, unknown, table.parted(ordinals)) {
             (Readiness::GroupOpen, ..) => Readiness::GroupOpen,
             (Readiness::Capturing, ..) => Readiness::Capturing,
             _ if frozen => Readiness::Capturing,
@@ -173,7 +177,7 @@ impl Memberships {
             (readiness, None, None) => readiness,
         };
         let domain = self.domain();
-        let record = RetirementRecord { readiness, enqueued: found.enqueued, log, groups, segments };
+        let record = RetirementRecord { readiness, enqueued, log, groups, segments };
         let round = self.meetings().retirements.count();
         Start::retirement(self.id(), round, domain.rank(), domain.ranks().to_vec(), record, deadline)
     }
@@ -379,35 +383,20 @@ fn deregister_from(
     Ok(count)
 }
 
-/// The readiness of this rank for a retirement, and the numbers of operations enqueued on its devices, by group. Errors
-/// of the checks become part of `readiness`, which this rank posts, so that all ranks get them.
-pub(crate) struct Found {
-    pub(crate) readiness: Readiness,
-    pub(crate) enqueued: Vec<Enqueued>,
-}
-
-impl Found {
-    /// Checks whether this rank is ready: the groups can take part, no stream of their devices or of the pool's device
-    /// is capturing, and the calling thread has no NCCL group open. `trouble` is a problem that is already known.
-    /// `context` is that of the pool.
-    fn of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Self {
-        let trouble = trouble.or_else(|| {
-            // If a group has ended, its error is more specific than that of its communicator.
-            parties.iter().find_map(|party| match party.group.standing() {
-                Err(ended) => Some(ended.to_string()),
-                // A communicator that is not created yet is accepted, because it has no windows.
-                Ok(()) => check(party.group.communicator(), false).err().map(|error| error.to_string()),
-            })
-        });
-        let mut contexts =
-            context.into_iter().chain(parties.iter().map(|it| it.group.communicator().context()));
-        let is_capturing = contexts
-            .try_fold(false, |found, context| Ok::<_, cuda_driver::Error>(found || is_capturing(context)?));
-        let is_capturing = is_capturing.map_err(|error| error.to_string());
-        let readiness = Circumstances { inside_group: Group::is_open(), trouble, is_capturing }.readiness();
-        let mut enqueued: Vec<Enqueued> = parties.iter().flat_map(|party| party.group.enqueued()).collect();
-        enqueued.sort_by_key(|it| it.group);
-        enqueued.dedup_by_key(|it| it.group);
-        Self { readiness, enqueued }
-    }
+/// Returns the readiness of this rank for a retirement, without the checks of its segments: the groups can take part, no
+/// stream of their devices or of the pool's device is capturing, and the calling thread has no NCCL group open.
+/// `trouble` is a problem that is already known. `context` is that of the pool.
+fn readiness_of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Readiness {
+    let trouble = trouble.or_else(|| {
+        // If a group has ended, its error is more specific than that of its communicator.
+        parties.iter().find_map(|party| match party.group.standing() {
+            Err(ended) => Some(ended.to_string()),
+            // A communicator that is not created yet is accepted, because it has no windows.
+            Ok(()) => check(party.group.communicator(), false).err().map(|error| error.to_string()),
+        })
+    });
+    let mut contexts = context.into_iter().chain(parties.iter().map(|it| it.group.communicator().context()));
+    let is_capturing = contexts
+        .try_fold(false, |found, context| Ok::<_, cuda_driver::Error>(found || is_capturing(context)?));
+    readiness(Group::is_open(), trouble, is_capturing.map_err(|error| error.to_string()))
 }

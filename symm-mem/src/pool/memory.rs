@@ -109,7 +109,7 @@ impl Pins {
 #[derive(Debug)]
 pub(crate) struct GraphHold {
     memory: Arc<Memory>,
-    pin: u64,
+    pub(crate) pin: u64,
 }
 
 impl Drop for GraphHold {
@@ -257,12 +257,8 @@ impl Memory {
         Some(hold)
     }
 
-    /// Adds the segments and blocks in the `bytes` bytes at `address` to the pin of `hold`.
-    pub(crate) fn hold_for_graph(&self, hold: &GraphHold, address: u64, bytes: u64) {
-        self.hold_range(&[hold.pin], address, bytes);
-    }
-
-    fn hold_range(&self, pins: &[u64], address: u64, bytes: u64) {
+    /// Adds the segments and blocks in the `bytes` bytes at `address` to `pins`.
+    pub(crate) fn hold_range(&self, pins: &[u64], address: u64, bytes: u64) {
         let mut arena = self.arena();
         for (place, bytes) in arena.places(address, bytes) {
             let blocks = arena.blocks_over(place, bytes);
@@ -274,13 +270,22 @@ impl Memory {
     /// that accesses a peer's segment with this ordinal: all ranks retire the segment together, so this rank's pin also
     /// keeps the peer's segment mapped.
     pub(crate) fn segment_used_by_graph(&self, ordinal: u32, stream: &Stream) -> cuda_driver::Result<()> {
-        let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
-        let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
-        self.arena().pins().hold(hold.pin, ordinal, &[]);
-        if !stream.keep_in_graph(hold)? {
+        self.pin_for_graph(stream, |pins| {
             let mut arena = self.arena();
-            let pins = arena.pins();
-            pins.without_graph().into_iter().for_each(|pin| pins.hold(pin, ordinal, &[]));
+            pins.iter().for_each(|pin| arena.pins().hold(*pin, ordinal, &[]));
+        })
+    }
+
+    /// Calls `hold` with the pins for the graph that `stream` captures, if it captures. `hold` adds memory to the pins.
+    fn pin_for_graph(&self, stream: &Stream, hold: impl Fn(&[u64])) -> cuda_driver::Result<()> {
+        // Only an active capture has an id. An invalidated capture gives no graph, so it needs no pin.
+        let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
+        let Some(graph) = self.graph_hold(capture) else { return Ok(()) };
+        hold(&[graph.pin]);
+        // `graph` stays alive until the other pins have the memory too.
+        if !stream.keep_in_graph(graph.clone())? {
+            let pins = self.arena().pins().without_graph();
+            hold(&pins);
         }
         Ok(())
     }
@@ -292,16 +297,10 @@ impl Memory {
             let is_own = self.context.as_ref().is_none_or(|context| stream.context() == context);
             if is_own && self.used_by_graph(DevicePtr(address), bytes, &stream).is_err() {
                 // The driver failed to report whether the stream is capturing. Assume that it is.
-                self.hold_without_graph(address, bytes);
+                let pins = self.arena().pins().without_graph();
+                self.hold_range(&pins, address, bytes);
             }
         }
-    }
-
-    /// Pins memory for a graph that cannot own a pin. Adds the memory to the pins of the declared captures in progress.
-    /// If there are none, pins the memory forever.
-    fn hold_without_graph(&self, address: u64, bytes: u64) {
-        let pins = self.arena().pins().without_graph();
-        self.hold_range(&pins, address, bytes);
     }
 
     /// Adds one owner to the block at `place`.
@@ -341,14 +340,7 @@ impl GraphMemory for Memory {
         if self.arena().places(address, bytes).is_empty() {
             return Ok(());
         }
-        // Only an active capture has an id. An invalidated capture gives no graph, so it needs no pin.
-        let Some(capture) = stream.capture_info()?.id else { return Ok(()) };
-        let Some(hold) = self.graph_hold(capture) else { return Ok(()) };
-        self.hold_for_graph(&hold, address, bytes);
-        if !stream.keep_in_graph(hold.clone())? {
-            self.hold_without_graph(address, bytes);
-        }
-        Ok(())
+        self.pin_for_graph(stream, |pins| self.hold_range(pins, address, bytes))
     }
 }
 

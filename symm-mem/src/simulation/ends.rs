@@ -182,7 +182,7 @@ impl World {
             result,
             cause,
             segments,
-            Done { serials: serials.to_vec(), ..Done::default() },
+            Done { windows: serials.iter().map(|serial| (*serial, None)).collect(), opened: None },
         );
         let dead = group_state.log.poison().is_some();
         drop(group_state);

@@ -27,7 +27,7 @@ use crate::{
         self, Agreed, Capabilities, CommitProtocol, LogPoint, OfferedMemory, Outcome, PeerMappings,
         PeerOffer, Plan, Policy, PoolId, Readiness, Release, Segment, hash::chain,
     },
-    membership::{Circumstances, GroupState, RetirementFound, commit::offer, lock},
+    membership::{GroupState, commit::offer, lock, readiness},
     rendezvous::protocol::{self, Record},
     sharing::{self, Export, Handle, Site, Uuid},
 };
@@ -101,13 +101,9 @@ impl World {
             membership.send(*peer);
         }
         let fails = trouble == Trouble::PrepareFails && culprit && round == 1;
-        let circumstances = Circumstances {
-            inside_group: false,
-            trouble: fails.then(|| "misaligned".to_owned()),
-            is_capturing: Ok(state.capture.is_some()),
-        };
+        let fails = fails.then(|| "misaligned".to_owned());
         let found = offer::LocalState {
-            readiness: circumstances.readiness(),
+            readiness: readiness(false, fails, Ok(state.capture.is_some())),
             capabilities: Capabilities { library, windows },
             enqueued: state.enqueued(),
             address_space_left: Some(left),
@@ -225,12 +221,10 @@ impl World {
                 group_states.push((*uid, group_state));
             }
         }
-        let circumstances =
-            Circumstances { inside_group: false, trouble: None, is_capturing: Ok(state.capture.is_some()) };
-        let readiness = circumstances.readiness();
-        let found = RetirementFound { readiness, enqueued: state.enqueued() };
+        let readiness = readiness(false, None, Ok(state.capture.is_some()));
         let only: Vec<_> = group_states.iter().map(|(_, group_state)| group_state.clone()).collect();
-        let start = state.pool.memberships().begin_retirement(&ordinals, &only, found, deadline);
+        let memberships = state.pool.memberships();
+        let start = memberships.begin_retirement(&ordinals, &only, readiness, state.enqueued(), deadline);
         let round = state.retirements;
         state.retirements += 1;
         let machine = Box::new(Machine::new(start, self.random.next())?);

@@ -134,7 +134,7 @@ impl Capture {
             None => {
                 let hold = pool.memory().graph_hold(self.number);
                 if let Some(hold) = &hold {
-                    pool.memory().hold_for_graph(hold, begin, bytes);
+                    pool.memory().hold_range(&[hold.pin], begin, bytes);
                 }
                 self.hold = hold;
             }

@@ -36,9 +36,10 @@ use crate::{
     error_kind::ErrorKind,
     membership::{
         BufferLocation, CommitOptions, CommitReport, LookupError, Memberships, RetireReport, SymmetricGroup,
+        lock,
     },
     pool::{Arena, Memory, PoolCapture, SliceError, SymmetricBlock, check_stream, into_slice},
-    rendezvous::SymmetricMemory,
+    rendezvous::{Buffer, SymmetricMemory},
 };
 
 /// A pool whose blocks have the same placement (segment and offset) on every rank of its domain. Its segments become
@@ -319,7 +320,11 @@ impl SymmetricPool {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<BufferLocation>, LookupError> {
-        self.memberships.lookup(ptr, bytes, group)
+        let found = self.memberships.published().read(|index| index.lookup(ptr.0, bytes, group))?;
+        if let Some(found) = found.filter(|_| self.memory.is_capturing()) {
+            self.memory.note_use(found.placement, bytes);
+        }
+        Ok(found)
     }
 
     /// Returns the window of `group` that contains the `bytes` bytes at `ptr`, and their offset in the window in bytes.
@@ -334,7 +339,10 @@ impl SymmetricPool {
         bytes: u64,
         group: GroupId,
     ) -> Result<Option<(Window, u64)>, LookupError> {
-        self.memberships.window(ptr, bytes, group)
+        let Some(BufferLocation { placement, .. }) = self.lookup(ptr, bytes, group)? else { return Ok(None) };
+        let table = self.memberships.published().load();
+        let window = table.window(placement.ordinal, group);
+        Ok(window.map(|(window, begin)| (window.clone(), begin + placement.offset)))
     }
 
     /// Returns the memory of `block` on all members of `group`, with the group's signal pads. Kernels, and copies by
@@ -362,15 +370,25 @@ impl SymmetricPool {
     /// # }
     /// ```
     pub fn symmetric_memory(&self, block: &SymmetricBlock, group: GroupId) -> Result<SymmetricMemory, Error> {
-        self.memberships.symmetric_memory(block, group).map_err(|reason| {
-            let kind = ErrorKind::NotMapped { ordinal: block.placement().ordinal, reason };
-            CallContext::of_group("symmetric memory", group, None).error(kind)
-        })
+        let peers = self.memberships.table().standings(group).and_then(|standings| standings.peers.clone());
+        let buffer = Buffer::from(block);
+        // `buffer` finds only mappings that are kept with the block's pool. If that is another pool, none of its
+        // mappings belongs to `peers`, so `mapping` is `None`.
+        let mapping = peers.as_ref().and_then(|peers| buffer.mapping(&peers.mappings));
+        if let Some((peers, mapping)) = peers.zip(mapping) {
+            return Ok(SymmetricMemory::new(peers, buffer, mapping.buffers));
+        }
+        let ordinal = block.placement().ordinal;
+        // The state has reasons for the segments of this pool only.
+        let group_state = self.memberships.known_state(group).filter(|_| block.memory().id() == self.id());
+        let reason = group_state.and_then(|group_state| lock(&group_state).why_unmapped(ordinal).cloned());
+        let kind = ErrorKind::NotMapped { ordinal, reason };
+        Err(CallContext::of_group("symmetric memory", group, None).error(kind))
     }
 
     /// Returns why `group` is poisoned for this pool, if it is. Does not block, even during a commit.
     pub fn poison(&self, group: GroupId) -> Option<Poison> {
-        self.memberships.poison(group)
+        self.memberships.table().poison(group).cloned()
     }
 
     /// Removes the pool's state of a group whose communicator has ended, including the group's poison.

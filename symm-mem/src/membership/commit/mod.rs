@@ -19,10 +19,7 @@ mod plain;
 mod report;
 mod watch;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use bootstrap::agreement::remove_left;
 use caching_alloc::core::symmetric::SymmetricSegment;
@@ -34,13 +31,14 @@ use process_group::{
 
 use self::{
     member::Member,
-    offer::{Candidates, JOINED_SINCE, LocalState, offered},
+    offer::{JOINED_SINCE, LocalState, can_register, offered},
     peers::{OfferedPeers, OpenedPeers},
 };
 pub use self::{options::CommitOptions, report::CommitReport};
 use super::{
     group::{SymmetricGroup, end_poisoned},
-    group_state::{GroupState, lock},
+    group_state::GroupState,
+    lock::lock,
     lookup::Standing,
     mapped::MappedSegment,
     memberships::Memberships,
@@ -48,8 +46,8 @@ use super::{
 };
 use crate::{
     agreement::{
-        Agreed, CommitProtocol, Ending, GroupId, NoWindows, PeerMappings, PeerOffer, Poison, Readiness,
-        Record, Segment, Start, WindowSupport,
+        Agreed, CommitProtocol, Ending, NoWindows, PeerMappings, PeerOffer, Poison, Readiness, Record, Segment,
+        Start, WindowSupport,
     },
     error::Error,
     error_kind::ErrorKind,
@@ -57,14 +55,13 @@ use crate::{
     sharing::Site,
 };
 
-/// The windows that this rank has registered in a commit, and the members' memory that it has opened. `serials` and
-/// `windows` have one entry for each registered segment, in the order of the segments.
+/// The windows that this rank has registered in a commit, and the members' memory that it has opened.
 #[derive(Default)]
 pub(crate) struct Done {
-    /// The serial number of the segment's window. Segments that share a window have equal numbers.
-    pub(crate) serials: Vec<u64>,
-    /// The window, and the segment's offset in it in bytes.
-    pub(crate) windows: Vec<(Window, u64)>,
+    /// One entry for each registered segment, in the order of the segments: the serial number of its window, the window,
+    /// and the segment's offset in it in bytes. Segments that share a window have equal numbers. The simulation has no
+    /// windows.
+    pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
     /// The members' memory, if this rank has opened it.
     pub(crate) opened: Option<OpenedPeers>,
 }
@@ -117,11 +114,9 @@ impl Memberships {
         // End the offer of this rank's memory. A member may still be opening the memory if this rank has left the
         // agreement early, for example because it lost the store. That member then gets an error.
         drop(offered);
-        let serials: Vec<u64> = windows.iter().map(|(window, _)| window.serial()).collect();
-
+        let windows = windows.into_iter().map(|window| (window.0.serial(), Some(window))).collect();
         let cause = failure.as_ref().map(ToString::to_string);
-        let result =
-            self.end_commit(&mut group_state, result, cause, &segments, Done { serials, windows, opened });
+        let result = self.end_commit(&mut group_state, result, cause, &segments, Done { windows, opened });
         for place in group_state.log.take_left() {
             remove_left(&**self.domain().store(), &place);
         }
@@ -166,9 +161,8 @@ impl Memberships {
     /// Skips the commit for `group` if this rank need not commit. If it skips the commit, returns the report of a
     /// commit without new segments, or an error if the group has ended.
     ///
-    /// Returns `None` if a commit is needed: if there are new segments, if the group is poisoned or has had no commit,
-    /// or if an allocation request has failed since the last commit that found the members' allocation logs equal. A
-    /// failed request may have made this rank's log differ from the others, which only a commit detects.
+    /// Returns `None` if a commit is needed: if the pool is not [unchanged](GroupState::is_unchanged), or if the group
+    /// has had no commit.
     pub(crate) fn skip_unchanged(&self, group: &dyn SymmetricGroup) -> Option<Result<CommitReport, Error>> {
         let id = group.id();
         let group_state = self.known_state(id)?;
@@ -178,7 +172,7 @@ impl Memberships {
             return None;
         }
         drop(arena);
-        let report = self.unchanged(id)?;
+        let report = CommitReport::of(id, self.table().standings(id)?);
         group_state.log.skip();
         let closed = || match group.communicator().check() {
             Err(closed @ CommError::Closed { .. }) => Err(closed.into()),
@@ -186,24 +180,6 @@ impl Memberships {
         };
         let over = |cause| group_state.call().error(ErrorKind::GroupOver { cause });
         Some(group.standing().and_then(|()| closed()).map(|()| report).map_err(over))
-    }
-
-    /// Returns the report of a commit without new segments, or `None` if nothing was committed for the group.
-    fn unchanged(&self, id: GroupId) -> Option<CommitReport> {
-        let table = self.table();
-        let standings = table.standings(id)?;
-        Some(CommitReport {
-            group: id,
-            new_segments: 0,
-            new_windows: 0,
-            segments: standings.committed(),
-            windows: standings.windows(),
-            without: None,
-            registered: false,
-            pending: None,
-            unmapped: None,
-            elapsed: Duration::ZERO,
-        })
     }
 
     /// Offers the new segments `new` to the members of `group`. Returns the offered memory, which the members can open
@@ -261,13 +237,14 @@ impl Memberships {
         let frozen = arena.is_frozen();
         let registers =
             found.capabilities.windows == WindowSupport::Available && group_state.log.members().len() > 1;
-        let is_new = |it: &SymmetricSegment| registers && group_state.log.is_new(it.ordinal);
-        let candidates = Candidates::of(&arena, is_new);
+        let is_new = |it: &&SymmetricSegment| registers && !it.retired && group_state.log.is_new(it.ordinal);
+        let candidates: Vec<_> = arena.segments().iter().filter(is_new).copied().collect();
+        let is_exportable = arena.source().is_exportable();
         drop(arena);
         let readiness = match found.readiness {
             Readiness::GroupOpen => Readiness::GroupOpen,
             _ if frozen => Readiness::Capturing,
-            Readiness::Ready => candidates.check(check),
+            Readiness::Ready => can_register(&candidates, is_exportable, check),
             other => other,
         };
         let new = segments.iter().filter(|segment| group_state.log.is_new(segment.ordinal));
@@ -301,26 +278,35 @@ impl Memberships {
         result: Result<Agreed, Ending>,
         cause: Option<String>,
         offered: &[Segment],
-        done: Done,
+        Done { windows, opened }: Done,
     ) -> Result<CommitReport, Ending> {
         group_state.conclude(&result, offered, cause);
-        match result {
-            Ok(agreed) => {
-                let Done { serials, windows, opened } = done;
-                // If one member could not open the offered memory, no member keeps the mappings made in this commit.
-                let opened = opened.filter(|_| agreed.peers == PeerMappings::Opened {});
-                let group = group_state.log.group();
-                let mapped = opened.map(|opened| self.keep_peers(opened, offered));
-                let (peers, mapped) = mapped.unzip();
-                let report = self.publish(group, agreed, offered, (&serials, windows), peers);
-                group_state.mapped.add(mapped.unwrap_or_default());
-                Ok(report)
-            }
-            Err(ending) => {
-                self.publish_poison(group_state);
-                Err(ending)
-            }
+        let Agreed { segments: new_segments, without, pending, peers, .. } =
+            result.inspect_err(|_| self.publish_poison(group_state))?;
+        let (group, new_segments) = (group_state.log.group(), new_segments as usize);
+        // If one member could not open the offered memory, no member keeps the mappings made in this commit.
+        let opened = opened.filter(|_| peers == PeerMappings::Opened {});
+        let (owner, mapped) = opened.map(|opened| self.keep_peers(opened, offered)).unzip();
+        let unmapped = match peers {
+            PeerMappings::Unmapped { reason } if new_segments > 0 => Some(reason),
+            _ => None,
+        };
+        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
+        standings.peers = owner.or(standings.peers);
+        let before = standings.windows();
+        let mut windows = windows.into_iter().filter(|_| without.is_none());
+        for segment in offered.iter().take(new_segments) {
+            let (standing, window) = match windows.next() {
+                Some((serial, window)) => (Standing::Window { serial }, window),
+                None => (Standing::Agreed, None),
+            };
+            standings.enter(segment.ordinal, standing, window);
         }
+        let report = CommitReport::of(group, &standings);
+        let new_windows = report.windows - before;
+        self.update_table(|table| table.with_group(group, standings));
+        group_state.mapped.add(mapped.unwrap_or_default());
+        Ok(CommitReport { new_segments, new_windows, without, pending, unmapped, ..report })
     }
 
     /// Stores the mappings of `opened` with the pool's segments, and the pads of `opened` with the group. Call this
@@ -340,50 +326,5 @@ impl Memberships {
         };
         let mapped = (first..).zip(offered.iter().zip(segments)).map(keep).collect();
         (group, mapped)
-    }
-
-    fn publish(
-        &self,
-        group: GroupId,
-        agreed: Agreed,
-        offered: &[Segment],
-        (serials, windows): (&[u64], Vec<(Window, u64)>),
-        peers: Option<Arc<PeerGroup>>,
-    ) -> CommitReport {
-        let unmapped = match agreed.peers {
-            PeerMappings::Unmapped { reason } if agreed.segments > 0 => Some(reason),
-            _ => None,
-        };
-        let Agreed { segments: new_segments, without, pending, .. } = agreed;
-        let new_segments = new_segments as usize;
-        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-        standings.peers = peers.or(standings.peers);
-        let before = standings.windows();
-        let mut windows = windows.into_iter();
-        let mut serials = serials.iter().filter(|_| without.is_none());
-        for segment in offered.iter().take(new_segments) {
-            match serials.next() {
-                Some(&serial) => {
-                    standings.enter(segment.ordinal, Standing::Window { serial }, windows.next());
-                }
-                None => standings.enter(segment.ordinal, Standing::Agreed, None),
-            }
-        }
-        let (segments, windows) = (standings.committed(), standings.windows());
-        let new_windows = windows - before;
-        self.update_table(|table| table.with_group(group, standings));
-        let elapsed = Duration::ZERO;
-        CommitReport {
-            group,
-            new_segments,
-            new_windows,
-            segments,
-            windows,
-            without,
-            registered: false,
-            pending,
-            unmapped,
-            elapsed,
-        }
     }
 }

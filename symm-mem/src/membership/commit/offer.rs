@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt};
 
-use caching_alloc::core::symmetric::{self, SymmetricArena, SymmetricSegment};
+use caching_alloc::core::symmetric::{self, SymmetricSegment};
 use cuda_driver::{DevicePtr, graph::is_capturing};
 use process_group::comm::{Communicator, WindowRequest, WindowRequestError};
 
@@ -13,10 +13,7 @@ use crate::{
         BlockPlace, Capabilities, Enqueued, Operation, OperationKind, Readiness, Segment, WindowSupport,
         ending::gone,
     },
-    membership::{
-        circumstances::Circumstances,
-        group::{SymmetricGroup, check},
-    },
+    membership::group::{SymmetricGroup, check, readiness},
 };
 
 /// The first NCCL release that supports windows over several segments: 2.30.3.
@@ -42,7 +39,6 @@ impl LocalState {
             }
         };
         let is_capturing = is_capturing(communicator.context()).map_err(|error| error.to_string());
-        let readiness = Circumstances { inside_group: inside, trouble, is_capturing }.readiness();
         let windows = match group.windows_supported() {
             _ if !options.windows => {
                 WindowSupport::Unavailable { reason: "CommitOptions::windows is false".to_owned() }
@@ -52,7 +48,7 @@ impl LocalState {
         };
         let library = communicator.nccl().release_code();
         Self {
-            readiness,
+            readiness: readiness(inside, trouble, is_capturing),
             capabilities: Capabilities { library, windows },
             enqueued: group.enqueued(),
             address_space_left: address_space_left(communicator),
@@ -96,44 +92,26 @@ pub(super) fn offered(segments: &[SymmetricSegment], joins: bool) -> Vec<Segment
     offer.collect()
 }
 
-/// The segments to be registered as windows, for the checks that a rank makes without contact to other ranks.
-pub(super) struct Candidates {
-    ordinals: Vec<u32>,
-    requests: Vec<WindowRequest>,
-    /// True if other ranks can open the pool's memory.
+/// Checks, without contact to other ranks, whether this rank could register the segments `new` as windows.
+/// `is_exportable` is true if other ranks can open the pool's memory. All members get the result before any of them
+/// registers a segment, so a failure of this check leaves the group usable. A failure of the registration itself would
+/// poison the group.
+pub(super) fn can_register(
+    new: &[SymmetricSegment],
     is_exportable: bool,
-}
-
-impl Candidates {
-    /// Selects the segments that are not retired and for which `is_new` returns true.
-    pub(super) fn of(arena: &SymmetricArena, is_new: impl Fn(&SymmetricSegment) -> bool) -> Self {
-        let new = || arena.segments().iter().filter(|it| !it.retired && is_new(it));
-        let request =
-            |it: &SymmetricSegment| WindowRequest::symmetric(DevicePtr(it.memory.address), it.bytes as usize);
-        Self {
-            ordinals: new().map(|it| it.ordinal).collect(),
-            requests: new().map(request).collect(),
-            is_exportable: arena.source().is_exportable(),
-        }
+    check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
+) -> Readiness {
+    if let (Some(first), false) = (new.first(), is_exportable) {
+        let cause = "the pool's memory cannot be shared with other ranks: make the pool over exportable virtual memory";
+        return Readiness::Failed { ordinal: Some(first.ordinal), cause: cause.to_owned() };
     }
-
-    /// Checks whether this rank could register the segments. All members get the result before any of them registers a
-    /// segment, so a failure of this check leaves the group usable. A failure of the registration itself would poison
-    /// the group.
-    pub(super) fn check(
-        &self,
-        check: impl FnOnce(&[WindowRequest]) -> Result<(), WindowRequestError>,
-    ) -> Readiness {
-        if let (Some(ordinal), false) = (self.ordinals.first(), self.is_exportable) {
-            let cause = "the pool's memory cannot be shared with other ranks: make the pool over exportable virtual memory";
-            return Readiness::Failed { ordinal: Some(*ordinal), cause: cause.to_owned() };
-        }
-        match check(&self.requests) {
-            Ok(()) => Readiness::Ready,
-            Err(WindowRequestError { index, address, bytes, problem, .. }) => {
-                let cause = format!("{bytes} bytes at {address:#x}: {problem}");
-                Readiness::Failed { ordinal: self.ordinals.get(index).copied(), cause }
-            }
+    let request =
+        |it: &SymmetricSegment| WindowRequest::symmetric(DevicePtr(it.memory.address), it.bytes as usize);
+    match check(&new.iter().map(request).collect::<Vec<_>>()) {
+        Ok(()) => Readiness::Ready,
+        Err(WindowRequestError { index, address, bytes, problem, .. }) => {
+            let cause = format!("{bytes} bytes at {address:#x}: {problem}");
+            Readiness::Failed { ordinal: new.get(index).map(|it| it.ordinal), cause }
         }
     }
 }

@@ -8,7 +8,7 @@ use process_group::store::{Deadline, StoreError};
 
 use super::offer::cause;
 use crate::{
-    agreement::{ACTION_FLOOR, Attempt, Ending, GroupId, Plain, RegistrationProtocol, Segment, plain_ending},
+    agreement::{ACTION_FLOOR, Attempt, Ending, Plain, RegistrationProtocol, Segment, plain_ending},
     membership::{
         group::{SymmetricGroup, object_of},
         group_state::GroupState,
@@ -81,7 +81,9 @@ impl Memberships {
         let group = group_state.log.group();
         let kept = group_state.conclude_plain(segments, result, undone, cause);
         if let Ok(true) = kept {
-            self.enter_registered(group, segments, registered);
+            let mut standings = self.table().standings(group).cloned().unwrap_or_default();
+            standings.enter_registered(segments.iter().map(|segment| segment.ordinal), registered);
+            self.update_table(|table| table.with_group(group, standings));
         }
         self.publish_poison(group_state);
         kept
@@ -116,17 +118,5 @@ impl Memberships {
             registered.push((*ordinal, Arc::new(PlainRegistration::new(registration))));
         }
         Ok(registered)
-    }
-
-    fn enter_registered(
-        &self,
-        group: GroupId,
-        segments: &[Segment],
-        registered: Vec<(u32, Arc<PlainRegistration>)>,
-    ) {
-        let mut standings = self.table().standings(group).cloned().unwrap_or_default();
-        let ordinals = segments.iter().map(|segment| segment.ordinal);
-        standings.enter_registered(ordinals, registered);
-        self.update_table(|table| table.with_group(group, standings));
     }
 }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use crate::agreement::{GroupId, NoWindows, Refusal, Unmapped};
+use crate::{
+    agreement::{GroupId, NoWindows, Refusal, Unmapped},
+    membership::lookup::Standings,
+};
 
 /// The result of a commit. Equal on all members that get a report of the commit, except for `elapsed`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,4 +38,22 @@ pub struct CommitReport {
     pub unmapped: Option<Unmapped>,
     /// The duration of the commit on this rank, from the call to its result.
     pub elapsed: Duration,
+}
+
+impl CommitReport {
+    /// Returns the report of a commit without new segments for a group whose segments have `standings`.
+    pub(super) fn of(group: GroupId, standings: &Standings) -> Self {
+        Self {
+            group,
+            new_segments: 0,
+            new_windows: 0,
+            segments: standings.committed(),
+            windows: standings.windows(),
+            without: None,
+            registered: false,
+            pending: None,
+            unmapped: None,
+            elapsed: Duration::ZERO,
+        }
+    }
 }

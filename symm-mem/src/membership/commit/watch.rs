@@ -1,7 +1,7 @@
 //! Unblocks a member whose registration can no longer succeed.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -16,7 +16,7 @@ use process_group::{
 use crate::{
     agreement::{CommitProtocol, Poison, Rejection},
     domain::Domain,
-    membership::group::ABORT_PATIENCE,
+    membership::{group::ABORT_PATIENCE, lock::lock},
 };
 
 /// The time limit of each request of the thread to the store. The thread may continue for up to this time after the
@@ -57,7 +57,7 @@ impl Watch {
         let slot = abort.clone();
         let watch = move || {
             // The registration may be over before this thread runs.
-            while !is_over(&slot) {
+            while lock(&slot).is_some() {
                 match domain.store().get(&verdict_key, deadline.at_most(POLL_INTERVAL)) {
                     Ok(stands) => {
                         let is_lost = match read_verdict::<CommitProtocol>(&stands) {
@@ -70,7 +70,8 @@ impl Watch {
                         if let (true, Some(health)) = (is_lost, &health) {
                             health.await_end(deadline);
                         }
-                        if let Some(abort) = take(&slot) {
+                        let abort = lock(&slot).take();
+                        if let Some(abort) = abort {
                             // The error is not needed: later calls on the communicator return errors in any case.
                             let _ = abort.abort(Deadline::after(ABORT_PATIENCE));
                         }
@@ -88,14 +89,8 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        drop(take(&self.abort));
+        let abort = lock(&self.abort).take();
+        // Unlock first, because the drop of the handle may free resources of the communicator.
+        drop(abort);
     }
-}
-
-fn take(slot: &Mutex<Option<AbortHandle>>) -> Option<AbortHandle> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
-
-fn is_over(slot: &Mutex<Option<AbortHandle>>) -> bool {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).is_none()
 }
