@@ -1,9 +1,11 @@
-//! Closing of plans and regions. A rank closes a plan or regions by closing the peers' memory that they use. After
-//! that, it keeps its own memory and signal slots until the peers have closed the same plan or regions, for at most the
-//! time of a [lease](super::lease). In this file, "plan" stands for both.
+//! Closing of plans and regions. In this file, "plan" stands for both.
 //!
-//! The *closing thread* of the exchange closes dropped plans, so dropping a plan never blocks on transfers under way,
-//! on the device, on the store or on peers.
+//! A rank closes a plan after it has dropped the plan: it closes the peers' memory that only this plan uses, and
+//! reports this to the peers. After that, it keeps its own buffers and signal slots of the plan until all peers have
+//! closed the plan too, for at most the time of a [lease](super::lease).
+//!
+//! The *closing thread* of the exchange does this, so dropping a plan never blocks on transfers under way, on the
+//! device, on the store or on peers.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -16,7 +18,6 @@ use process_group::store::Deadline;
 use super::{
     Fault, Quarantined,
     core::{Core, closed_key},
-    handles::Open,
     lease::{Lease, Standing},
     quiet,
     shared::Shared,
@@ -29,8 +30,7 @@ const ASK: Duration = Duration::from_millis(20);
 
 /// Longest time for which [`Exchange::close`](super::Exchange::close) waits after its deadline. In this time, the
 /// closing thread closes the plans whose transfers were aborted at the deadline. That usually takes a few polls of the
-/// device. It takes longer if the device does not answer, or if the ranks of this process always have a transfer under
-/// way (see [quiet]).
+/// device. It takes longer if the device does not answer, or if the thread waits for a [quiet moment](quiet::moment).
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// The state that the closing thread shares with the threads that use the exchange and its plans.
@@ -44,15 +44,10 @@ pub(super) struct Closer {
 
 #[derive(Default)]
 struct State {
-    /// Plans that were dropped, but not closed yet.
-    closing: Vec<Arc<Core>>,
-    leases: Vec<(Arc<Core>, Lease)>,
-    /// Peers' memory that this rank no longer needs. The thread closes each allocation that has no other holder.
-    borrowed: Vec<Open>,
-    /// Plans that this rank and all peers have closed. This rank's buffers of these plans can be freed.
-    over: Vec<Arc<Core>>,
+    /// The dropped plans, until they need nothing more.
+    dropped: Vec<(Arc<Core>, Stage)>,
     quarantine: Vec<Quarantined>,
-    /// The thread has taken `closing`, `leases`, `borrowed` and `over`, and has not put the remainder back yet.
+    /// The thread has taken `dropped`, and has not put the remainder back yet.
     busy: bool,
     stopping: bool,
     /// The deadline of [`Closer::settle`] has passed. The closing thread then aborts the transfers of dropped plans,
@@ -60,10 +55,15 @@ struct State {
     hurry: bool,
 }
 
-impl State {
-    fn is_empty(&self) -> bool {
-        self.closing.is_empty() && self.leases.is_empty() && self.borrowed.is_empty() && self.over.is_empty()
-    }
+/// The stage of a dropped plan.
+enum Stage {
+    /// Waits for the plan's transfers to end. Then this rank closes the plan.
+    Closing,
+    /// This rank has closed the plan. Waits for the peers to close it, because they may access this rank's buffers and
+    /// slots until then.
+    Lent(Lease),
+    /// All ranks have closed the plan. This rank's buffers can be freed.
+    Over,
 }
 
 impl Closer {
@@ -80,18 +80,9 @@ impl Closer {
         self.changed.notify_all();
     }
 
-    /// Hands peers' memory to the closing thread, which closes it. The caller must not close the memory itself: the
-    /// driver may block the caller until the device is idle, and the device may wait for work that the caller has not
-    /// enqueued yet.
-    pub(super) fn let_go(&self, open: Open) {
-        if !open.is_empty() {
-            self.tell(|state| state.borrowed.push(open));
-        }
-    }
-
     /// Hands a dropped plan to the thread.
     pub(super) fn close(&self, core: Arc<Core>) {
-        self.tell(|state| state.closing.push(core));
+        self.tell(|state| state.dropped.push((core, Stage::Closing)));
     }
 
     /// Tells the thread to end once nothing is left to close.
@@ -104,14 +95,14 @@ impl Closer {
     /// and leases count as overdue.
     pub(super) fn settle(&self, deadline: Deadline, end: Deadline) -> bool {
         let mut state = self.lock();
-        while (state.busy || !state.is_empty()) && !end.expired() {
+        while (state.busy || !state.dropped.is_empty()) && !end.expired() {
             state.hurry = deadline.expired();
             let limit = if state.hurry { end } else { deadline };
             let patience = limit.remaining().min(ASK);
             state = self.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.hurry = false;
-        !state.busy && state.is_empty()
+        !state.busy && state.dropped.is_empty()
     }
 
     /// Returns the plans that peers did not close in time, and removes them from this state.
@@ -119,31 +110,17 @@ impl Closer {
         std::mem::take(&mut self.lock().quarantine)
     }
 
-    /// Gives the closing thread time to close the dropped plans before an agreement on a plan or regions: waits until
-    /// they are closed, for at most four [`TICK`]s. Each agreement begins with this call. After the call, the agreement
-    /// takes references to all open allocations, which keep them open until the agreement has ended. So if a dropped
-    /// plan is not closed within the wait, its peers' memory stays open during the agreement, and this rank tells the
-    /// peers only afterwards that it has closed the plan.
+    /// Waits until this rank has closed the plans that it has dropped, for at most four [`TICK`]s. Each agreement
+    /// begins with this call, because memory that is open when the agreement begins stays open until it has ended. So
+    /// if this rank has not closed a dropped plan within the wait, it may close the plan only after the agreement.
     pub(super) fn catch_up(&self) {
-        let moment = Deadline::after(4 * TICK);
+        let end = Deadline::after(4 * TICK);
+        let is_closing = |(_, stage): &(_, Stage)| matches!(stage, Stage::Closing);
         let mut state = self.lock();
-        while (state.busy || !state.closing.is_empty()) && !moment.expired() {
-            let left = moment.remaining();
+        while (state.busy || state.dropped.iter().any(is_closing)) && !end.expired() {
+            let left = end.remaining();
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-    }
-
-    /// Clears `held` if [`quiet::moment`] allows that now. Dropping the values closes or frees memory.
-    fn free<T>(&self, held: &mut Vec<T>) {
-        if !held.is_empty()
-            && let Some(_moment) = quiet::moment()
-        {
-            held.clear();
-        }
-    }
-
-    fn lend(&self, core: &Core) -> Lease {
-        Lease::new(core.peers(), self.begun.elapsed().saturating_add(self.lease))
     }
 }
 
@@ -155,46 +132,26 @@ pub(super) fn run(shared: &Shared) {
     let closer = &shared.closer;
     let mut state = closer.lock();
     loop {
-        if state.is_empty() {
+        if state.dropped.is_empty() {
             if state.stopping {
                 break;
             }
             state = closer.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
-        let mut closing = std::mem::take(&mut state.closing);
-        let mut leases = std::mem::take(&mut state.leases);
-        let mut borrowed = std::mem::take(&mut state.borrowed);
-        let mut over = std::mem::take(&mut state.over);
+        let dropped = std::mem::take(&mut state.dropped);
         let hurry = state.hurry;
         state.busy = true;
         drop(state);
-
-        if hurry {
-            for core in closing.iter().filter(|core| !core.is_idle() && core.fault().is_ok()) {
-                core.fail(Fault::Aborted);
-                shared.watch.failed(core);
-            }
-        }
-        closer.free(&mut borrowed);
-        for core in closing.extract_if(.., |core| core.is_idle() && has_closed(shared, core)) {
-            let lease = announce_closed(shared, &core);
-            leases.push((core, lease));
-        }
-        let overdue = collect(shared, &mut leases, &mut over, hurry);
-        closer.free(&mut over);
-
+        let go_on = |(core, stage)| go_on(shared, core, stage, hurry);
+        let left: Vec<_> = dropped.into_iter().filter_map(go_on).collect();
         state = closer.lock();
-        let only_leases = closing.is_empty() && borrowed.is_empty() && over.is_empty();
-        let patience = if only_leases { ASK } else { TICK };
-        state.closing.splice(..0, closing);
-        state.leases.splice(..0, leases);
-        state.borrowed.splice(..0, borrowed);
-        state.over.splice(..0, over);
-        state.quarantine.extend(overdue);
+        let only_leases = left.iter().all(|(_, stage)| matches!(stage, Stage::Lent(_)));
+        state.dropped.splice(..0, left);
         state.busy = false;
         closer.changed.notify_all();
-        if !state.is_empty() {
+        if !state.dropped.is_empty() {
+            let patience = if only_leases { ASK } else { TICK };
             state = closer.changed.wait_timeout(state, patience).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -202,10 +159,43 @@ pub(super) fn run(shared: &Shared) {
     shared.watch.stop();
 }
 
-/// For regions, first tells the peers that this rank sends no further notification. Then closes the peers' memory that
-/// a dropped plan holds, if [`quiet::moment`] allows that now. Returns true if the peers can be told that the plan is
-/// closed. Returns false if a later call must try again, for example because an agreement under way still holds some of
-/// the memory.
+/// Advances a dropped plan as far as possible without waiting. Returns the plan and its stage if the function must be
+/// called again for it. If `hurry` is true, aborts the plan's transfers, and a lease that still runs is overdue.
+fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Option<(Arc<Core>, Stage)> {
+    if matches!(stage, Stage::Closing) {
+        if hurry && !core.is_idle() && core.fault().is_ok() {
+            shared.fail(&core, Fault::Aborted);
+        }
+        if !core.is_idle() || !has_closed(shared, &core) {
+            return Some((core, stage));
+        }
+        stage = Stage::Lent(announce_closed(shared, &core));
+    }
+    if let Stage::Lent(lease) = &mut stage {
+        match ask_peers(shared, &core, lease, hurry) {
+            Standing::Runs => return Some((core, stage)),
+            Standing::Overdue => {
+                let peers = lease.waiting().to_vec();
+                shared.closer.lock().quarantine.push(Quarantined::new(core, peers));
+                return None;
+            }
+            Standing::Over => {
+                shared.slots().give_back(core.slots.clone());
+                stage = Stage::Over;
+            }
+        }
+    }
+    let moment = core.may_wait_when_freed().then(quiet::moment);
+    if matches!(moment, Some(None)) {
+        return Some((core, stage));
+    }
+    // Frees this rank's buffers that have no other owner.
+    drop(core);
+    None
+}
+
+/// For regions, first tells the peers that this rank sends no further notification. Then [closes](Core::close) the
+/// plan. Returns true if the plan is closed, and false if a later call must try again.
 fn has_closed(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
@@ -222,8 +212,7 @@ fn has_closed(shared: &Shared, core: &Core) -> bool {
     // thread after the plan has failed. Wait for them, because a peer that learns that this rank has closed the plan
     // may reuse these slots for another plan.
     let _ = shared.control.synchronize();
-    let is_closed = core.is_closed() || quiet::moment().map(|_moment| core.close()).is_some();
-    is_closed && core.has_let_go(&shared.plans())
+    core.close(&shared.plans())
 }
 
 /// Tells the peers of a plan that this rank has closed it. Returns a lease for the plan, which begins now.
@@ -233,60 +222,19 @@ fn announce_closed(shared: &Shared, core: &Core) -> Lease {
         // quarantined.
         let _ = shared.info.store.set(&closed_key(&core.key, shared.rank(), peer), &[1]);
     }
-    shared.closer.lend(core)
+    Lease::new(core.peers(), shared.closer.begun.elapsed().saturating_add(shared.closer.lease))
 }
 
-/// Removes the leases that have ended. If all peers have closed a plan, gives its slots back and moves the plan to
-/// `over`. Returns the plans whose lease is overdue, because their memory must not be freed. If `hurry` is true, every
-/// lease that still runs counts as overdue.
-fn collect(
-    shared: &Shared,
-    leases: &mut Vec<(Arc<Core>, Lease)>,
-    over: &mut Vec<Arc<Core>>,
-    hurry: bool,
-) -> Vec<Quarantined> {
-    let (store, closer) = (&shared.info.store, &shared.closer);
-    let now = if hurry { Duration::MAX } else { closer.begun.elapsed() };
-    let mut overdue = Vec::new();
-    for (core, mut lease) in std::mem::take(leases) {
-        let said = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
-        let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
-        let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
-        for peer in &closed {
-            // The error is ignored: a key that cannot be deleted costs only a few bytes in the store.
-            let _ = store.delete(&said(peer));
-        }
-        match lease.step(&closed, now) {
-            Standing::Runs => {
-                leases.push((core, lease));
-                continue;
-            }
-            Standing::Over => {
-                shared.slots().give_back(core.slots.clone());
-                over.push(core);
-            }
-            Standing::Overdue => {
-                overdue.push(Quarantined::new(core, lease.waiting().to_vec()));
-            }
-        }
+/// Reads from the store which peers have closed the plan, and returns the state of its lease. If `hurry` is true, a
+/// lease that still runs is overdue.
+fn ask_peers(shared: &Shared, core: &Core, lease: &mut Lease, hurry: bool) -> Standing {
+    let store = &shared.info.store;
+    let said = |peer: &u32| closed_key(&core.key, *peer, shared.rank());
+    let has_closed = |peer: &u32| store.check(&[&said(peer)]).unwrap_or(false);
+    let closed: Vec<u32> = lease.waiting().iter().copied().filter(has_closed).collect();
+    for peer in &closed {
+        // The error is ignored: a key that cannot be deleted costs only a few bytes in the store.
+        let _ = store.delete(&said(peer));
     }
-    overdue
-}
-
-/// Peers' memory. Dropping this value hands the memory to the closing thread.
-pub(super) struct Borrowed<'a> {
-    pub(super) open: Open,
-    closer: &'a Closer,
-}
-
-impl<'a> Borrowed<'a> {
-    pub(super) fn new(open: Open, closer: &'a Closer) -> Self {
-        Self { open, closer }
-    }
-}
-
-impl Drop for Borrowed<'_> {
-    fn drop(&mut self) {
-        self.closer.let_go(std::mem::take(&mut self.open));
-    }
+    lease.step(&closed, if hurry { Duration::MAX } else { shared.closer.begun.elapsed() })
 }

@@ -123,26 +123,15 @@ impl Contribution<'_> {
         Some(())
     }
 
-    /// Groups `slots` for the cleanup after an agreement that failed on this rank, but may have succeeded on others.
-    /// The closing thread treats each group as one dropped plan: it frees the slots of the group once all peers of the
-    /// group have closed their plan or regions. Returns the slots of each group, and the peers that use them. Transfers
-    /// have one group for all slots. Regions have one group for each peer. `members` are the other ranks of the
-    /// agreement, and `ranks` are the members of the group. `members`, `ranks` and the returned peers are ranks of the
-    /// job.
-    pub(super) fn peers(
-        &self,
-        slots: &Range<usize>,
-        members: &[u32],
-        ranks: &[u32],
-    ) -> Vec<(Range<usize>, Vec<u32>)> {
+    /// Returns the peer of each signal slot that was taken for this contribution, in the order of the slots. `members`
+    /// are the other ranks of the agreement, and `ranks` are the members of the group. `members`, `ranks` and the
+    /// returned peers are ranks of the job.
+    pub(super) fn peers(&self, members: &[u32], ranks: &[u32]) -> Vec<u32> {
         match self {
             Self::Transfers(transfers) => {
-                let peers = transfers.iter().map(|transfer| peer_rank(transfer, ranks)).collect();
-                vec![(slots.clone(), peers)]
+                transfers.iter().map(|transfer| peer_rank(transfer, ranks)).collect()
             }
-            Self::Regions(_) => {
-                slots.clone().zip(members).map(|(slot, peer)| (slot..slot + 1, vec![*peer])).collect()
-            }
+            Self::Regions(_) => members.to_vec(),
         }
     }
 }

@@ -4,19 +4,14 @@
 use std::{
     ops::{Deref, Range},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
 };
 
 use cuda_driver::{Event, Stream};
 
-use super::{
-    Fault, Memory,
-    generation::Generations,
-    quiet::{self, Rounds},
-    slots::Words,
-};
+use super::{Fault, Memory, generation::Generations, quiet, slots::Words};
 use crate::sharing::Imported;
 
 /// Number of attempts to tell a peer that this rank has dropped its regions. If all attempts fail, the peer's streams
@@ -28,8 +23,8 @@ const LEFT_ATTEMPTS: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) parts: CoreParts,
-    /// The peers' memory that the plan uses.
-    imports: Mutex<Imports>,
+    /// The peers' memory that the plan uses, until the plan is [closed](Self::close).
+    imports: Mutex<Vec<Arc<Imported>>>,
     fault: Arc<OnceLock<Fault>>,
     /// True once the watch thread has reported the fault to the peers.
     pub(super) told: AtomicBool,
@@ -45,12 +40,6 @@ pub(super) struct Core {
     /// passed to the watch thread and that it has not handled yet. While the sum is not zero, this rank may still write
     /// signal words of the plan.
     pending: AtomicUsize,
-    /// Number of graph launches by this rank through `Plan::launch`.
-    pub(super) launched: AtomicU32,
-    /// The largest value of `launched` among the plan's ranks in this process. If it exceeds this rank's value, another
-    /// rank has already begun its launch with the number of this rank's next launch. So [`quiet`] does not hold that
-    /// next launch back.
-    pub(super) launches: Rounds,
 }
 
 /// The constant fields of a [`Core`].
@@ -80,14 +69,6 @@ impl Deref for Core {
     }
 }
 
-/// References to the peers' memory. Until the plan is closed, they keep the memory open. Afterwards they are weak, and
-/// only show whether the memory is still open.
-#[derive(Debug)]
-enum Imports {
-    Open(Vec<Arc<Imported>>),
-    Closed(Vec<Weak<Imported>>),
-}
-
 /// The signals between this rank and a peer: those of one transfer of a plan, or those of the regions of the two ranks.
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -100,17 +81,12 @@ pub(super) struct Wire {
     /// The value that this rank's last enqueued wait expects in `own.count`. After a fault, the watch thread writes the
     /// value there to release the wait.
     pub(super) awaited: AtomicU32,
-    /// The latest round of the transfer that either end has begun. A round is one `ready`, one copy (`put` or `get`)
-    /// and one `wait`. If one end has begun a round, [`quiet`] does not hold back the call of the other end. Rounds
-    /// that the peer has begun are known only if the peer is in this process. Not used for regions.
-    pub(super) rounds: Rounds,
     pub(super) turn: Mutex<Turn>,
 }
 
 impl Wire {
     pub(super) fn new(peer: u32, own: Words, theirs: Words) -> Self {
-        let (awaited, rounds, turn) = (AtomicU32::new(0), Rounds::default(), Mutex::default());
-        Self { peer, own, theirs, awaited, rounds, turn }
+        Self { peer, own, theirs, awaited: AtomicU32::new(0), turn: Mutex::default() }
     }
 
     pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
@@ -121,7 +97,8 @@ impl Wire {
 /// Progress of a transfer, or of this rank's notifications to a peer.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// For a transfer of a plan, the number of rounds that this rank has begun. For regions, the number of
+    /// For a transfer of a plan, the number of rounds that this rank has begun. A round is one `ready`, one copy (`put`
+    /// or `get`) and one `wait`; each rank makes its own calls of them. For regions, the number of
     /// notifications that this rank has sent. The counter wraps around.
     pub(super) round: u32,
     /// True between this rank's calls of `ready` and of `wait` in one round. In this time the peer may copy. Always
@@ -134,19 +111,16 @@ pub(super) struct Turn {
 
 impl Core {
     pub(super) fn new(parts: CoreParts, imports: Vec<Arc<Imported>>) -> Self {
-        let launches = Rounds::of(parts.key.clone());
         let left_attempts = if parts.is_regions { LEFT_ATTEMPTS } else { 0 };
         Self {
             parts,
-            imports: Mutex::new(Imports::Open(imports)),
+            imports: Mutex::new(imports),
             fault: Arc::default(),
             told: AtomicBool::new(false),
             captured: AtomicBool::new(false),
             left_attempts: AtomicU32::new(left_attempts),
             peer_left: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
-            launched: AtomicU32::new(0),
-            launches,
         }
     }
 
@@ -189,43 +163,45 @@ impl Core {
         peers
     }
 
-    fn imports(&self) -> MutexGuard<'_, Imports> {
+    fn imports(&self) -> MutexGuard<'_, Vec<Arc<Imported>>> {
         self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the plan: drops its references to the peers' memory. This closes each allocation that has no other
-    /// holder.
-    pub(super) fn close(&self) {
-        let mut imports = self.imports();
-        let Imports::Open(open) = &*imports else { return };
-        let closed = Imports::Closed(open.iter().map(Arc::downgrade).collect());
-        let open = std::mem::replace(&mut *imports, closed);
-        // Release the lock first: closing the memory may block.
-        drop(imports);
-        drop(open);
+    /// Closes the plan: closes those of the peers' allocations that only this plan uses, and drops its references to
+    /// the others. `plans` are all plans of the exchange. Returns true once the plan is closed, so that this rank can
+    /// report this to the peers. If the result is false, the closing thread calls this function again later. An
+    /// allocation can be closed if one of these conditions is met:
+    /// - Another plan uses the allocation too, and closes it later. The owner frees the allocation only after this rank
+    ///   has reported that plan as closed too.
+    /// - Nothing else uses the allocation. In particular, no agreement is under way for which this rank has posted that
+    ///   the allocation is open. If the driver call that closes the allocation may wait for the device, there must be a
+    ///   [quiet moment](quiet::moment) too.
+    pub(super) fn close(&self, plans: &[Arc<Self>]) -> bool {
+        let is_shared = |memory: &Arc<Imported>| {
+            let mut others = plans.iter().filter(|plan| !std::ptr::eq(&***plan, self));
+            others.any(|plan| plan.imports().iter().any(|other| Arc::ptr_eq(other, memory)))
+        };
+        let close = |memory: Arc<Imported>| {
+            if is_shared(&memory) {
+                return None;
+            }
+            let moment = memory.may_wait_when_closed().then(quiet::moment);
+            if matches!(moment, Some(None)) {
+                return Some(memory);
+            }
+            // Closes the memory if this is the last reference. No agreement can get another reference then.
+            Arc::try_unwrap(memory).err()
+        };
+        let open = std::mem::take(&mut *self.imports());
+        let left: Vec<Arc<Imported>> = open.into_iter().filter_map(close).collect();
+        let is_closed = left.is_empty();
+        *self.imports() = left;
+        is_closed
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        matches!(&*self.imports(), Imports::Closed(_))
-    }
-
-    /// Returns true if this rank can report to its peers that it has closed the plan. For this, the plan must be
-    /// closed, and each allocation that the plan kept open must meet one of these conditions:
-    /// - The allocation is closed too.
-    /// - Another one of `plans` keeps the allocation open. The owner of the allocation then frees it only after this
-    ///   rank has reported that other plan as closed.
-    pub(super) fn has_let_go(&self, plans: &[Arc<Self>]) -> bool {
-        let Imports::Closed(held) = &*self.imports() else { return false };
-        // Do not upgrade the weak references. An upgraded reference could become the last one. Dropping it would close
-        // the memory, possibly at a time when `quiet` does not allow that.
-        let mut left = held.iter().filter(|memory| memory.strong_count() > 0);
-        left.all(|memory| {
-            plans.iter().any(|plan| !std::ptr::eq(&**plan, self) && plan.holds(memory.as_ptr()))
-        })
-    }
-
-    fn holds(&self, memory: *const Imported) -> bool {
-        matches!(&*self.imports(), Imports::Open(open) if open.iter().any(|own| Arc::as_ptr(own) == memory))
+    /// Returns whether freeing this rank's buffers may make a driver call that waits for the device.
+    pub(super) fn may_wait_when_freed(&self) -> bool {
+        self.memory.iter().any(Memory::may_wait_when_freed)
     }
 }
 

@@ -14,8 +14,8 @@ use crate::sharing::{self, Offer, Outcome, Party, Shareable};
 
 /// The allocations that this rank shares. The other ranks can open them until this value is dropped.
 pub(super) struct Exports {
-    offer: Offer<Shareable>,
-    exports: Vec<Export>,
+    pub(super) offer: Offer<Shareable>,
+    pub(super) exports: Vec<Export>,
 }
 
 impl Exports {
@@ -26,21 +26,13 @@ impl Exports {
         pieces: impl IntoIterator<Item = &'a Piece>,
     ) -> Result<Self, String> {
         let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
-        for Piece { id, whole, allocation, .. } in pieces {
-            if exports.iter().all(|export| export.id != *id) {
-                let shared = offer.export_later(allocation.shareable(context)?, *whole)?;
-                exports.push(Export { id: *id, shared });
+        for piece in pieces {
+            if exports.iter().all(|export| export.id != piece.id) {
+                let shared = offer.export_later(piece.shareable(context)?, piece.whole)?;
+                exports.push(Export { id: piece.id, shared });
             }
         }
         Ok(Self { offer, exports })
-    }
-
-    pub(super) fn endpoint(&self) -> Vec<u8> {
-        self.offer.endpoint()
-    }
-
-    pub(super) fn all(&self) -> &[Export] {
-        &self.exports
     }
 
     /// Returns the index of the export that contains a piece, and the offset of the piece in that export, in bytes.

@@ -11,14 +11,12 @@ use process_group::{error_text, store::Deadline};
 
 use super::{
     Exchange, Memory, Named, Owner, Plan, Transfer,
-    close::Borrowed,
     contribution::Contribution,
     core::{Core, CoreParts, Wire},
     exports::Exports,
     handles::Open,
     plan::TransferEnd,
     protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Record},
-    quiet::Rounds,
     slots::words,
 };
 use crate::{
@@ -115,10 +113,10 @@ impl Exchange {
         let _relaxed = RelaxedCapture::enter(context.driver());
         shared.closer.catch_up();
         // Keeps open every allocation that the record reports as open, because the agreement does not open it again.
-        let held = Borrowed::new(shared.handles.held(), &shared.closer);
+        let held = shared.handles.held();
         let slots = self.take_slots(contribution.slots(ranks.len()));
         let prepared = match &slots {
-            Ok(slots) => self.prepare(plan, contribution, &held.open, slots.clone()),
+            Ok(slots) => self.prepare(plan, contribution, &held, slots.clone()),
             Err(none) => Err(none.to_string()),
         };
         let (record, candidate) = match prepared {
@@ -129,7 +127,7 @@ impl Exchange {
                 (record, None)
             }
         };
-        let mut opened = Borrowed::new(Open::new(), &shared.closer);
+        let mut opened = Open::new();
         let mut acted = None;
         let open = |agreement: &Agreement, deadline, _: &dyn Fn() -> bool| {
             acted = Some(agreement.clone());
@@ -139,7 +137,7 @@ impl Exchange {
             };
             match candidate.exports.open(context, place, &agreement.records, deadline) {
                 Ok(all) => {
-                    opened.open = all;
+                    opened = all;
                     Outcome::Mapped
                 }
                 Err(outcome) => outcome,
@@ -170,11 +168,18 @@ impl Exchange {
             (Ok(agreement), Some(candidate)) => {
                 let agreement = agreement.or(acted);
                 let built = agreement.and_then(|agreement| {
-                    for (key, imported) in &opened.open {
+                    for (key, imported) in &opened {
                         shared.handles.note(*key, imported);
                     }
-                    let (slots, held, opened) = (candidate.slots.clone(), &held.open, &opened.open);
-                    build(&Met { key: &key, plan, slots, agreement: &agreement, held, opened })
+                    let slots = candidate.slots.clone();
+                    build(&Met {
+                        key: &key,
+                        plan,
+                        slots,
+                        agreement: &agreement,
+                        held: &held,
+                        opened: &opened,
+                    })
                 });
                 match built {
                     Some(built) => return Ok(built),
@@ -188,7 +193,7 @@ impl Exchange {
         };
         if let Some(candidate) = &candidate {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
-            self.let_go(&key, candidate, contribution, &others, &opened.open, is_nobodys);
+            self.let_go(key, candidate, contribution, &others, opened, is_nobodys);
         }
         let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
@@ -245,8 +250,8 @@ impl Exchange {
         let exports = Exports::make(&shared.context, pieces.iter().flatten())?;
         let record = self.record(plan);
         let mut record = Record {
-            site: Site { endpoint: exports.endpoint(), ..record.site },
-            exports: exports.all().to_vec(),
+            site: Site { endpoint: exports.offer.endpoint(), ..record.site },
+            exports: exports.exports.clone(),
             held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
             ..record
         };
@@ -294,10 +299,7 @@ impl Exchange {
             };
             let theirs = shared.slab.buffer_ptr(transfer.peer).ok()?;
             let (own, theirs) = (words(shared.slab(), slot), words(theirs, route.slot as usize));
-            let mut both = [(shared.rank(), slot), (route.peer, route.slot as usize)];
-            both.sort_unstable();
-            let rounds = Rounds::of(format!("{}/{both:?}", met.key));
-            wires.push(Wire { rounds, ..Wire::new(route.peer, own, theirs) });
+            wires.push(Wire::new(route.peer, own, theirs));
             ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), remote });
         }
         let memory = Contribution::Transfers(transfers).memory();
@@ -339,45 +341,43 @@ impl Exchange {
         core
     }
 
-    /// Cleans up after an agreement from which this rank got no plan or regions. If `is_nobodys`, no other rank got the
-    /// plan or the regions either, so no peer writes to this rank's slots, and this call frees them. Otherwise the
-    /// closing thread frees them once the peers have closed the plan or regions.
+    /// Cleans up after an agreement from which this rank got no plan or regions: hands this rank's part of it to the
+    /// closing thread, as if it were a plan that this rank has dropped. If `is_nobodys`, no other rank got the plan or
+    /// the regions either. Then no peer writes to this rank's slots, so this call frees them, and the closing thread
+    /// only closes the peers' memory that this rank has opened. Otherwise it also tells the peers that this rank has
+    /// closed the plan, and frees the slots once the peers have closed it too.
     fn let_go(
         &self,
-        key: &str,
+        key: String,
         candidate: &Candidate,
         contribution: &Contribution<'_>,
         others: &[u32],
-        opened: &Open,
+        opened: Open,
         is_nobodys: bool,
     ) {
         let shared = &self.owner.shared;
+        let (mut slots, mut peers) = (candidate.slots.clone(), Vec::new());
         if is_nobodys {
-            return shared.slots().give_back(candidate.slots.clone());
+            shared.slots().give_back(std::mem::take(&mut slots));
+        } else {
+            peers = contribution.peers(others, shared.info.global_ranks());
         }
-        // The other members may have the plan. The closing thread closes their memory on this rank, and then tells them
-        // that this rank has closed the plan.
-        let plan = &candidate.record.plan;
-        for (slots, peers) in contribution.peers(&candidate.slots, others, shared.info.global_ranks()) {
-            let imports = opened.iter().filter(|((peer, _), _)| peers.contains(peer));
-            let imports = imports.map(|(_, imported)| imported.clone()).collect();
-            let wires = slots.clone().zip(peers).map(|(slot, peer)| {
-                let own = words(shared.slab(), slot);
-                Wire::new(peer, own, own)
-            });
-            let parts = CoreParts {
-                plan: plan.clone(),
-                generation: candidate.record.generation,
-                current: self.named(plan).generations,
-                key: key.to_owned(),
-                wires: wires.collect(),
-                slots,
-                memory: contribution.memory(),
-                is_regions: false,
-            };
-            let core = Arc::new(Core::new(parts, imports));
-            shared.add_plan(&core);
-            shared.closer.close(core);
-        }
+        let wires = slots.clone().zip(peers).map(|(slot, peer)| {
+            let own = words(shared.slab(), slot);
+            Wire::new(peer, own, own)
+        });
+        let parts = CoreParts {
+            plan: candidate.record.plan.clone(),
+            generation: candidate.record.generation,
+            current: self.named(&candidate.record.plan).generations,
+            key,
+            wires: wires.collect(),
+            slots,
+            memory: if is_nobodys { Vec::new() } else { contribution.memory() },
+            is_regions: false,
+        };
+        let core = Arc::new(Core::new(parts, opened.into_values().collect()));
+        shared.add_plan(&core);
+        shared.closer.close(core);
     }
 }

@@ -67,7 +67,7 @@ impl From<DeviceMemory> for Memory {
 
 impl Memory {
     fn owned(owned: Owned) -> Self {
-        let bytes = owned.bytes();
+        let bytes = owned.bytes;
         Self { backing: Backing::Owned(Arc::new(owned)), offset: 0, bytes }
     }
 
@@ -151,7 +151,7 @@ impl Memory {
     pub fn ptr(&self) -> DevicePtr {
         let base = match &self.backing {
             Backing::Virtual(buffer) => buffer.ptr(),
-            Backing::Owned(owned) => owned.ptr(),
+            Backing::Owned(owned) => owned.ptr,
         };
         base + self.offset
     }
@@ -172,6 +172,16 @@ impl Memory {
         }
     }
 
+    /// Returns whether freeing this memory may make a driver call that waits for the work of the device: memory of
+    /// `cuMemAlloc` is freed by such a call, and so are the arrays of addresses that belong to mappings of peers'
+    /// memory.
+    pub(super) fn may_wait_when_freed(&self) -> bool {
+        match &self.backing {
+            Backing::Virtual(buffer) => buffer.keeps_mappings(),
+            Backing::Owned(owned) => owned.allocations.iter().any(|it| it.physical.is_none()),
+        }
+    }
+
     /// Splits this memory into pieces, one for each allocation that it lies in, in the order of their addresses.
     /// Returns `None` if the memory lies in a retired segment of a pool.
     pub(super) fn pieces(&self) -> Option<Vec<Piece>> {
@@ -184,8 +194,14 @@ impl Memory {
                     _ => return None,
                 };
                 let (whole, offset) = (allocation.bytes, buffer.offset() + self.offset);
-                let allocation = Allocation { memory: self.clone(), at: 0 };
-                return Some(vec![Piece { id, whole, offset, bytes: self.bytes, allocation }]);
+                return Some(vec![Piece {
+                    id,
+                    whole,
+                    offset,
+                    bytes: self.bytes,
+                    memory: self.clone(),
+                    at: 0,
+                }]);
             }
             Backing::Owned(owned) => owned,
         };
@@ -195,11 +211,10 @@ impl Memory {
             let until = end.min(allocation.base + allocation.bytes);
             let bytes = until.offset_from(from).filter(|bytes| *bytes > 0)? as usize;
             let offset = from.offset_from(allocation.base)? as usize;
-            let (id, whole) = (AllocationId::Own { number: allocation.number() }, allocation.bytes);
-            let allocation = Allocation { memory: self.clone(), at };
-            Some(Piece { id, whole, offset, bytes, allocation })
+            let (id, whole) = (AllocationId::Own { number: allocation.number.0 }, allocation.bytes);
+            Some(Piece { id, whole, offset, bytes, memory: self.clone(), at })
         };
-        Some(owned.allocations().iter().enumerate().filter_map(piece).collect())
+        Some(owned.allocations.iter().enumerate().filter_map(piece).collect())
     }
 
     /// Returns this memory as one piece. Fails with a description if the memory lies in several allocations or in a
@@ -217,7 +232,7 @@ impl Memory {
     }
 }
 
-/// The part of a [`Memory`] that lies in one allocation.
+/// The part of a [`Memory`] that lies in one allocation. Keeps the memory alive.
 pub(super) struct Piece {
     pub(super) id: AllocationId,
     /// Length of the whole allocation in bytes.
@@ -226,18 +241,12 @@ pub(super) struct Piece {
     pub(super) offset: usize,
     /// Length of the part in bytes.
     pub(super) bytes: usize,
-    pub(super) allocation: Allocation,
-}
-
-/// An allocation that contains part of a [`Memory`]. Keeps the memory alive.
-#[derive(Debug, Clone)]
-pub(super) struct Allocation {
     memory: Memory,
-    /// For [`Backing::Owned`], the index in `Owned::allocations`. Otherwise 0.
+    /// For [`Backing::Owned`], the index of the allocation in `Owned::allocations`. Otherwise 0.
     at: usize,
 }
 
-impl Allocation {
+impl Piece {
     /// Returns the allocation as a value that [`sharing`](crate::sharing) can export. Fails with a description if the
     /// allocation is a retired segment of a pool, or if copy engines cannot access it.
     pub(super) fn shareable(&self, context: &Context) -> Result<Shareable, String> {
@@ -245,13 +254,10 @@ impl Allocation {
         let gone = || "the memory has no pages".to_owned();
         match &self.memory.backing {
             Backing::Owned(owned) => {
-                let allocation = owned.allocations().get(self.at).ok_or_else(gone)?;
-                Ok(match allocation.physical() {
+                let OwnedAllocation { base, bytes, physical, .. } = &owned.allocations[self.at];
+                Ok(match physical {
                     Some(physical) => Shareable::Virtual(physical.clone()),
-                    None => {
-                        let OwnedAllocation { base, bytes, .. } = *allocation;
-                        Shareable::Plain(PlainMemory::new(owned.context(), base, bytes, owned.clone()))
-                    }
+                    None => Shareable::Plain(PlainMemory::new(&owned.context, *base, *bytes, owned.clone())),
                 })
             }
             Backing::Virtual(buffer) => {

@@ -85,7 +85,7 @@
 //! | `slots` | device words by which peers signal to this rank |
 //! | `watch` | the deadlines of operations on streams |
 //! | `close`, `lease` | closing of plans; memory that peers can access stays allocated until they have closed it |
-//! | `quiet` | the times at which a process of several ranks may close or free memory |
+//! | `quiet` | the times at which a process of several ranks may make driver calls that wait for the device |
 //! | `shared` | state that an exchange, its plans and its threads share |
 //! | `error` | errors of transfers |
 //!
@@ -138,7 +138,7 @@ use self::{
     core::Core,
     generation::Generations,
     quiet::Present,
-    shared::{Shared, Tools, own_rank},
+    shared::{Shared, Tools},
     slots::SLOT_BYTES,
 };
 pub use self::{
@@ -321,9 +321,10 @@ impl Exchange {
     /// plan only after it has dropped the plan too, so this call may wait for that. If this is the last clone of the
     /// exchange, and all plans and regions are dropped, the call also ends the exchange's threads.
     ///
-    /// Returns at most 5 s after the deadline. Some plans may still be open then, if the device does not answer, or if
-    /// this process has several ranks: it closes memory only while none of its ranks has a transfer under way, and such
-    /// a time may not come. The exchange's threads close these plans when they can, report that to the peers, and end.
+    /// Returns at most 5 s after the deadline. Some plans may still be open then, if the device does not answer. The
+    /// same is possible if this process has several ranks: it frees memory of `cuMemAlloc`, and closes memory that was
+    /// opened by legacy IPC handle, only while none of its ranks has a transfer under way. The exchange's threads close
+    /// these plans when they can, report that to the peers, and end.
     pub fn close(self, deadline: Deadline) -> Vec<Quarantined> {
         let shared = self.owner.shared.clone();
         let end = Deadline::after(deadline.remaining().saturating_add(close::GRACE));
@@ -353,7 +354,7 @@ fn prepared(
     patience: Duration,
 ) -> Result<(PeerMemory, Tools), ErrorKind> {
     let deadline = Deadline::after(patience);
-    let present = Present::new(own_rank(info), deadline);
+    let present = Present::new(info.global_rank(), deadline);
     let present = present.ok_or_else(|| ErrorKind::Closing { waited: deadline.waited() })?;
     let bytes = options.channels.saturating_mul(SLOT_BYTES).max(1);
     let handles = options.handles.map_or_else(|| HandleTypes::granted(context), Ok)?;

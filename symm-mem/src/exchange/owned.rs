@@ -24,7 +24,7 @@ static NUMBERS: Mutex<Option<HashMap<u64, Weak<Number>>>> = Mutex::new(None);
 
 /// The number of an allocation in this process. It is never reused.
 #[derive(Debug)]
-struct Number(u64);
+pub(super) struct Number(pub(super) u64);
 
 impl Number {
     fn of(base: DevicePtr) -> Arc<Self> {
@@ -42,23 +42,23 @@ impl Number {
 
 /// Device memory, and the value that owns it.
 pub(super) struct Owned {
-    context: Context,
-    ptr: DevicePtr,
-    bytes: usize,
+    pub(super) context: Context,
+    pub(super) ptr: DevicePtr,
+    pub(super) bytes: usize,
     /// The allocations that contain this memory, in the order of their addresses. Declared before `_owner`, so that
     /// they are dropped first, and no [`Number`] outlives its allocation.
-    allocations: Vec<OwnedAllocation>,
+    pub(super) allocations: Vec<OwnedAllocation>,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
 /// A whole allocation of the driver.
 pub(super) struct OwnedAllocation {
-    number: Arc<Number>,
+    pub(super) number: Arc<Number>,
     pub(super) base: DevicePtr,
     pub(super) bytes: usize,
     /// The driver's virtual-memory handle of the allocation, which is exported to peers. `None` if the driver has no
     /// such handle, for example for memory of `cuMemAlloc`. That memory is exported by legacy IPC handle.
-    physical: Option<PhysicalMemory>,
+    pub(super) physical: Option<PhysicalMemory>,
 }
 
 impl OwnedAllocation {
@@ -72,14 +72,6 @@ impl OwnedAllocation {
             Err(error) => return Err(error),
         };
         Ok(Self { number: Number::of(base), base, bytes, physical })
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number.0
-    }
-
-    pub(super) fn physical(&self) -> Option<&PhysicalMemory> {
-        self.physical.as_ref()
     }
 }
 
@@ -123,22 +115,6 @@ impl Owned {
         let (ptr, bytes) = (DevicePtr(address), block.bytes() as usize);
         Ok(Self { context: context.clone(), ptr, bytes, allocations, _owner: Box::new((holds, block)) })
     }
-
-    pub(super) fn ptr(&self) -> DevicePtr {
-        self.ptr
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(super) fn context(&self) -> &Context {
-        &self.context
-    }
-
-    pub(super) fn allocations(&self) -> &[OwnedAllocation] {
-        &self.allocations
-    }
 }
 
 impl From<DeviceMemory> for Owned {
@@ -151,7 +127,7 @@ impl From<DeviceMemory> for Owned {
 
 impl fmt::Debug for Owned {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let numbers: Vec<u64> = self.allocations.iter().map(OwnedAllocation::number).collect();
+        let numbers: Vec<u64> = self.allocations.iter().map(|allocation| allocation.number.0).collect();
         write!(out, "Owned({} bytes at {}, allocations {numbers:?})", self.bytes, self.ptr)
     }
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_driver::{
-    DevicePtr, Event, Stream, WaitCondition,
+    DevicePtr, Stream, WaitCondition,
     graph::{CaptureStatus, GraphExec},
 };
 use process_group::graph_memory;
@@ -16,8 +16,6 @@ use super::{
     Awaited, Fault, Memory, Owner, Part, TransferError,
     core::{Core, Wire},
     quiet,
-    shared::same_device,
-    watch::Watched,
 };
 
 /// Transfers that all members have agreed on, as returned by [`Exchange::exchange`](super::Exchange::exchange). The
@@ -47,10 +45,10 @@ use super::{
 ///   [`ready`](Self::ready) before `put` and `get`. Use two buffers in turn, so that the `ready` for the next round
 ///   can be enqueued before the copy of the current round begins.
 ///
-/// A process of several ranks closes the memory of dropped plans only while none of its ranks has a transfer under way.
-/// While it closes memory, `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the process may block
-/// the host. While it waits to close memory, a `ready`, `put`, `get` or `launch` that begins a new round may also
-/// block, for at most 50 ms at a time, so that the transfers under way can end.
+/// *Memory of dropped plans.* The driver may wait for the device when it frees memory of `cuMemAlloc`, or closes memory
+/// that was opened by legacy IPC handle. So a process of several ranks does this only while none of its ranks has a
+/// transfer under way. During that time, `ready`, `put`, `get`, `wait`, `launch` and `watch` of all plans of the
+/// process may block the host.
 ///
 /// *Graphs.* Captured operations do not use the words that count rounds. Each launch of a graph repeats the values of
 /// its capture, so a count would be valid for one launch only. Instead, each end has a toggle: a word that the peer
@@ -104,6 +102,12 @@ enum Step {
     Signal,
 }
 
+/// The steps of `put` and `get`.
+const COPY: &[Step] = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
+
+/// The roles of the end that does not copy. It calls `ready` and `wait`.
+const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
+
 impl Plan {
     pub(super) fn new(owner: Arc<Owner>, core: Arc<Core>, ends: Vec<TransferEnd>) -> Self {
         Self { inner: Arc::new(Inner { core, owner, ends }) }
@@ -142,7 +146,6 @@ impl Plan {
     /// [`TransferError`]: `NoSuchTransfer`, `WrongPart` on the end that copies, `OutOfTurn` if [`wait`](Self::wait) was
     /// not called for the previous round (not checked in a capture), `StalePlan`, `Fault`, and `Driver`.
     pub unsafe fn ready(&self, at: usize, stream: &Stream) -> Result<(), TransferError> {
-        const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         self.enqueue(at, stream, ("ready", PASSIVE), &[Step::Signal], None)
     }
 
@@ -156,9 +159,8 @@ impl Plan {
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not put, and never `OutOfTurn`.
     pub unsafe fn put(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let steps = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
         let awaited = Some((Awaited::Ready, deadline));
-        self.enqueue(at, stream, ("put", &[Part::PutInitiator]), steps, awaited)
+        self.enqueue(at, stream, ("put", &[Part::PutInitiator]), COPY, awaited)
     }
 
     /// Copies the peer's buffer of transfer `at` to this rank, once the peer is [ready](Self::ready).
@@ -171,9 +173,8 @@ impl Plan {
     /// # Errors
     /// As [`ready`](Self::ready), but `WrongPart` on an end that does not get, and never `OutOfTurn`.
     pub unsafe fn get(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let steps = &[Step::Wait, Step::Reset, Step::Copy, Step::Signal];
         let awaited = Some((Awaited::Ready, deadline));
-        self.enqueue(at, stream, ("get", &[Part::GetFrom]), steps, awaited)
+        self.enqueue(at, stream, ("get", &[Part::GetFrom]), COPY, awaited)
     }
 
     /// Makes the stream wait until the peer has ended the copy that [`ready`](Self::ready) allowed. Later work on this
@@ -186,7 +187,6 @@ impl Plan {
     /// # Errors
     /// As [`ready`](Self::ready), but `OutOfTurn` if `ready` was not called for this round (not checked in a capture).
     pub unsafe fn wait(&self, at: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        const PASSIVE: &[Part] = &[Part::PutTarget, Part::GetBy];
         let awaited = Some((Awaited::Done, deadline));
         self.enqueue(at, stream, ("wait", PASSIVE), &[Step::Wait, Step::Reset], awaited)
     }
@@ -209,9 +209,9 @@ impl Plan {
     /// fails. If the plan has already failed, returns the fault and does not launch.
     ///
     /// A process of several ranks must use this instead of [`watch`](Self::watch). Between a launch and `watch`, a
-    /// thread of an exchange could close memory. That thread would wait inside the driver for the end of the launched
-    /// graph, and meanwhile block threads of other ranks. If the graph waits for work that these threads must enqueue,
-    /// the process deadlocks.
+    /// thread of an exchange could free memory of a dropped plan. The driver could make that thread wait for the end of
+    /// the launched graph, and meanwhile block threads of other ranks. If the graph waits for work that these threads
+    /// must enqueue, the process deadlocks.
     ///
     /// # Errors
     /// As [`watch`](Self::watch).
@@ -221,26 +221,21 @@ impl Plan {
         stream: &Stream,
         deadline: Duration,
     ) -> Result<(), TransferError> {
-        let core = &self.inner.core;
-        let is_behind = || core.launches.reach(core.launched.load(Ordering::Acquire).wrapping_add(1));
-        let _gate = quiet::beginning(is_behind);
-        core.fault()?;
+        let _gate = quiet::enqueueing();
+        self.inner.core.fault()?;
         stream.launch(graph)?;
-        core.launches.begun(core.launched.fetch_add(1, Ordering::AcqRel).wrapping_add(1));
         self.bound(stream, deadline)
     }
 
     fn bound(&self, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let Inner { core, owner, .. } = &*self.inner;
-        let watch = &owner.shared.watch;
-        let recorded =
-            watch.event(&owner.shared.context).and_then(|done| stream.record(&done).map(|()| done));
+        let (core, shared) = (&self.inner.core, &self.inner.owner.shared);
+        let event = shared.watch.event(&shared.context);
+        let recorded = event.and_then(|done| stream.record(&done).map(|()| done));
         let done = recorded.inspect_err(|error| {
             // The launch cannot be undone, and its end cannot be watched. So the plan fails.
-            core.fail(Fault::Broken { transfer: 0, cause: error.to_string() });
-            watch.failed(core);
+            shared.fail(core, Fault::Broken { transfer: 0, cause: error.to_string() });
         })?;
-        self.watched(stream, done, Some((0, Awaited::Graph)), Some(deadline), None);
+        shared.watch.begin(core, stream, done, Some((0, Awaited::Graph)), Some(deadline), None);
         Ok(())
     }
 
@@ -250,20 +245,13 @@ impl Plan {
     /// # Errors
     /// [`TransferError::Fault`], with the first failure; [`TransferError::Driver`].
     pub fn check(&self) -> Result<(), TransferError> {
-        let Inner { core, owner, .. } = &*self.inner;
-        core.fault()?;
-        if let Some(peer) = owner.shared.abandoned(core)? {
-            core.fail(Fault::Abandoned { peer });
-            owner.shared.watch.failed(core);
-        }
-        Ok(core.fault()?)
+        self.inner.owner.shared.check(&self.inner.core, |_| ()).map(drop)
     }
 
     /// Makes the plan fail with [`Fault::Aborted`]. The watch thread then releases the plan's waits on this rank. The
     /// peers release theirs when they notice the failure.
     pub fn abort(&self) {
-        self.inner.core.fail(Fault::Aborted);
-        self.inner.owner.shared.watch.failed(&self.inner.core);
+        self.inner.owner.shared.fail(&self.inner.core, Fault::Aborted);
     }
 
     fn enqueue(
@@ -281,21 +269,14 @@ impl Plan {
         if !expected.contains(&end.part) {
             return Err(TransferError::WrongPart { at, asked, expected, found: end.part });
         }
-        core.current.admit(core.generation).map_err(|expected| {
-            let (plan, found) = (core.plan.clone(), core.generation);
-            TransferError::StalePlan { plan, expected, found }
-        })?;
-        core.fault()?;
-        same_device(shared, stream)?;
+        shared.admit(core, stream)?;
         if stream.capture_status()? != CaptureStatus::None {
             core.captured.store(true, Ordering::Release);
             graph_memory::note(stream, [(end.memory.ptr(), end.memory.bytes() as u64)])?;
-            return steps.iter().try_for_each(|step| Ok(captured(step, wire, end, stream)?));
+            return steps.iter().try_for_each(|step| Ok(run(step, (wire, end), stream, None)?));
         }
+        let _gate = quiet::enqueueing();
         let begins = !matches!(asked, "wait");
-        // New rounds may be held back (see `quiet`). A `wait` is never held back, because it completes a round that has
-        // begun. A round that the other end has begun is not held back either.
-        let _gate = quiet::beginning(|| !begins || wire.rounds.reach(wire.turn().round.wrapping_add(1)));
         // Locked until the event `done` is recorded: the steps of two threads must not interleave.
         let mut turn = wire.turn();
         if !end.part.copies() && turn.offered == begins {
@@ -313,43 +294,31 @@ impl Plan {
             wire.awaited.store(round, Ordering::Release);
         }
         let mut begun = false;
-        let mut run = || {
-            for step in steps.iter().filter(|step| !matches!(step, Step::Reset)) {
-                eager(step, (wire, end), stream, round)?;
+        let mut enqueue = || {
+            for step in steps {
+                run(step, (wire, end), stream, Some(round))?;
                 begun = true;
             }
             stream.record(&done)
         };
-        if let Err(error) = run() {
+        if let Err(error) = enqueue() {
             if begun {
                 // The steps that were enqueued cannot be undone, and the round is incomplete. So the plan fails.
                 core.fail(Fault::Broken { transfer: at, cause: error.to_string() });
                 if stream.record(&done).is_ok() {
-                    self.watched(stream, done, None, None, None);
+                    shared.watch.begin(core, stream, done, None, None, None);
                 }
                 shared.watch.failed(core);
             }
             return Err(error.into());
         }
         (turn.round, turn.offered) = (round, !end.part.copies() && begins);
-        wire.rounds.begun(round);
         let former = turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event);
         drop(turn);
         let (awaited, deadline) = wait.unzip();
-        self.watched(stream, done, awaited.map(|awaited| (at, awaited)), deadline, former);
+        let awaited = awaited.map(|awaited| (at, awaited));
+        shared.watch.begin(core, stream, done, awaited, deadline, former);
         Ok(())
-    }
-
-    fn watched(
-        &self,
-        stream: &Stream,
-        done: Arc<Event>,
-        wait: Option<(usize, Awaited)>,
-        deadline: Option<Duration>,
-        former: Option<Arc<Event>>,
-    ) {
-        let (core, watch) = (&self.inner.core, &self.inner.owner.shared.watch);
-        watch.begin(Watched::new(core, stream, done, wait, deadline), former);
     }
 }
 
@@ -360,36 +329,26 @@ impl fmt::Debug for Plan {
     }
 }
 
-/// Enqueues one step of a round that is not captured. Signals use the count words.
-fn eager(
+/// Enqueues one step. Signals use the count words, with the number `round`. If `round` is `None`, the step is captured,
+/// and signals use the toggle words.
+fn run(
     step: &Step,
     (wire, end): (&Wire, &TransferEnd),
     stream: &Stream,
-    round: u32,
+    round: Option<u32>,
 ) -> Result<(), cuda_driver::Error> {
-    let (own, theirs) = (wire.own.count, wire.theirs.count);
-    // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. For buffers see
-    // `copy`.
+    let (own, theirs) = (&wire.own, &wire.theirs);
+    // SAFETY: the words lie in the ranks' slots, which stay mapped while any operation is under way. The caller has
+    // promised that a graph is not launched after the plan is dropped. For buffers see `copy`.
     unsafe {
-        match step {
-            Step::Wait => stream.wait_value32(own, WaitCondition::GreaterOrEqual, round),
-            Step::Signal => stream.write_value32(theirs, round),
-            Step::Reset => Ok(()),
-            Step::Copy => copy(end, stream),
-        }
-    }
-}
-
-/// Captures one step of a round. Signals use the toggle words.
-fn captured(step: &Step, wire: &Wire, end: &TransferEnd, stream: &Stream) -> Result<(), cuda_driver::Error> {
-    let (own, theirs) = (wire.own.toggle, wire.theirs.toggle);
-    // SAFETY: as in `eager`. The caller has promised that the graph is not launched after the plan is dropped.
-    unsafe {
-        match step {
-            Step::Wait => stream.wait_value32(own, WaitCondition::Equal, 1),
-            Step::Signal => stream.write_value32(theirs, 1),
-            Step::Reset => stream.write_value32(own, 0),
-            Step::Copy => copy(end, stream),
+        match (step, round) {
+            (Step::Wait, Some(round)) => stream.wait_value32(own.count, WaitCondition::GreaterOrEqual, round),
+            (Step::Wait, None) => stream.wait_value32(own.toggle, WaitCondition::Equal, 1),
+            (Step::Reset, Some(_)) => Ok(()),
+            (Step::Reset, None) => stream.write_value32(own.toggle, 0),
+            (Step::Copy, _) => copy(end, stream),
+            (Step::Signal, Some(round)) => stream.write_value32(theirs.count, round),
+            (Step::Signal, None) => stream.write_value32(theirs.toggle, 1),
         }
     }
 }

@@ -1,46 +1,36 @@
-//! Finds the times at which a process of several ranks may close peers' memory and free the memory of plans.
+//! Permission to close a peer's memory or to free own memory, for the calls of the driver that wait for the device.
 //!
-//! The driver closes or frees memory only once the device is idle. While the driver waits for that, other threads of
-//! the process block inside the driver, including threads of other ranks. But the device may wait for work that one of
-//! these threads was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one
-//! thread per rank). So memory is closed only in a *quiet moment*: when no rank of the process has a transfer under
-//! way. Until the memory is closed, no transfer may begin.
+//! Two calls of the driver may return only once all work of the device has ended: `cuIpcCloseMemHandle`, which closes
+//! memory opened by legacy IPC handle, and `cuMemFree`. Until such a call returns, other threads of the process block
+//! inside the driver, including threads of other ranks. But the work of the device may wait for work that one of these
+//! threads was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one thread
+//! per rank). So an exchange makes these calls only in a *quiet moment*: while no rank of the process has a transfer
+//! under way. No transfer begins before the call has returned. Virtual memory needs no quiet moment: on H200 with
+//! driver 580, `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run.
 //!
-//! Every transfer ends by its deadline, but with a steady flow of transfers a quiet moment may never come. So after
-//! [`PATIENCE`] without a quiet moment, new rounds are held back for at most [`HOLD`]. A *round* is one execution of a
-//! transfer or one notification, with the calls of both ends, or one launch of a graph on each rank. A call that begins
-//! a round blocks while rounds are held back. If one end has already begun the round, the call of the other end does
-//! not block. If no quiet moment comes within [`HOLD`], rounds are not held back again for [`REST`], because a transfer
-//! under way may depend on a held-back round in a way that this module cannot detect. So it is possible that no quiet
-//! moment ever comes. Code that waits for memory to be closed must use a deadline of its own.
+//! Every transfer ends by its deadline, but if new transfers always begin before the earlier ones have ended, there is
+//! no quiet moment. So code that waits for such memory to be closed must use a deadline of its own.
 //!
 //! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
 //! kernels, or kernels that wait for signals. When a program drops a plan in a process of several ranks, this other
 //! work must have ended, or must depend only on work that is already enqueued.
 //!
-//! A process of one rank closes memory without a quiet moment. Its device may wait for ranks of other processes, but
-//! those ranks do not block in this process's driver. While such a process closes memory, a second rank cannot create
-//! an exchange in it, because that rank might enqueue transfers at once.
+//! A process of one rank does not wait for a quiet moment. Its device may wait for ranks of other processes, but those
+//! ranks do not block in this process's driver. While such a process closes memory, a second rank cannot create an
+//! exchange in it, because that rank might enqueue transfers at once.
 
 use std::{
-    collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use process_group::store::Deadline;
 
-/// Time without a quiet moment before new rounds are held back.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// Longest time for which new rounds are held back.
-const HOLD: Duration = Duration::from_millis(50);
-/// After rounds were held back and no quiet moment came: the time until rounds may be held back again.
-const REST: Duration = Duration::from_secs(1);
-/// Polling interval of threads that wait in this module.
+/// Interval at which [`Present::new`] checks whether another rank still closes memory.
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Number of operations under way in this process (signals, waits, copies and graph launches of transfers), plus the
@@ -53,21 +43,6 @@ static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 static GATE: RwLock<()> = RwLock::new(());
 /// The rank of each exchange of this process; one entry per exchange.
 static RANKS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
-/// Times at which new rounds are held back.
-static HOLDS: Mutex<Holds> = Mutex::new(Holds { due: None, until: None });
-/// True while [`HOLDS`] may hold new rounds back. Callers read it first, so that they lock [`HOLDS`] only if it is
-/// true.
-static HELD: AtomicBool = AtomicBool::new(false);
-/// The counters of [`Rounds`], by name.
-static ROUNDS: Mutex<Option<HashMap<String, Weak<AtomicU32>>>> = Mutex::new(None);
-
-/// Times at which new rounds are held back.
-struct Holds {
-    /// Earliest time from which new rounds may be held back. `None` if no thread waits for a quiet moment.
-    due: Option<Instant>,
-    /// Time until which new rounds are held back. `None` if they are not held back.
-    until: Option<Instant>,
-}
 
 /// Increments the number of operations under way. [`ended`] must be called once for each call.
 pub(super) fn begun() {
@@ -84,53 +59,14 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Like [`enqueueing`], but first blocks while new rounds are held back and `is_awaited` returns false. `is_awaited`
-/// returns whether an operation under way waits for the operation of the caller.
-pub(super) fn beginning(is_awaited: impl Fn() -> bool) -> RwLockReadGuard<'static, ()> {
-    while is_held() && !is_awaited() {
-        thread::sleep(LOOK);
-    }
-    enqueueing()
-}
-
-fn is_held() -> bool {
-    HELD.load(Ordering::Acquire) && holds().until.is_some_and(|until| Instant::now() < until)
-}
-
-/// Returns the permission to close memory, or `None` if memory cannot be closed now. In a process of several ranks, no
-/// thread can enqueue a transfer until the permission is dropped. May hold new rounds back. In that case, waits until
-/// no operation is under way, for at most [`HOLD`].
+/// Returns the permission to make a driver call that waits for the device, or `None` if there is no quiet moment now.
+/// In a process of several ranks, no thread can enqueue a transfer until the permission is dropped.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
     {
         return Some(Moment::OfOneRank { _gate: shared });
     }
-    if let Some(moment) = now() {
-        holds().due = None;
-        return Some(moment);
-    }
-    let until = {
-        let (mut holds, now) = (holds(), Instant::now());
-        if now < *holds.due.get_or_insert(now + PATIENCE) || holds.until.is_some() {
-            return None;
-        }
-        *holds.until.insert(now + HOLD)
-    };
-    HELD.store(true, Ordering::Release);
-    let mut found = now();
-    while found.is_none() && Instant::now() < until {
-        thread::sleep(LOOK);
-        found = now();
-    }
-    HELD.store(false, Ordering::Release);
-    let due = found.is_none().then(|| Instant::now() + REST);
-    *holds() = Holds { due, until: None };
-    found
-}
-
-/// Returns a [`Moment::OfSeveral`] if no operation is under way, and no thread holds the gate.
-fn now() -> Option<Moment> {
     let gate = unless_held(GATE.try_write())?;
     (UNDER_WAY.load(Ordering::Acquire) == 0).then_some(Moment::OfSeveral { _gate: gate })
 }
@@ -143,7 +79,7 @@ fn unless_held<T>(tried: Result<T, TryLockError<T>>) -> Option<T> {
     }
 }
 
-/// Permission to close memory, as returned by [`moment`].
+/// The permission that [`moment`] returns.
 pub(super) enum Moment {
     OfOneRank { _gate: RwLockReadGuard<'static, ()> },
     OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
@@ -191,52 +127,12 @@ impl Drop for Present {
     }
 }
 
-/// Counts the rounds of one sequence: the rounds of one transfer of a plan, one rank's notifications to a peer, or the
-/// graph launches of a plan. Its value is the number of the latest round that any rank of this process has begun. The
-/// ranks of the process share the counter. It wraps around, so round `a` is earlier than round `b` if the wrapping
-/// difference `a - b` is negative as an `i32`.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Rounds(Arc<AtomicU32>);
-
-impl Rounds {
-    /// Returns the counter called `name`. All ranks of this process that use the name share the counter.
-    pub(super) fn of(name: String) -> Self {
-        let mut rounds = ROUNDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let rounds = rounds.get_or_insert_default();
-        rounds.retain(|_, rounds| rounds.strong_count() > 0);
-        let known = rounds.get(&name).and_then(Weak::upgrade);
-        let found = known.unwrap_or_default();
-        rounds.insert(name, Arc::downgrade(&found));
-        Self(found)
-    }
-
-    pub(super) fn begun(&self, round: u32) {
-        let later = |last| is_before(last, round).then_some(round);
-        // An error means that the counter is already at this round or a later one.
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
-    }
-
-    /// Returns whether any rank of this process has begun this round or a later one.
-    pub(super) fn reach(&self, round: u32) -> bool {
-        !is_before(self.0.load(Ordering::Acquire), round)
-    }
-}
-
-fn is_before(one: u32, other: u32) -> bool {
-    (one.wrapping_sub(other) as i32) < 0
-}
-
-fn holds() -> MutexGuard<'static, Holds> {
-    HOLDS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn ranks() -> MutexGuard<'static, Vec<u32>> {
     RANKS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use rusty_fork::rusty_fork_test;
 
     use super::*;
@@ -265,27 +161,6 @@ mod tests {
             assert!(GATE.try_read().is_err(), "nobody enqueues while memory of several is closed");
             drop((closing, second, first, also_first));
             assert!(ranks().is_empty());
-        }
-    }
-
-    proptest! {
-        /// Two ends of a transfer begin rounds in any order. Whenever an end has begun a round, both ends see the
-        /// latest round as begun, and the next round as not begun, even when the numbers wrap around.
-        #[test]
-        fn either_end_begins_a_round_for_both(steps in prop::collection::vec((0usize..2, 1u32..1 << 22), 1..20)) {
-            let ends = [(); 2].map(|()| Rounds::of("either end".to_owned()));
-            let start = u32::MAX - (1 << 20);
-            ends[0].0.store(start, Ordering::Release);
-            let mut last = start;
-            for (end, steps) in steps {
-                let round = start.wrapping_add(steps);
-                ends[end].begun(round);
-                last = if last.wrapping_sub(start) < steps { round } else { last };
-                for end in &ends {
-                    prop_assert!(end.reach(last) && end.reach(start));
-                    prop_assert!(!end.reach(last.wrapping_add(1)));
-                }
-            }
         }
     }
 }

@@ -15,7 +15,7 @@ use cuda_driver::{
 };
 
 use super::{
-    ExchangeOptions,
+    ExchangeOptions, Fault, TransferError,
     close::Closer,
     core::Core,
     handles::Handles,
@@ -120,9 +120,15 @@ impl Shared {
         plans.iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Records the fault of a plan, and makes the watch thread report it to the peers and release the plan's waits.
+    pub(super) fn fail(&self, core: &Arc<Core>, fault: Fault) {
+        core.fail(fault);
+        self.watch.failed(core);
+    }
+
     /// This rank, as a rank of the job.
     pub(super) fn rank(&self) -> u32 {
-        own_rank(&self.info)
+        self.info.global_rank()
     }
 
     /// Address of this rank's slots.
@@ -142,19 +148,31 @@ impl Shared {
         self.control.synchronize()
     }
 
-    /// Copies the plan's slots to the host, waits for the copy, and returns the first peer that has given the plan up,
-    /// if there is one (see [`Mirror::abandoned`]).
-    pub(super) fn abandoned(&self, core: &Core) -> Result<Option<u32>, cuda_driver::Error> {
-        Ok(self.read_slots(core, |mirror| mirror.abandoned(core))?.flatten())
+    /// Returns an error if no work of the plan can be enqueued on the stream: the plan is stale or has failed, or the
+    /// stream belongs to another context.
+    pub(super) fn admit(&self, core: &Core, stream: &Stream) -> Result<(), TransferError> {
+        core.current.admit(core.generation).map_err(|expected| {
+            let (plan, found) = (core.plan.clone(), core.generation);
+            TransferError::StalePlan { plan, expected, found }
+        })?;
+        core.fault()?;
+        if stream.context() != &self.context {
+            let (found, wanted) = (stream.context().device().ordinal(), self.context.device().ordinal());
+            let (what, user) = ("the stream", "the exchange");
+            return Err(cuda_driver::Error::DifferentDevices { what, found, user, wanted }.into());
+        }
+        Ok(())
     }
 
-    /// Copies the slots of a plan to the host, waits for the copy, and returns the result of `read` on it. Returns
-    /// `None` if the plan has no slots.
-    pub(super) fn read_slots<R>(
+    /// Copies the slots of a plan to the host, waits for the copy, and returns the result of `read` on it. Also records
+    /// whether a peer has dropped its regions. Returns `None` if the plan has no slots. Returns an error if the copy
+    /// fails, if the plan has failed, or if the copy shows that a peer has given the plan up; then the plan fails.
+    pub(super) fn check<R>(
         &self,
-        core: &Core,
+        core: &Arc<Core>,
         read: impl FnOnce(&Mirror) -> R,
-    ) -> Result<Option<R>, cuda_driver::Error> {
+    ) -> Result<Option<R>, TransferError> {
+        core.fault()?;
         if core.slots.is_empty() {
             return Ok(None);
         }
@@ -162,22 +180,17 @@ impl Shared {
         let mirror = self.mirror.lock().unwrap_or_else(PoisonError::into_inner);
         mirror.read(self, core.slots.clone())?;
         self.control.synchronize()?;
-        Ok(Some(read(&mirror)))
+        let (abandoned, found) = (mirror.abandoned(core), read(&mirror));
+        if core.slots.clone().any(|slot| mirror.has_left(slot)) {
+            core.peer_left.store(true, Ordering::Release);
+        }
+        drop(mirror);
+        if let Some(peer) = abandoned {
+            self.fail(core, Fault::Abandoned { peer });
+        }
+        core.fault()?;
+        Ok(Some(found))
     }
-}
-
-pub(super) fn own_rank(info: &GroupInfo) -> u32 {
-    info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX)
-}
-
-/// Returns an error if the stream does not belong to the exchange's context.
-pub(super) fn same_device(shared: &Shared, stream: &Stream) -> Result<(), cuda_driver::Error> {
-    let (found, wanted) = (stream.context().device().ordinal(), shared.context.device().ordinal());
-    if stream.context() == &shared.context {
-        return Ok(());
-    }
-    let (what, user) = ("the stream", "the exchange");
-    Err(cuda_driver::Error::DifferentDevices { what, found, user, wanted })
 }
 
 /// A copy of a rank's slots in pinned host memory.
@@ -223,7 +236,7 @@ impl Mirror {
     }
 
     /// Returns whether the peer of a slot has dropped its regions.
-    pub(super) fn has_left(&self, slot: usize) -> bool {
+    fn has_left(&self, slot: usize) -> bool {
         self.word(slot, 3) != 0
     }
 

@@ -37,32 +37,20 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const UNANSWERED: u32 = 4;
 
 /// An operation that is under way.
-pub(super) struct Watched {
-    pub(super) core: Arc<Core>,
+struct Watched {
+    core: Arc<Core>,
     /// The index of the transfer, and the condition that the operation waits for. `None` for an operation that has no
     /// deadline, such as `ready`.
-    pub(super) wait: Option<(usize, Awaited)>,
-    pub(super) stream: Stream,
-    pub(super) done: Arc<Event>,
-    pub(super) since: Instant,
-    pub(super) deadline: Option<Duration>,
+    wait: Option<(usize, Awaited)>,
+    stream: Stream,
+    done: Arc<Event>,
+    since: Instant,
+    deadline: Option<Duration>,
     /// Number of consecutive queries that failed.
-    pub(super) unanswered: u32,
+    unanswered: u32,
 }
 
 impl Watched {
-    /// Describes an operation that the caller has just enqueued.
-    pub(super) fn new(
-        core: &Arc<Core>,
-        stream: &Stream,
-        done: Arc<Event>,
-        wait: Option<(usize, Awaited)>,
-        deadline: Option<Duration>,
-    ) -> Self {
-        let (core, stream, since) = (core.clone(), stream.clone(), Instant::now());
-        Self { core, wait, stream, done, since, deadline, unanswered: 0 }
-    }
-
     /// Returns true if the operation has ended. Also returns true after [`UNANSWERED`] failed queries of its event in a
     /// row, because the device is then considered lost, and a lost device runs nothing. A single query may fail for
     /// another reason.
@@ -142,11 +130,22 @@ impl Watch {
         }
     }
 
-    /// Watches an enqueued operation. The caller has recorded `watched.done` after the operation on its stream.
-    /// `former` is the event of the previous operation of the same transfer, or of the previous notification to the
-    /// same peer. This event is reused if nothing else refers to it.
-    pub(super) fn begin(&self, watched: Watched, former: Option<Arc<Event>>) {
-        watched.core.begun();
+    /// Watches an operation that the caller has just enqueued. `wait` and `deadline` are the fields of [`Watched`]. The
+    /// caller has recorded `done` after the operation on its stream. `former` is the event of the previous operation of
+    /// the same transfer, or of the previous notification to the same peer. This event is reused if nothing else refers
+    /// to it.
+    pub(super) fn begin(
+        &self,
+        core: &Arc<Core>,
+        stream: &Stream,
+        done: Arc<Event>,
+        wait: Option<(usize, Awaited)>,
+        deadline: Option<Duration>,
+        former: Option<Arc<Event>>,
+    ) {
+        core.begun();
+        let (core, stream, since) = (core.clone(), stream.clone(), Instant::now());
+        let watched = Watched { core, wait, stream, done, since, deadline, unanswered: 0 };
         self.tell(|state| {
             state.watched.push(watched);
             former.into_iter().for_each(|event| state.keep(event));

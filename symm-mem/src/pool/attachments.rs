@@ -31,6 +31,10 @@ impl Attachments {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
     /// Returns the value of `owner` for a segment. `None` if there is no value, or if it has another type.
     pub(crate) fn get<T: Any + Send + Sync>(&self, owner: &Owner, ordinal: u32) -> Option<Arc<T>> {
         let all = self.lock();

@@ -132,6 +132,11 @@ impl Buffer {
         }
     }
 
+    /// Returns whether the buffer's allocation, or the pool that contains the buffer, keeps mappings of peers' memory.
+    pub(crate) fn keeps_mappings(&self) -> bool {
+        !self.attachments().is_empty()
+    }
+
     /// The mapping that the buffer's allocation keeps for `group`, if there is one.
     pub(crate) fn mapping(&self, group: &Owner) -> Option<PeerMapping> {
         self.attachments().get::<PeerMapping>(group, self.ordinal()).map(Arc::unwrap_or_clone)

@@ -134,6 +134,11 @@ impl GroupInfo {
         &self.ranks
     }
 
+    /// This rank, as a rank of the job.
+    pub(crate) fn global_rank(&self) -> u32 {
+        self.ranks[self.rank]
+    }
+
     /// Returns an error once the group has ended, so that callers stop waiting for the other members. Always succeeds
     /// for a group that has no [`ProcessGroup`].
     pub(crate) fn standing(&self) -> Result<(), GroupError> {
@@ -144,7 +149,7 @@ impl GroupInfo {
     /// and the agreement then stops waiting for the members.
     pub(crate) fn object(&self) -> impl Object + use<'_> {
         GroupObject {
-            rank: self.ranks[self.rank],
+            rank: self.global_rank(),
             store: self.store.clone(),
             check: || self.standing(),
             health: || self.health.clone(),

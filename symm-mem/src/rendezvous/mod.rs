@@ -398,7 +398,7 @@ impl Rendezvous {
             group: info.id(),
             life: *life,
             number,
-            rank: info.global_ranks().get(info.rank()).copied().unwrap_or(u32::MAX),
+            rank: info.global_rank(),
             members: chain(0, info.global_ranks().iter().map(|rank| u64::from(*rank))),
             readiness,
             shared_devices: options.shared_devices,

@@ -105,6 +105,11 @@ impl Imported {
             Self::Foreign(memory) => memory.ptr(),
         }
     }
+
+    /// Returns whether dropping this value may make a driver call that waits for the work of the device.
+    pub(crate) fn may_wait_when_closed(&self) -> bool {
+        matches!(self, Self::Legacy(_))
+    }
 }
 
 /// Maps `memory`, with read and write access for the device of `context`.

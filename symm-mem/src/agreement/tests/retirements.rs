@@ -43,7 +43,10 @@ fn start(rank: u32) -> Start<RetireProtocol> {
 /// Runs a retirement. `seed` determines the order of the ranks' steps. `victim` dies before its step number `step`,
 /// from 0.
 fn story(seed: u64, victim: u32, step: u32) -> Story {
-    let machine = |rank: u32| start(rank).machine(rank.into()).expect("it is a member");
+    let machine = |rank: u32| {
+        let Start { member, record } = start(rank);
+        Agreement::new(member, record, rank.into()).expect("it is a member")
+    };
     let mut deregistered = BTreeSet::new();
     let act = |rank, plan, _, _: &mut Duration| {
         let release = Release::Done {};

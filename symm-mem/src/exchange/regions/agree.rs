@@ -1,6 +1,6 @@
 //! The agreement on regions.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use cuda_driver::DevicePtr;
 
@@ -12,7 +12,6 @@ use super::{
         handles::Open,
         meet::Met,
         protocol::{AllocationId, RegionRoute, RoutedRegion},
-        quiet::Rounds,
         slots::words,
     },
     Regions,
@@ -111,8 +110,6 @@ impl Exchange {
         let wire = Wire::new(route.peer, own, theirs);
         let memory = Contribution::Regions(regions).memory();
         let core = self.core(met, own_slot..own_slot + 1, vec![wire], memory, imports, true);
-        let notified = |from: u32, to: u32| Rounds::of(format!("{}/notify/{from}/{to}", met.key));
-        let (sent, received) = (notified(shared.rank(), route.peer), notified(route.peer, shared.rank()));
-        Some(Peer { core: Arc::clone(&core), regions: infos, extents, sent, received, waits: Mutex::new(0) })
+        Some(Peer { core, regions: infos, extents, waits: Mutex::new(0) })
     }
 }

@@ -26,13 +26,7 @@ use self::{
     descriptor::{RangeCopy, copies},
     state::{Inner, Peer, WIRE},
 };
-use super::{
-    Awaited, Fault, TransferError,
-    core::Wire,
-    quiet,
-    shared::{Mirror, same_device},
-    watch::Watched,
-};
+use super::{Awaited, Fault, TransferError, core::Wire, quiet};
 
 /// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member can [transfer](Self::transfer) ranges of
@@ -69,8 +63,8 @@ use super::{
 /// its own number, but every launch of the graph would use the captured number again. Enqueue notifications and waits
 /// between launches instead.
 ///
-/// In a process of several ranks, a transfer or a wait may block the calling thread while the memory of dropped plans
-/// or regions is closed, and for up to 50 ms before that.
+/// In a process of several ranks, a transfer or a wait may block the calling thread while the process closes or frees
+/// memory of dropped plans or regions (see [`Plan`](super::Plan)).
 #[derive(Clone)]
 pub struct Regions {
     inner: Arc<Inner>,
@@ -179,10 +173,8 @@ impl Regions {
             return Err(TransferError::Captured { asked: "wait" });
         }
         let shared = &self.inner.owner.shared;
-        let waits = || peer.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        // Blocks while new waits are held back (see `quiet`), unless the peer has already enqueued this notification.
-        let _gate = quiet::beginning(|| peer.received.reach(waits().wrapping_add(1)));
-        let mut waits = waits();
+        let _gate = quiet::enqueueing();
+        let mut waits = peer.waits.lock().unwrap_or_else(PoisonError::into_inner);
         let round = waits.wrapping_add(1);
         let done = shared.watch.event(&shared.context)?;
         wire.awaited.store(round, Ordering::Release);
@@ -193,14 +185,13 @@ impl Regions {
             return Err(error.into());
         }
         *waits = round;
-        peer.received.begun(round);
         let recorded = stream.record(&done);
         if let Err(error) = &recorded {
             self.broken(peer, error);
         }
         if recorded.is_ok() || stream.record(&done).is_ok() {
             let awaited = Some((WIRE, Awaited::Notification));
-            shared.watch.begin(Watched::new(&peer.core, stream, done, awaited, Some(deadline)), None);
+            shared.watch.begin(&peer.core, stream, done, awaited, Some(deadline), None);
         }
         Ok(recorded?)
     }
@@ -213,7 +204,8 @@ impl Regions {
     pub fn notifications(&self, peer: usize) -> Result<u32, TransferError> {
         let peer = self.peer(peer)?;
         let slot = peer.core.slots.start;
-        Ok(self.read(peer, |mirror| mirror.count(slot))?.unwrap_or(0))
+        let count = self.inner.owner.shared.check(&peer.core, |mirror| mirror.count(slot))?;
+        Ok(count.unwrap_or(0))
     }
 
     /// Returns an error if the transfers with the peer have failed. Call this after you have synchronized a stream that
@@ -224,9 +216,7 @@ impl Regions {
     /// [`TransferError::Fault`], with the first failure; [`TransferError`]: `NoSuchRank`, `NotShared`, `ToSelf`,
     /// `Driver`.
     pub fn check(&self, peer: usize) -> Result<(), TransferError> {
-        let peer = self.peer(peer)?;
-        self.read(peer, |_| ())?;
-        Ok(())
+        self.inner.owner.shared.check(&self.peer(peer)?.core, |_| ()).map(drop)
     }
 
     /// Gives up the transfers with all peers ([`Fault::Aborted`]), and releases this rank's streams that wait for
@@ -234,38 +224,13 @@ impl Regions {
     /// this rank return [`Fault::Abandoned`].
     pub fn abort(&self) {
         for peer in self.inner.peers.iter().flatten() {
-            self.fail(peer, Fault::Aborted);
+            self.inner.owner.shared.fail(&peer.core, Fault::Aborted);
         }
-    }
-
-    fn fail(&self, peer: &Peer, fault: Fault) {
-        peer.core.fail(fault);
-        self.inner.owner.shared.watch.failed(&peer.core);
     }
 
     fn broken(&self, peer: &Peer, cause: &cuda_driver::Error) {
-        self.fail(peer, Fault::Broken { transfer: WIRE, cause: cause.to_string() });
-    }
-
-    /// Copies this rank's slot for a peer to the host, and passes the copy to the function `read`. Also records whether
-    /// the peer has given up or dropped its regions. Returns `Some` with the result of `read`. Returns an error if the
-    /// copy fails, or the fault if the transfers with the peer have failed. Returns `None` for a peer without a slot,
-    /// which does not occur: each peer of a set has one.
-    fn read<R>(&self, peer: &Peer, read: impl FnOnce(&Mirror) -> R) -> Result<Option<R>, TransferError> {
-        let (core, shared) = (&peer.core, &self.inner.owner.shared);
-        core.fault()?;
-        let slot = core.slots.start;
-        let found = shared
-            .read_slots(core, |mirror| (mirror.abandoned(core), mirror.has_left(slot), read(mirror)))?;
-        let Some((abandoned, has_left, found)) = found else { return Ok(None) };
-        if let Some(peer_rank) = abandoned {
-            self.fail(peer, Fault::Abandoned { peer: peer_rank });
-        }
-        if has_left {
-            core.peer_left.store(true, Ordering::Release);
-        }
-        core.fault()?;
-        Ok(Some(found))
+        let fault = Fault::Broken { transfer: WIRE, cause: cause.to_string() };
+        self.inner.owner.shared.fail(&peer.core, fault);
     }
 
     fn peer(&self, place: usize) -> Result<&Peer, TransferError> {
@@ -288,18 +253,11 @@ impl Regions {
     fn admit(&self, place: usize, stream: &Stream) -> Result<(&Peer, &Wire), TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(place)?;
-        let core = &peer.core;
-        core.current.admit(core.generation).map_err(|expected| {
-            let (plan, found) = (core.plan.clone(), core.generation);
-            TransferError::StalePlan { plan, expected, found }
-        })?;
-        if let Err(error) = shared.info.standing()
-            && core.fault().is_ok()
-        {
-            self.fail(peer, Fault::GroupOver { cause: error.to_string() });
+        shared.admit(&peer.core, stream)?;
+        if let Err(error) = shared.info.standing() {
+            shared.fail(&peer.core, Fault::GroupOver { cause: error.to_string() });
         }
-        core.fault()?;
-        same_device(shared, stream)?;
+        peer.core.fault()?;
         let wire = peer.wire().ok_or(TransferError::NoSuchTransfer { at: WIRE, transfers: 0 })?;
         Ok((peer, wire))
     }
@@ -337,9 +295,7 @@ impl Regions {
             copy()?;
             return Ok(PendingTransfer::new(None, core.fault_cell()));
         }
-        // Blocks while new transfers are held back (see `quiet`), unless the peer waits for this notification.
-        let is_awaited = || notifies && peer.sent.reach(wire.turn().round.wrapping_add(1));
-        let _gate = quiet::beginning(is_awaited);
+        let _gate = quiet::enqueueing();
         let done = shared.watch.event(&shared.context)?;
         let (enqueued, former) = match notifies {
             false => (copy().and_then(|()| stream.record(&done)), None),
@@ -348,8 +304,7 @@ impl Regions {
         // After an error, copies may be under way: they are watched until they have ended.
         if enqueued.is_ok() || stream.record(&done).is_ok() {
             let awaited = Some((WIRE, Awaited::Copies));
-            let watched = Watched::new(core, stream, done.clone(), awaited, Some(deadline));
-            shared.watch.begin(watched, former);
+            shared.watch.begin(core, stream, done.clone(), awaited, Some(deadline), former);
         } else if let Err(error) = &enqueued {
             self.broken(peer, error);
         }
@@ -389,7 +344,6 @@ impl Regions {
             return (ended, None);
         }
         turn.round = round;
-        peer.sent.begun(round);
         (ended, turn.last.replace((stream.clone(), done.clone())).map(|(_, event)| event))
     }
 }

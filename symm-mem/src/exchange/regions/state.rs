@@ -6,7 +6,6 @@ use super::{
     super::{
         Owner,
         core::{Core, Wire},
-        quiet::Rounds,
     },
     descriptor::Extents,
 };
@@ -43,15 +42,6 @@ pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
     pub(super) extents: Vec<Extents>,
-    /// Number of the latest notification from this rank to the peer that this rank has sent, or for which the peer has
-    /// enqueued a wait. [`quiet`](super::super::quiet) sometimes blocks calls that begin transfers. By this number it
-    /// sees that the peer already waits for a notification, and then does not block the call that sends it. The peer's
-    /// waits are known only if the peer is in this process.
-    pub(super) sent: Rounds,
-    /// Number of the latest notification from the peer to this rank that the peer has sent, or for which this rank has
-    /// enqueued a wait. By this number `quiet` sees that the peer has already enqueued a notification, and then does
-    /// not block the call that waits for it. The peer's notifications are known only if the peer is in this process.
-    pub(super) received: Rounds,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,
 }

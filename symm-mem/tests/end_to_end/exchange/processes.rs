@@ -7,12 +7,14 @@ use cuda_driver::{Context, Stream, StreamFlags, vmm::HandleTypes};
 use gpu_sim::World;
 use process_group::{
     link,
-    store::{Deadline, Store},
+    store::{Deadline, HashStore, Store},
 };
 use symm_mem::{
     Error, ErrorKind,
-    exchange::{ExchangeOptions, ExchangeRefusal, Fault, Memory, Part, Plan, Transfer, TransferError},
-    rendezvous::{CudaAllocator, PeerAllocator},
+    exchange::{
+        Exchange, ExchangeOptions, ExchangeRefusal, Fault, Memory, Part, Plan, Transfer, TransferError,
+    },
+    rendezvous::{CudaAllocator, GroupInfo, PeerAllocator, Rendezvous, RendezvousOptions},
 };
 
 use super::{LONG, Rank, enqueue, flows::all_pairs, options, pattern};
@@ -59,6 +61,12 @@ fn one_rank() {
             rank.leave();
             meet();
         }
+        ("legacy", _) => {
+            let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
+            legacy(&rank);
+            rank.leave();
+            meet();
+        }
         ("well", nth) => {
             let rank = Rank::join(context, store.clone(), (told.rank, RANKS), options(), &meet);
             for _ in 0..nth {
@@ -82,6 +90,44 @@ fn by_fabric(rank: &Rank<'_>, allocator: &CudaAllocator) {
     (rank.meet)();
     rank.round(&plan, &[Part::GetFrom, Part::GetBy]);
     assert!(rank.read(&got) == pattern(next, 0, 70_000));
+}
+
+/// Rank 0 drops a plan with memory that it has opened by legacy handle. Its process has another rank too, so it closes
+/// the memory only when no transfer is under way.
+fn legacy(rank: &Rank<'_>) {
+    let alone = GroupInfo::new("alone", 0, [RANKS as u32], Arc::new(HashStore::new())).unwrap();
+    let alone = Rendezvous::new(alone, &rank.context, RendezvousOptions::default()).unwrap();
+    let alone = Exchange::new(&alone, options()).unwrap();
+    let exchange = |name| {
+        let transfer = |peer, part| rank.transfer(peer, part, &rank.plain(4096));
+        let transfers = match rank.rank {
+            0 => vec![transfer(1, Part::PutInitiator)],
+            1 => vec![transfer(0, Part::PutTarget)],
+            _ => Vec::new(),
+        };
+        rank.exchange.exchange(name, &transfers).unwrap()
+    };
+    let (gone, kept) = (exchange("gone"), exchange("kept"));
+    if rank.rank == 0 {
+        rank.enqueue_round(&kept, &[Part::PutInitiator], LONG);
+        drop(gone);
+        // Long enough for many polls of the closing thread.
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(rank.exchange.open_handles(), 2, "a transfer is under way");
+    }
+    (rank.meet)();
+    if rank.rank == 1 {
+        rank.enqueue_round(&kept, &[Part::PutTarget], LONG);
+    }
+    rank.stream.synchronize().unwrap();
+    kept.check().unwrap();
+    let late = far();
+    while rank.rank == 0 && rank.exchange.open_handles() > 1 {
+        assert!(!late.expired(), "the memory is closed once nothing is under way");
+        thread::sleep(Duration::from_millis(1));
+    }
+    (rank.meet)();
+    assert!(alone.close(Deadline::after(LONG)).is_empty());
 }
 
 /// This rank's transfers with each other rank, of both kinds of memory.
@@ -197,6 +243,11 @@ fn round(rank: &Rank<'_>, plan: &Plan, all: &[Transfer]) -> Result<(), TransferE
 #[test]
 fn processes_put_to_and_get_from_each_other() {
     assert_eq!(run(BODY, "well 1", RANKS), [End::Well; RANKS]);
+}
+
+#[test]
+fn memory_of_a_legacy_handle_is_not_closed_while_a_transfer_is_under_way() {
+    assert_eq!(run(BODY, "legacy 1", RANKS), [End::Well; RANKS]);
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Waits that end at their deadline, plans that are given up, and leases.
 
 use std::{
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use cuda_driver::{Stream, StreamFlags, graph::CaptureMode};
+use cuda_driver::{Stream, StreamFlags, graph::CaptureMode, memory::DeviceMemory};
 use gpu_sim::{Action, Injection};
 use process_group::store::Deadline;
 use symm_mem::exchange::{Awaited, ExchangeOptions, Fault, Memory, Part, Plan, TransferError};
@@ -189,32 +189,70 @@ pub(super) fn graph_is_bounded(rank: &Rank<'_>) {
     goes_on(rank, "plan", parts);
 }
 
-/// Closing blocks until the device is idle, in a driver that the ranks of a process share.
+/// A buffer in memory of `cuMemAlloc`, and the memory. Once the buffer is freed, this is the only reference to it.
+fn observed(rank: &Rank<'_>) -> (Memory, Arc<DeviceMemory>) {
+    let whole = Arc::new(DeviceMemory::new(&rank.context, 4096).unwrap());
+    // SAFETY: the owner is the allocation.
+    let memory = unsafe { Memory::foreign(&rank.context, whole.ptr(), 4096, whole.clone()) };
+    (memory.unwrap(), whole)
+}
+
+fn until(is_done: impl Fn() -> bool) {
+    let patience = Deadline::after(LONG);
+    while !is_done() {
+        assert!(!patience.expired(), "it does not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Both ranks drop a plan with memory of `cuMemAlloc`, while a transfer of another plan is under way. The plan is
+/// closed, but the memory is not freed: the driver would block until the device is idle, and the ranks share it.
+fn close_beside_a_transfer(rank: &Rank<'_>, job: impl FnOnce()) {
+    let parts = [Part::PutInitiator, Part::PutTarget];
+    let (memory, whole) = observed(rank);
+    let transfers = [memory, rank.mapped(4096)];
+    let transfers = transfers.map(|memory| rank.transfer(1 - rank.rank, parts[rank.rank], &memory));
+    let gone = rank.exchange.exchange("gone", &transfers).unwrap();
+    drop(transfers);
+    let kept = one(rank, "kept", &rank.mapped(4096), parts);
+    if rank.rank == 1 {
+        rank.enqueue_round(&kept, &parts[1..], LONG);
+    }
+    (rank.meet)();
+    drop(gone);
+    let opened = [1, 0][rank.rank];
+    until(|| (rank.exchange.open_handles(), rank.exchange.free_channels()) == (opened, 63));
+    job();
+    // Long enough for many polls of the closing thread.
+    thread::sleep(2 * SHORT);
+    assert_eq!(Arc::strong_count(&whole), 2, "a transfer is under way");
+    (rank.meet)();
+    if rank.rank == 0 {
+        rank.enqueue_round(&kept, &parts[..1], LONG);
+    }
+    rank.stream.synchronize().unwrap();
+    kept.check().unwrap();
+    until(|| Arc::strong_count(&whole) == 1);
+    (rank.meet)();
+}
+
 #[test]
-fn nothing_is_closed_while_a_rank_of_the_process_has_a_transfer_under_way() {
+fn plain_memory_is_not_freed_while_a_rank_of_the_process_has_a_transfer_under_way() {
+    on_ranks(2, options(), |rank| close_beside_a_transfer(rank, || ()));
+}
+
+/// The transfer under way depends on a call that its rank makes only after the other rank has closed. So there is
+/// never a quiet moment.
+#[test]
+fn closing_ends_also_where_nothing_can_be_freed() {
     on_ranks(2, options(), |rank| {
-        let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutInitiator, Part::PutTarget];
-        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
-        if rank.rank == 1 {
-            rank.enqueue_round(&kept, &parts[1..], LONG);
-        }
-        (rank.meet)();
-        drop(gone);
-        if rank.rank == 0 {
-            // Long enough for many polls of its thread.
-            thread::sleep(Duration::from_millis(100));
-            assert_eq!(rank.exchange.open_handles(), 2);
-            rank.enqueue_round(&kept, &parts[..1], LONG);
-        }
-        rank.stream.synchronize().unwrap();
-        kept.check().unwrap();
-        let patience = Deadline::after(10 * LONG);
-        while rank.rank == 0 && rank.exchange.open_handles() > 1 {
-            assert!(!patience.expired(), "what is over is closed once nothing is under way");
-            thread::sleep(Duration::from_millis(1));
-        }
-        (rank.meet)();
+        close_beside_a_transfer(rank, || {
+            if rank.rank == 0 {
+                // The peer has closed the plan, so nothing is overdue.
+                let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
+                assert!(overdue.is_empty(), "{overdue:?}");
+            }
+        });
     });
 }
 
@@ -240,7 +278,7 @@ fn rounds_without_end(plan: &Plan, part: Part, streams: &[Stream]) {
     }
 }
 
-/// Some transfer is always under way, but new rounds can be held back.
+/// Some transfer is always under way. Virtual memory is closed and freed nevertheless.
 #[test]
 fn what_is_over_is_closed_also_while_transfers_follow_each_other_without_end() {
     on_ranks(2, options(), |rank| {
@@ -333,32 +371,6 @@ fn what_a_meeting_holds_is_not_said_to_be_let_go() {
         let overdue = rank.exchange.clone().close(Deadline::after(LONG));
         assert!(overdue.is_empty(), "{overdue:?}");
         assert_eq!(rank.exchange.free_channels(), 63);
-        (rank.meet)();
-    });
-}
-
-/// The transfer under way depends on a call that its rank makes only after the other rank has closed. So there is
-/// never a quiet moment.
-#[test]
-fn closing_ends_also_where_nothing_can_be_closed() {
-    on_ranks(2, options(), |rank| {
-        let memory = [rank.mapped(4096), rank.mapped(4096)];
-        let parts = [Part::PutInitiator, Part::PutTarget];
-        let (gone, kept) = (one(rank, "gone", &memory[0], parts), one(rank, "kept", &memory[1], parts));
-        if rank.rank == 1 {
-            rank.enqueue_round(&kept, &parts[1..], LONG);
-        }
-        (rank.meet)();
-        drop(gone);
-        if rank.rank == 0 {
-            let overdue = rank.exchange.clone().close(Deadline::after(SHORT));
-            // The peers were not told that the plan is closed, so nothing is overdue.
-            assert!(overdue.is_empty(), "{overdue:?}");
-            assert_eq!(rank.exchange.open_handles(), 2);
-            rank.enqueue_round(&kept, &parts[..1], LONG);
-        }
-        rank.stream.synchronize().unwrap();
-        kept.check().unwrap();
         (rank.meet)();
     });
 }
