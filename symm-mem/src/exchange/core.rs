@@ -26,7 +26,7 @@ pub(super) struct Core {
     /// The peers' memory that the plan uses, until the plan is [closed](Self::close).
     imports: Mutex<Vec<Arc<Imported>>>,
     fault: Arc<OnceLock<Fault>>,
-    /// True once the watch thread has reported the fault to the peers.
+    /// True once the watch thread has written the fault to the [abort words](Words::abort) of the peers.
     pub(super) told: AtomicBool,
     /// True once a transfer of the plan was captured into a graph. Launches of the graph wait for
     /// [toggles](Words::toggle), so after a fault the watch thread must set the toggles too.
@@ -36,9 +36,9 @@ pub(super) struct Core {
     pub(super) left_attempts: AtomicU32,
     /// True once this rank has noticed that the peer has dropped its regions.
     pub(super) peer_left: AtomicBool,
-    /// Number of the plan's operations that the watch thread watches, plus the number of the plan's failures that were
-    /// passed to the watch thread and that it has not handled yet. While the sum is not zero, this rank may still write
-    /// signal words of the plan.
+    /// Number of the plan's operations under way, plus the number of times that the plan was passed to the watch thread
+    /// as failed and was not handled yet. While the sum is not zero, this rank may still access the plan's memory and
+    /// slots.
     pending: AtomicUsize,
 }
 
@@ -139,8 +139,7 @@ impl Core {
         let _ = self.fault.set(fault);
     }
 
-    /// Increments the number of operations and failures that the watch thread must handle. [`ended`](Self::ended) must
-    /// be called once for each call.
+    /// Increments [`pending`](Self::pending). [`ended`](Self::ended) must be called once for each call.
     pub(super) fn begun(&self) {
         quiet::begun();
         self.pending.fetch_add(1, Ordering::AcqRel);

@@ -1,15 +1,14 @@
 //! Leases: how long a rank keeps memory that peers have not closed yet.
 //!
-//! Once the ranks have agreed on a plan, each of them lends memory and signal slots to its peers. A rank *closes* a
-//! plan by closing the peers' memory that the plan uses. After this rank has closed a plan, it must keep the lent
-//! memory and slots until all peers have closed the plan too. This time is the lease. It begins when this rank has
-//! closed the plan. It ends when every peer has reported that it has closed the plan. It also ends when its time limit,
-//! the [lease of the exchange](super::ExchangeOptions::lease), expires, or at the deadline of
+//! In this file, "plan" also stands for a set of [regions](super::Regions).
+//!
+//! The peers of a plan access this rank's buffers and signal slots. A rank *closes* a plan after its program has
+//! dropped it: the rank closes the peers' memory that the plan uses, and reports this to the peers. Then it must keep
+//! its own buffers and slots until all peers have closed the plan too. This time is the lease. It begins when this rank
+//! has closed the plan, and ends when every peer has reported that it has closed the plan. It also ends after the time
+//! [`ExchangeOptions::lease`](super::ExchangeOptions::lease), or at the deadline of
 //! [`Exchange::close`](super::Exchange::close) if that is earlier. If some peers have not closed the plan by then, the
 //! memory is [quarantined](Quarantined).
-//!
-//! The same applies to a set of [regions](super::Regions), which is memory that all members of a group share without a
-//! plan.
 
 use std::{fmt, mem::ManuallyDrop, sync::Arc, time::Duration};
 
@@ -27,7 +26,7 @@ pub(crate) struct Lease {
 /// State of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// Peers may still access the lent memory.
+    /// Some peers have not closed the plan, so they may still access this rank's memory.
     Runs,
     /// All peers have closed the plan, possibly after the lease has expired.
     Over,

@@ -116,7 +116,10 @@ impl Exchange {
         let held = shared.handles.held();
         let slots = self.take_slots(contribution.slots(ranks.len()));
         let prepared = match &slots {
-            Ok(slots) => self.prepare(plan, contribution, &held, slots.clone()),
+            Ok(slots) => {
+                let prepared = self.prepare(plan, contribution, &held, slots);
+                prepared.inspect_err(|_| shared.slots().give_back(slots.clone()))
+            }
             Err(none) => Err(none.to_string()),
         };
         let (record, candidate) = match prepared {
@@ -213,31 +216,15 @@ impl Exchange {
 
     /// Prepares this rank's [`Candidate`]. First waits until the transfers of the last plan or regions of this name
     /// have ended, for at most an eighth of [`ExchangeOptions::deadline`](super::ExchangeOptions::deadline). Then
-    /// zeroes the slots, exports the memory, and makes the record. If a step fails or the wait times out, frees the
-    /// slots and returns the cause.
+    /// zeroes the slots, exports the memory, and makes the record. If a step fails or the wait times out, returns the
+    /// cause.
     fn prepare(
         &self,
         plan: &str,
         contribution: &Contribution<'_>,
         held: &Open,
-        slots: Range<usize>,
-    ) -> Result<Candidate, String> {
-        match self.offered(plan, contribution, held, &slots) {
-            Ok((record, exports)) => Ok(Candidate { record, exports, slots }),
-            Err(cause) => {
-                self.owner.shared.slots().give_back(slots);
-                Err(cause)
-            }
-        }
-    }
-
-    fn offered(
-        &self,
-        plan: &str,
-        contribution: &Contribution<'_>,
-        held: &Open,
         slots: &Range<usize>,
-    ) -> Result<(Record, Exports), String> {
+    ) -> Result<Candidate, String> {
         let Owner { shared, options, .. } = &*self.owner;
         let patience = Deadline::after(options.deadline / 8);
         let last = self.named(plan).last;
@@ -258,7 +245,7 @@ impl Exchange {
         let ranks = shared.info.global_ranks();
         let filled = contribution.fill(&mut record, &exports, &pieces, slots, ranks);
         filled.ok_or_else(|| "the memory is not among that offered".to_owned())?;
-        Ok((record, exports))
+        Ok(Candidate { record, exports, slots: slots.clone() })
     }
 
     /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller

@@ -268,8 +268,18 @@ impl Exchange {
         part: Part,
         memory: impl Into<Memory>,
     ) -> Result<Transfer, TransferError> {
-        let info = &self.owner.shared.info;
-        Transfer::new(peer, part, memory.into(), (info.rank(), info.world_size()))
+        let (memory, own, world) = (memory.into(), self.group().rank(), self.group().world_size());
+        if peer >= world {
+            return Err(TransferError::NoSuchRank { rank: peer, world });
+        }
+        if peer == own {
+            return Err(TransferError::ToSelf { rank: own });
+        }
+        if memory.bytes() == 0 {
+            return Err(TransferError::Empty);
+        }
+        memory.check_kind()?;
+        Ok(Transfer { peer, part, memory })
     }
 
     /// Agrees on the plan called `plan` with the other members. Collective over the group: every member calls it with

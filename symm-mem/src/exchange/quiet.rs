@@ -1,4 +1,4 @@
-//! Permission to close a peer's memory or to free own memory, for the calls of the driver that wait for the device.
+//! Permission to make those driver calls of an exchange that may wait for the device.
 //!
 //! Two calls of the driver may return only once all work of the device has ended: `cuIpcCloseMemHandle`, which closes
 //! memory opened by legacy IPC handle, and `cuMemFree`. Until such a call returns, other threads of the process block
@@ -6,10 +6,11 @@
 //! threads was about to enqueue. Then the process deadlocks (seen in three of four runs, with four H200 and one thread
 //! per rank). So an exchange makes these calls only in a *quiet moment*: while no rank of the process has a transfer
 //! under way. No transfer begins before the call has returned. Virtual memory needs no quiet moment: on H200 with
-//! driver 580, `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run.
+//! driver 580, `cuMemUnmap`, `cuMemRelease` and `cuMemAddressFree` return while streams wait and kernels run. In this
+//! file, to *close memory* means to make one of the two calls.
 //!
 //! Every transfer ends by its deadline, but if new transfers always begin before the earlier ones have ended, there is
-//! no quiet moment. So code that waits for such memory to be closed must use a deadline of its own.
+//! no quiet moment. So code that waits until memory is closed must use a deadline of its own.
 //!
 //! This module considers only transfers. Other work on a device may also wait for another rank of the process: NCCL
 //! kernels, or kernels that wait for signals. When a program drops a plan in a process of several ranks, this other
@@ -33,8 +34,8 @@ use process_group::store::Deadline;
 /// Interval at which [`Present::new`] checks whether another rank still closes memory.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Number of operations under way in this process (signals, waits, copies and graph launches of transfers), plus the
-/// number of failures that watch threads have not handled yet.
+/// Number of operations of transfers that are under way in this process (signals, waits, copies and graph launches),
+/// plus the number of failed plans that watch threads have not handled yet.
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 /// In a process of several ranks, keeps transfers from beginning while a thread is closing memory. A thread that
 /// enqueues a transfer locks it shared. A thread that closes memory locks it exclusively, or shared if the process has
@@ -59,8 +60,8 @@ pub(super) fn enqueueing() -> RwLockReadGuard<'static, ()> {
     GATE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the permission to make a driver call that waits for the device, or `None` if there is no quiet moment now.
-/// In a process of several ranks, no thread can enqueue a transfer until the permission is dropped.
+/// Returns the permission to close memory, or `None` if there is no quiet moment now. In a process of several ranks, no
+/// thread can enqueue a transfer until the permission is dropped.
 pub(super) fn moment() -> Option<Moment> {
     if let Some(shared) = unless_held(GATE.try_read())
         && is_alone(&ranks())
@@ -85,7 +86,7 @@ pub(super) enum Moment {
     OfSeveral { _gate: RwLockWriteGuard<'static, ()> },
 }
 
-/// Entry of an exchange in [`RANKS`]. Dropping this value removes the entry.
+/// An exchange's entry in [`RANKS`]. Dropping this value removes the entry.
 #[derive(Debug)]
 pub(super) struct Present(u32);
 
@@ -95,9 +96,9 @@ impl Present {
     /// the deadline.
     pub(super) fn new(rank: u32, deadline: Deadline) -> Option<Self> {
         loop {
-            // If the lock succeeds, the gate stays locked until the rank is registered. In a process of one rank,
-            // `moment` locks the gate and then checks for other ranks. So a close that is under way makes this lock
-            // fail, and a later call of `moment` sees the new rank.
+            // Held until the rank is registered. In a process of one rank, `moment` locks the gate and then checks for
+            // other ranks. So while a thread closes memory, this lock fails, and later calls of `moment` see the new
+            // rank.
             let gate = unless_held(GATE.try_write());
             let mut ranks = ranks();
             if gate.is_some() || ranks.contains(&rank) || !is_alone(&ranks) {

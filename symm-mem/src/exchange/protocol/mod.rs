@@ -26,7 +26,7 @@ pub use self::{
     decide::{Agreement, decide, missing},
     record::{AllocationId, End, Export, Held, Part, Record, RegionOffer, RegionPiece, SharedRegion},
     refusal::ExchangeRefusal,
-    route::{RegionRoute, Route, RoutedRegion},
+    route::{RegionRoute, Route},
 };
 use crate::{
     agreement::{self as agreements, PROTOCOL, wire},

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::{
     decide::Agreement,
-    record::{AllocationId, Record, RegionPiece},
+    record::{AllocationId, Record},
 };
 
 /// The peer's end of one transfer of a rank.
@@ -20,26 +20,15 @@ pub struct Route {
     pub slot: u32,
 }
 
-/// The regions of one peer of a rank, and the slots for the signals between the rank and the peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegionRoute {
-    /// The peer, as a rank of the job.
-    pub peer: u32,
+/// One peer of a rank, and the slots for the signals between the rank and the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionRoute<'a> {
+    /// The peer's record, which has its regions.
+    pub peer: &'a Record,
     /// Index of the rank's slot, into which the peer writes its signals.
     pub own_slot: u32,
     /// Index of the peer's slot, into which the rank writes its signals.
     pub slot: u32,
-    /// The regions that the peer shares.
-    pub regions: Vec<RoutedRegion>,
-}
-
-/// A region of a peer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RoutedRegion {
-    /// The name that the peer gave the region.
-    pub name: String,
-    /// The pieces of the region: allocation, offset in the allocation in bytes, and length in bytes.
-    pub pieces: Vec<(AllocationId, u64, u64)>,
 }
 
 impl Agreement {
@@ -66,26 +55,14 @@ impl Agreement {
     }
 
     /// Returns the routes from `rank` to each other member, in the order of the records. Returns `None` if the rank is
-    /// not a member, if the members agreed on transfers, or if a piece has an invalid export index.
+    /// not a member, or if the members agreed on transfers.
     #[must_use]
-    pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute>> {
+    pub fn region_routes(&self, rank: u32) -> Option<Vec<RegionRoute<'_>>> {
         let place = self.records.iter().position(|record| record.rank == rank)?;
         let own = self.records.get(place)?;
-        let route = |(at, peer): (usize, &Record)| {
-            let piece = |piece: &RegionPiece| {
-                let export = peer.exports.get(piece.export as usize)?;
-                Some((export.id, piece.offset, piece.bytes))
-            };
-            let regions = peer.regions.as_ref()?.regions.iter().map(|region| {
-                let pieces = region.pieces.iter().map(piece).collect::<Option<_>>()?;
-                Some(RoutedRegion { name: region.name.clone(), pieces })
-            });
-            Some(RegionRoute {
-                peer: peer.rank,
-                own_slot: own.region_slot(place, at)?,
-                slot: peer.region_slot(at, place)?,
-                regions: regions.collect::<Option<_>>()?,
-            })
+        let route = |(at, peer)| {
+            let (own_slot, slot) = (own.region_slot(place, at)?, Record::region_slot(peer, at, place)?);
+            Some(RegionRoute { peer, own_slot, slot })
         };
         self.records.iter().enumerate().filter(|(at, _)| *at != place).map(route).collect()
     }

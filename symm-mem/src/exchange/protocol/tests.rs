@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{
     Agreement, AllocationId, Decision, End, ExchangeProtocol, ExchangeRefusal, Export, Held, Outcome, Part,
-    Record, RegionOffer, RegionPiece, RoutedRegion, SharedRegion, decide, missing,
+    Record, RegionOffer, RegionPiece, SharedRegion, decide, missing,
 };
 use crate::{
     agreement::tests::{bytes, read},
@@ -279,20 +279,16 @@ fn regions_lead_to_every_member() {
     assert_eq!((missing(&records[0], &records[3]), missing(&records[1], &records[3])), (vec![0, 1], vec![]));
     let routes: Vec<_> = (0..COUNT).map(|rank| plan.region_routes(rank).unwrap()).collect();
     for (rank, own) in (0..).zip(&routes) {
-        let peers: Vec<u32> = own.iter().map(|route| route.peer).collect();
+        let peers: Vec<u32> = own.iter().map(|route| route.peer.rank).collect();
         assert_eq!(peers, (0..COUNT).filter(|peer| *peer != rank).collect::<Vec<_>>());
         let first = if rank == 1 { 9 } else { 4 };
         let slots: Vec<u32> = own.iter().map(|route| route.own_slot).collect();
         assert_eq!(slots, (first..first + COUNT - 1).collect::<Vec<_>>());
         for route in own {
-            let other = routes[route.peer as usize].iter().find(|other| other.peer == rank).unwrap();
+            let peer = route.peer.rank;
+            let other = routes[peer as usize].iter().find(|other| other.peer.rank == rank).unwrap();
             assert_eq!((route.slot, route.own_slot), (other.own_slot, other.slot));
-            let region = |name: &str, pieces| RoutedRegion { name: name.to_owned(), pieces };
-            let expected = vec![
-                region("whole", vec![(id(10), 64, 4096)]),
-                region("scattered", vec![(id(11), 0, 1 << 20), (id(10), 0, 8)]),
-            ];
-            assert_eq!(route.regions, if route.peer == 1 { Vec::new() } else { expected });
+            assert_eq!(route.peer, &records[peer as usize]);
         }
     }
     assert_eq!(

@@ -11,7 +11,7 @@ use super::{
         core::Wire,
         handles::Open,
         meet::Met,
-        protocol::{AllocationId, RegionRoute, RoutedRegion},
+        protocol::{RegionPiece, RegionRoute, SharedRegion},
         slots::words,
     },
     Regions,
@@ -65,7 +65,7 @@ impl Exchange {
         let ranks = shared.info.global_ranks();
         let mut peers: Vec<Option<Peer>> = ranks.iter().map(|_| None).collect();
         for route in met.agreement.region_routes(shared.rank())? {
-            let place = ranks.iter().position(|rank| *rank == route.peer)?;
+            let place = ranks.iter().position(|rank| *rank == route.peer.rank)?;
             *peers.get_mut(place)? = Some(self.opened_peer(met, route, place, regions)?);
         }
         self.made_current(met, peers.iter().flatten().map(|peer| &peer.core));
@@ -85,18 +85,19 @@ impl Exchange {
     fn opened_peer(
         &self,
         met: &Met<'_>,
-        route: RegionRoute,
+        route: RegionRoute<'_>,
         place: usize,
         regions: &[(&str, Memory)],
     ) -> Option<Peer> {
-        let shared = &self.owner.shared;
+        let (shared, peer) = (&self.owner.shared, route.peer);
         let mut imports = Open::new();
-        let mut piece = |(id, offset, bytes): &(AllocationId, u64, u64)| -> Option<(DevicePtr, usize)> {
-            let base = met.import(route.peer, *id, &mut imports)?;
-            Some((base + *offset, usize::try_from(*bytes).ok()?))
+        let mut piece = |piece: &RegionPiece| -> Option<(DevicePtr, usize)> {
+            let export = peer.exports.get(piece.export as usize)?;
+            let base = met.import(peer.rank, export.id, &mut imports)?;
+            Some((base + piece.offset, usize::try_from(piece.bytes).ok()?))
         };
         let (mut infos, mut extents) = (Vec::new(), Vec::new());
-        for RoutedRegion { name, pieces } in &route.regions {
+        for SharedRegion { name, pieces } in &peer.regions.as_ref()?.regions {
             let of = Extents::new(pieces.iter().map(&mut piece).collect::<Option<_>>()?);
             infos.push(RegionInfo::new(name, of.bytes()));
             extents.push(of);
@@ -107,7 +108,7 @@ impl Exchange {
         }
         let theirs = shared.slab.buffer_ptr(place).ok()?;
         let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
-        let wire = Wire::new(route.peer, own, theirs);
+        let wire = Wire::new(peer.rank, own, theirs);
         let memory = Contribution::Regions(regions).memory();
         let core = self.core(met, own_slot..own_slot + 1, vec![wire], memory, imports, true);
         Some(Peer { core, regions: infos, extents, waits: Mutex::new(0) })

@@ -26,7 +26,7 @@ use self::{
     descriptor::{RangeCopy, copies},
     state::{Inner, Peer, WIRE},
 };
-use super::{Awaited, Fault, TransferError, core::Wire, quiet};
+use super::{Awaited, Fault, TransferError, quiet};
 
 /// A set of regions of memory that the members of a group share, as returned by
 /// [`Exchange::share_regions`](super::Exchange::share_regions). Any member can [transfer](Self::transfer) ranges of
@@ -168,7 +168,8 @@ impl Regions {
     /// If the peer has dropped its regions and has not sent this notification, the call itself succeeds. Later calls
     /// return [`Fault::Abandoned`] once this rank has noticed that the regions were dropped.
     pub fn wait(&self, peer: usize, stream: &Stream, deadline: Duration) -> Result<(), TransferError> {
-        let (peer, wire) = self.admit(peer, stream)?;
+        let peer = self.admit(peer, stream)?;
+        let wire = peer.wire();
         if stream.capture_status()? != CaptureStatus::None {
             return Err(TransferError::Captured { asked: "wait" });
         }
@@ -248,9 +249,8 @@ impl Regions {
         })
     }
 
-    /// Returns the peer, and the addresses of the signals between this rank and the peer ([`Wire`]). Returns an error
-    /// if no work for the peer can be enqueued on the stream.
-    fn admit(&self, place: usize, stream: &Stream) -> Result<(&Peer, &Wire), TransferError> {
+    /// Returns the peer, or an error if no work for the peer can be enqueued on the stream.
+    fn admit(&self, place: usize, stream: &Stream) -> Result<&Peer, TransferError> {
         let shared = &self.inner.owner.shared;
         let peer = self.peer(place)?;
         shared.admit(&peer.core, stream)?;
@@ -258,8 +258,7 @@ impl Regions {
             shared.fail(&peer.core, Fault::GroupOver { cause: error.to_string() });
         }
         peer.core.fault()?;
-        let wire = peer.wire().ok_or(TransferError::NoSuchTransfer { at: WIRE, transfers: 0 })?;
-        Ok((peer, wire))
+        Ok(peer)
     }
 
     fn enqueue(
@@ -271,10 +270,10 @@ impl Regions {
         deadline: Duration,
         notifies: bool,
     ) -> Result<PendingTransfer, TransferError> {
-        let (peer, wire) = self.admit(place, stream)?;
+        let peer = self.admit(place, stream)?;
         let (core, shared) = (&peer.core, &self.inner.owner.shared);
         if core.peer_left.load(Ordering::Acquire) {
-            return Err(Fault::Abandoned { peer: peer.rank() }.into());
+            return Err(Fault::Abandoned { peer: peer.wire().peer }.into());
         }
         let copies = copies(direction, &self.inner.extents, &peer.extents, descriptors)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
@@ -299,7 +298,7 @@ impl Regions {
         let done = shared.watch.event(&shared.context)?;
         let (enqueued, former) = match notifies {
             false => (copy().and_then(|()| stream.record(&done)), None),
-            true => self.notify(peer, wire, stream, &done, copy),
+            true => self.notify(peer, stream, &done, copy),
         };
         // After an error, copies may be under way: they are watched until they have ended.
         if enqueued.is_ok() || stream.record(&done).is_ok() {
@@ -318,12 +317,12 @@ impl Regions {
     fn notify(
         &self,
         peer: &Peer,
-        wire: &Wire,
         stream: &Stream,
         done: &Arc<Event>,
         copy: impl FnOnce() -> Result<(), cuda_driver::Error>,
     ) -> (Result<(), cuda_driver::Error>, Option<Arc<Event>>) {
         // The lock is held until `done` is recorded, so that two threads send their counts in ascending order.
+        let wire = peer.wire();
         let mut turn = wire.turn();
         let round = turn.round.wrapping_add(1);
         // Only the notification waits for the previous notification. The copies do not wait for other streams.

@@ -47,12 +47,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn wire(&self) -> Option<&Wire> {
-        self.core.wires.get(WIRE)
-    }
-
-    pub(super) fn rank(&self) -> u32 {
-        self.wire().map_or(u32::MAX, |wire| wire.peer)
+    pub(super) fn wire(&self) -> &Wire {
+        &self.core.wires[WIRE]
     }
 }
 
