@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use super::{
     Memory, OPERATION, Transfer,
-    exports::Exports,
     memory::Piece,
-    protocol::{End, Record, RegionOffer, RegionPiece, SharedRegion},
+    protocol::{End, Export, Record, RegionOffer, RegionPiece, SharedRegion},
 };
 
 /// The contribution of a rank to an agreement.
@@ -79,23 +78,28 @@ impl Contribution<'_> {
 
     /// Adds this contribution to a record. `pieces` is the result of [`exported`](Self::exported). `slots` are the
     /// signal slots taken for this contribution. `ranks` are the members of the group, as ranks of the job. Returns
-    /// `None` if `exports` lacks the allocation of one of the pieces, or if a slot number does not fit into 32 bits.
+    /// `None` if the exports of the record lack the allocation of one of the pieces, or if a slot number does not fit
+    /// into 32 bits.
     pub(super) fn fill(
         &self,
         record: &mut Record,
-        exports: &Exports,
         pieces: &[Vec<Piece>],
         slots: &Range<usize>,
         ranks: &[u32],
     ) -> Option<()> {
         let slot = |slot: usize| u32::try_from(slot).ok();
+        // The index of the export that contains a piece, and the offset of the piece in that export, in bytes.
+        let place = |exports: &[Export], piece: &Piece| {
+            let at = exports.iter().position(|export| export.id == piece.id)?;
+            Some((u32::try_from(at).ok()?, piece.offset as u64))
+        };
         match self {
             Self::Transfers(transfers) => {
                 let mut pieces = pieces.iter().flatten();
                 for (transfer, at) in transfers.iter().zip(slots.clone()) {
                     let place = match transfer.part.copies() {
                         true => None,
-                        false => Some(exports.place(pieces.next()?)?),
+                        false => Some(place(&record.exports, pieces.next()?)?),
                     };
                     record.ends.push(End {
                         peer: peer_rank(transfer, ranks),
@@ -109,7 +113,7 @@ impl Contribution<'_> {
             }
             Self::Regions(regions) => {
                 let piece = |piece: &Piece| {
-                    let (export, offset) = exports.place(piece)?;
+                    let (export, offset) = place(&record.exports, piece)?;
                     Some(RegionPiece { export, offset, bytes: piece.bytes as u64 })
                 };
                 let region = |((name, _), pieces): (&(&str, Memory), &Vec<Piece>)| {

@@ -12,60 +12,46 @@ use super::{
 };
 use crate::sharing::{self, Offer, Outcome, Party, Shareable};
 
-/// The allocations that this rank shares. The other ranks can open them until this value is dropped.
-pub(super) struct Exports {
-    pub(super) offer: Offer<Shareable>,
-    pub(super) exports: Vec<Export>,
+/// Exports the allocations that contain these pieces, each allocation once, even if it contains several pieces. The
+/// other ranks can open them until the returned offer is dropped. Also opens a listener, from which peers request file
+/// descriptors. The error is the reason why this failed.
+pub(super) fn export<'a>(
+    context: &Context,
+    pieces: impl IntoIterator<Item = &'a Piece>,
+) -> Result<(Offer<Shareable>, Vec<Export>), String> {
+    let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
+    for piece in pieces {
+        if exports.iter().all(|export| export.id != piece.id) {
+            let shared = offer.export_later(piece.shareable(context)?, piece.whole)?;
+            exports.push(Export { id: piece.id, shared });
+        }
+    }
+    Ok((offer, exports))
 }
 
-impl Exports {
-    /// Exports the allocations that contain these pieces, each allocation once, even if it contains several pieces.
-    /// Also opens a listener, from which peers request file descriptors. The error is the reason why this failed.
-    pub(super) fn make<'a>(
-        context: &Context,
-        pieces: impl IntoIterator<Item = &'a Piece>,
-    ) -> Result<Self, String> {
-        let (mut offer, mut exports) = (Offer::new()?, Vec::<Export>::new());
-        for piece in pieces {
-            if exports.iter().all(|export| export.id != piece.id) {
-                let shared = offer.export_later(piece.shareable(context)?, piece.whole)?;
-                exports.push(Export { id: piece.id, shared });
-            }
-        }
-        Ok(Self { offer, exports })
-    }
-
-    /// Returns the index of the export that contains a piece, and the offset of the piece in that export, in bytes.
-    /// Returns `None` if no export contains the piece.
-    pub(super) fn place(&self, piece: &Piece) -> Option<(u32, u64)> {
-        let at = self.exports.iter().position(|export| export.id == piece.id)?;
-        Some((u32::try_from(at).ok()?, piece.offset as u64))
-    }
-
-    /// Opens the peers' memory that this rank accesses and does not have open yet, and returns the allocations that it
-    /// opened. `place` is the index of this rank in `records`. On failure, returns the outcome that this rank reports
-    /// to the other members.
-    pub(super) fn open(
-        &self,
-        context: &Context,
-        place: usize,
-        records: &[Record],
-        deadline: Deadline,
-    ) -> Result<Open, Outcome> {
-        let parties: Vec<Party<'_>> = records
-            .iter()
-            .map(|Record { rank, site, exports, .. }| {
-                let exports = exports.iter().map(|export| &export.shared).collect();
-                Party { rank: *rank, site, exports }
-            })
-            .collect();
-        let wanted = |from: usize, to: usize| missing(&records[from], &records[to]);
-        let name = |at: usize, number: usize| records[at].exports[number].id.to_string();
-        let opened = sharing::open(context, &self.offer, place, &parties, wanted, name, deadline)?;
-        let entry = |((at, number), imported): ((usize, usize), _)| {
-            let record = &records[at];
-            ((record.rank, record.exports[number].id), Arc::new(imported))
-        };
-        Ok(opened.into_iter().map(entry).collect())
-    }
+/// Opens the peers' memory that this rank accesses and does not have open yet, and returns the allocations that it
+/// opened. `place` is the index of this rank in `records`. On failure, returns the outcome that this rank reports
+/// to the other members.
+pub(super) fn open(
+    context: &Context,
+    offer: &Offer<Shareable>,
+    place: usize,
+    records: &[Record],
+    deadline: Deadline,
+) -> Result<Open, Outcome> {
+    let parties: Vec<Party<'_>> = records
+        .iter()
+        .map(|Record { rank, site, exports, .. }| {
+            let exports = exports.iter().map(|export| &export.shared).collect();
+            Party { rank: *rank, site, exports }
+        })
+        .collect();
+    let wanted = |from: usize, to: usize| missing(&records[from], &records[to]);
+    let name = |at: usize, number: usize| records[at].exports[number].id.to_string();
+    let opened = sharing::open(context, offer, place, &parties, wanted, name, deadline)?;
+    let entry = |((at, number), imported): ((usize, usize), _)| {
+        let record = &records[at];
+        ((record.rank, record.exports[number].id), Arc::new(imported))
+    };
+    Ok(opened.into_iter().map(entry).collect())
 }

@@ -13,7 +13,7 @@ use super::{
     Exchange, Memory, Named, Owner, Plan, Transfer,
     contribution::Contribution,
     core::{Core, CoreParts, Wire},
-    exports::Exports,
+    exports::{self, export},
     handles::Open,
     plan::TransferEnd,
     protocol::{Agreement, AllocationId, Ending, ExchangeProtocol, ExchangeRefusal, Held, Record},
@@ -24,13 +24,14 @@ use crate::{
     error::Error,
     error_kind::ErrorKind,
     rendezvous::protocol::Readiness,
-    sharing::{Outcome, Site},
+    sharing::{Offer, Outcome, Shareable},
 };
 
-/// The record, exports and slots that this rank has prepared for an exchange.
+/// This rank's part of an exchange.
 struct Candidate {
     record: Record,
-    exports: Exports,
+    /// This rank's memory that peers access. The other ranks can open it until this value is dropped.
+    offer: Offer<Shareable>,
     slots: Range<usize>,
 }
 
@@ -50,6 +51,11 @@ pub(super) struct Met<'a> {
 }
 
 impl Met<'_> {
+    /// The prefix of the agreement's store keys, and the name and generation of the plan or regions.
+    pub(super) fn name(&self) -> (&str, &str, u64) {
+        (self.key, self.plan, self.agreement.generation)
+    }
+
     /// Returns the address on this rank of a peer's allocation, and adds the allocation to `imports`. Returns `None` if
     /// the allocation is not open.
     pub(super) fn import(&self, peer: u32, id: AllocationId, imports: &mut Open) -> Option<DevicePtr> {
@@ -138,7 +144,7 @@ impl Exchange {
             let (Some(candidate), Some(place)) = (&candidate, place) else {
                 return Outcome::Failed { cause: "it has nothing to share".to_owned() };
             };
-            match candidate.exports.open(context, place, &agreement.records, deadline) {
+            match exports::open(context, &candidate.offer, place, &agreement.records, deadline) {
                 Ok(all) => {
                     opened = all;
                     Outcome::Mapped
@@ -196,7 +202,7 @@ impl Exchange {
         };
         if let Some(candidate) = &candidate {
             let is_nobodys = is_refused_by_all && matches!(ending, Ending::Refused(_));
-            self.let_go(key, candidate, contribution, &others, opened, is_nobodys);
+            self.let_go(&key, candidate, contribution, &others, opened, is_nobodys);
         }
         let kind = ErrorKind::of_ending(ending, ErrorKind::ExchangeRefused, failure, Vec::new());
         let error = info.failed(&call, kind);
@@ -234,18 +240,14 @@ impl Exchange {
         }
         shared.clear(slots).map_err(|error| error_text(&error))?;
         let pieces = contribution.exported()?;
-        let exports = Exports::make(&shared.context, pieces.iter().flatten())?;
-        let record = self.record(plan);
-        let mut record = Record {
-            site: Site { endpoint: exports.offer.endpoint(), ..record.site },
-            exports: exports.exports.clone(),
-            held: held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect(),
-            ..record
-        };
-        let ranks = shared.info.global_ranks();
-        let filled = contribution.fill(&mut record, &exports, &pieces, slots, ranks);
+        let (offer, exports) = export(&shared.context, pieces.iter().flatten())?;
+        let mut record = self.record(plan);
+        record.site.endpoint = offer.endpoint();
+        record.exports = exports;
+        record.held = held.keys().map(|(peer, id)| Held { peer: *peer, id: *id }).collect();
+        let filled = contribution.fill(&mut record, &pieces, slots, shared.info.global_ranks());
         filled.ok_or_else(|| "the memory is not among that offered".to_owned())?;
-        Ok(Candidate { record, exports, slots: slots.clone() })
+        Ok(Candidate { record, offer, slots: slots.clone() })
     }
 
     /// This rank's record. Its transfers, regions, exports, endpoint and list of open allocations are empty; the caller
@@ -290,23 +292,24 @@ impl Exchange {
             ends.push(TransferEnd { part: transfer.part, memory: transfer.memory.clone(), remote });
         }
         let memory = Contribution::Transfers(transfers).memory();
-        let core = self.core(met, met.slots.clone(), wires, memory, imports, false);
+        let core = self.core(met.name(), met.slots.clone(), wires, memory, imports, false);
         self.made_current(met, [&core]);
         Some(Plan::new(self.owner.clone(), core, ends))
     }
 
     /// Records the agreed plan, or the agreed regions, as current for their name.
     pub(super) fn made_current<'a>(&self, met: &Met<'_>, cores: impl IntoIterator<Item = &'a Arc<Core>>) {
-        self.named(met.plan).generations.agreed(met.agreement.generation);
         let mut plans = self.owner.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        plans.entry(met.plan.to_owned()).or_default().last = cores.into_iter().map(Arc::downgrade).collect();
+        let named = plans.entry(met.plan.to_owned()).or_default();
+        named.generations.agreed(met.agreement.generation);
+        named.last = cores.into_iter().map(Arc::downgrade).collect();
     }
 
     /// Creates and registers the state of a plan, or of the transfers between this rank's regions and those of one
-    /// peer. `slots` are this rank's slots for that plan or peer.
+    /// peer. `key` is the prefix of the agreement's store keys. `slots` are this rank's slots for that plan or peer.
     pub(super) fn core(
         &self,
-        met: &Met<'_>,
+        (key, plan, generation): (&str, &str, u64),
         slots: Range<usize>,
         wires: Vec<Wire>,
         memory: Vec<Memory>,
@@ -314,10 +317,10 @@ impl Exchange {
         is_regions: bool,
     ) -> Arc<Core> {
         let parts = CoreParts {
-            plan: met.plan.to_owned(),
-            generation: met.agreement.generation,
-            current: self.named(met.plan).generations,
-            key: met.key.to_owned(),
+            plan: plan.to_owned(),
+            generation,
+            current: self.named(plan).generations,
+            key: key.to_owned(),
             slots,
             wires,
             memory,
@@ -335,7 +338,7 @@ impl Exchange {
     /// closed the plan, and frees the slots once the peers have closed it too.
     fn let_go(
         &self,
-        key: String,
+        key: &str,
         candidate: &Candidate,
         contribution: &Contribution<'_>,
         others: &[u32],
@@ -343,28 +346,19 @@ impl Exchange {
         is_nobodys: bool,
     ) {
         let shared = &self.owner.shared;
-        let (mut slots, mut peers) = (candidate.slots.clone(), Vec::new());
+        let (mut slots, mut peers, mut memory) = (candidate.slots.clone(), Vec::new(), Vec::new());
         if is_nobodys {
             shared.slots().give_back(std::mem::take(&mut slots));
         } else {
             peers = contribution.peers(others, shared.info.global_ranks());
+            memory = contribution.memory();
         }
         let wires = slots.clone().zip(peers).map(|(slot, peer)| {
             let own = words(shared.slab(), slot);
             Wire::new(peer, own, own)
         });
-        let parts = CoreParts {
-            plan: candidate.record.plan.clone(),
-            generation: candidate.record.generation,
-            current: self.named(&candidate.record.plan).generations,
-            key,
-            wires: wires.collect(),
-            slots,
-            memory: if is_nobodys { Vec::new() } else { contribution.memory() },
-            is_regions: false,
-        };
-        let core = Arc::new(Core::new(parts, opened.into_values().collect()));
-        shared.add_plan(&core);
+        let Record { plan, generation, .. } = &candidate.record;
+        let core = self.core((key, plan, *generation), slots, wires.collect(), memory, opened, false);
         shared.closer.close(core);
     }
 }

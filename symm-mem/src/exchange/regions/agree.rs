@@ -15,7 +15,6 @@ use super::{
         slots::words,
     },
     Regions,
-    descriptor::Extents,
     state::{Inner, Peer, RegionInfo},
 };
 use crate::error::Error;
@@ -69,14 +68,13 @@ impl Exchange {
             *peers.get_mut(place)? = Some(self.opened_peer(met, route, place, regions)?);
         }
         self.made_current(met, peers.iter().flatten().map(|peer| &peer.core));
-        let own = regions.iter().map(|(name, memory)| RegionInfo::new(name, memory.bytes())).collect();
-        let extents = regions.iter().map(|(_, memory)| Extents::new(vec![(memory.ptr(), memory.bytes())]));
+        let info =
+            |(name, memory): &(&str, Memory)| RegionInfo::new(name, vec![(memory.ptr(), memory.bytes())]);
         let inner = Inner {
             owner: self.owner.clone(),
             name: met.plan.to_owned(),
             generation: met.agreement.generation,
-            own,
-            extents: extents.collect(),
+            own: regions.iter().map(info).collect(),
             peers,
         };
         Some(Regions::new(inner))
@@ -96,12 +94,10 @@ impl Exchange {
             let base = met.import(peer.rank, export.id, &mut imports)?;
             Some((base + piece.offset, usize::try_from(piece.bytes).ok()?))
         };
-        let (mut infos, mut extents) = (Vec::new(), Vec::new());
-        for SharedRegion { name, pieces } in &peer.regions.as_ref()?.regions {
-            let of = Extents::new(pieces.iter().map(&mut piece).collect::<Option<_>>()?);
-            infos.push(RegionInfo::new(name, of.bytes()));
-            extents.push(of);
-        }
+        let region = |SharedRegion { name, pieces }: &SharedRegion| {
+            Some(RegionInfo::new(name, pieces.iter().map(&mut piece).collect::<Option<_>>()?))
+        };
+        let infos = peer.regions.as_ref()?.regions.iter().map(region).collect::<Option<_>>()?;
         let own_slot = route.own_slot as usize;
         if !met.slots.contains(&own_slot) {
             return None;
@@ -110,7 +106,7 @@ impl Exchange {
         let (own, theirs) = (words(shared.slab(), own_slot), words(theirs, route.slot as usize));
         let wire = Wire::new(peer.rank, own, theirs);
         let memory = Contribution::Regions(regions).memory();
-        let core = self.core(met, own_slot..own_slot + 1, vec![wire], memory, imports, true);
-        Some(Peer { core, regions: infos, extents, waits: Mutex::new(0) })
+        let core = self.core(met.name(), own_slot..own_slot + 1, vec![wire], memory, imports, true);
+        Some(Peer { core, regions: infos, waits: Mutex::new(0) })
     }
 }

@@ -5,6 +5,7 @@ use cuda_driver::DevicePtr;
 use super::{
     super::TransferError,
     invalid::{DescriptorError, Side},
+    state::RegionInfo,
 };
 
 /// Direction of a transfer between regions, as seen by the rank that copies.
@@ -31,46 +32,6 @@ pub struct Descriptor {
     pub remote_offset: usize,
     /// Length in bytes.
     pub bytes: usize,
-}
-
-/// The memory of a region in this rank's address space. It consists of contiguous pieces. There may be gaps between the
-/// pieces.
-#[derive(Debug, Clone)]
-pub(super) struct Extents {
-    /// Address and length in bytes of each piece.
-    pieces: Vec<(DevicePtr, usize)>,
-    bytes: usize,
-}
-
-impl Extents {
-    pub(super) fn new(pieces: Vec<(DevicePtr, usize)>) -> Self {
-        let bytes = pieces.iter().map(|(_, bytes)| bytes).sum();
-        Self { pieces, bytes }
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Splits the `bytes` bytes from `offset` on into parts that lie in one piece each. Returns for each part its
-    /// address, its length in bytes, and the index of its piece. The range must lie in the region.
-    fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
-        let (mut skipped, mut left) = (offset, bytes);
-        let mut parts = Vec::new();
-        for (piece, (begin, length)) in self.pieces.iter().enumerate() {
-            if left == 0 {
-                break;
-            }
-            if skipped >= *length {
-                skipped -= length;
-                continue;
-            }
-            let taken = left.min(length - skipped);
-            parts.push((*begin + skipped, taken, piece));
-            (skipped, left) = (0, left - taken);
-        }
-        parts
-    }
 }
 
 /// A copy between the memory of two ranks.
@@ -111,14 +72,14 @@ impl Part {
 /// itself, but the destinations of two of them overlap, the error contains the later one of the two.
 pub(super) fn copies(
     direction: Direction,
-    local: &[Extents],
-    remote: &[Extents],
+    local: &[RegionInfo],
+    remote: &[RegionInfo],
     descriptors: &[Descriptor],
 ) -> Result<Vec<RangeCopy>, TransferError> {
     let mut all: Vec<Part> = Vec::with_capacity(descriptors.len());
     for (at, descriptor) in descriptors.iter().enumerate() {
         let Descriptor { local_region, local_offset, remote_region, remote_offset, bytes } = *descriptor;
-        let find = |side, regions: &[Extents], region, offset| {
+        let find = |side, regions: &[RegionInfo], region, offset| {
             parts(side, regions, region, offset, bytes)
                 .map_err(|problem| TransferError::Descriptor { at, problem })
         };
@@ -157,24 +118,24 @@ pub(super) fn copies(
     Ok(joined.into_iter().map(|part| part.copy).collect())
 }
 
-/// Returns the parts of a range of a region, as [`Extents::parts`], or the reason why the range is invalid.
+/// Returns the parts of a range of a region, as [`RegionInfo::parts`], or the reason why the range is invalid.
 fn parts(
     side: Side,
-    all: &[Extents],
+    all: &[RegionInfo],
     region: usize,
     offset: usize,
     bytes: usize,
 ) -> Result<Vec<(DevicePtr, usize, usize)>, DescriptorError> {
     let regions = all.len();
-    let extents = all.get(region).ok_or(DescriptorError::NoSuchRegion { side, region, regions })?;
+    let info = all.get(region).ok_or(DescriptorError::NoSuchRegion { side, region, regions })?;
     if bytes == 0 {
         return Err(DescriptorError::Empty);
     }
-    let whole = extents.bytes();
+    let whole = info.bytes();
     if offset.checked_add(bytes).is_none_or(|end| end > whole) {
         return Err(DescriptorError::OutOfBounds { side, region, offset, bytes, whole });
     }
-    Ok(extents.parts(offset, bytes))
+    Ok(info.parts(offset, bytes))
 }
 
 #[cfg(test)]
@@ -185,7 +146,7 @@ mod tests {
 
     /// The regions of one side, with pieces of these lengths and gaps of one byte between the pieces. The regions begin
     /// at `base` + 1000, `base` + 2000, and so on.
-    fn extents(base: u64, lengths: &[Vec<usize>]) -> Vec<Extents> {
+    fn regions(base: u64, lengths: &[Vec<usize>]) -> Vec<RegionInfo> {
         let region = |(at, lengths): (u64, &Vec<usize>)| {
             let mut begin = DevicePtr(base + 1000 * at);
             let pieces = lengths.iter().map(|bytes| {
@@ -193,14 +154,14 @@ mod tests {
                 begin = begin + *bytes + 1usize;
                 piece
             });
-            Extents::new(pieces.collect())
+            RegionInfo::new("", pieces.collect())
         };
         (1..).zip(lengths).map(region).collect()
     }
 
     /// The address of a byte of a region.
-    fn address(extents: &Extents, offset: usize) -> u64 {
-        let [(begin, 1, _)] = extents.parts(offset, 1)[..] else { panic!("one byte") };
+    fn address(region: &RegionInfo, offset: usize) -> u64 {
+        let [(begin, 1, _)] = region.parts(offset, 1)[..] else { panic!("one byte") };
         begin.0
     }
 
@@ -217,7 +178,7 @@ mod tests {
             get in any::<bool>(),
             list in prop::collection::vec((0usize..3, 0usize..40, 0usize..3, 0usize..40, 0usize..20), 0..6),
         ) {
-            let (local, remote) = (extents(0, &local), extents(10_000, &remote));
+            let (local, remote) = (regions(0, &local), regions(10_000, &remote));
             let direction = if get { Direction::Get } else { Direction::Put };
             let list: Vec<Descriptor> = list.into_iter().map(|(local_region, local_offset, remote_region, remote_offset, bytes)| {
                 Descriptor { local_region, local_offset, remote_region, remote_offset, bytes }
@@ -225,7 +186,7 @@ mod tests {
             let mut model: Vec<(u64, u64)> = Vec::new();
             let mut problem = None;
             for (at, it) in list.iter().enumerate() {
-                let side = |all: &[Extents], region: usize, offset: usize, side| match all.get(region) {
+                let side = |all: &[RegionInfo], region: usize, offset: usize, side| match all.get(region) {
                     None => Err(DescriptorError::NoSuchRegion { side, region, regions: 2 }),
                     _ if it.bytes == 0 => Err(DescriptorError::Empty),
                     Some(of) if offset + it.bytes > of.bytes() => {
@@ -279,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_copy_spans_no_two_allocations() {
-        let whole = [Extents::new(vec![(DevicePtr(1000), 20)])];
-        let halves = [Extents::new(vec![(DevicePtr(5000), 10), (DevicePtr(5010), 10)])];
+        let whole = [RegionInfo::new("", vec![(DevicePtr(1000), 20)])];
+        let halves = [RegionInfo::new("", vec![(DevicePtr(5000), 10), (DevicePtr(5010), 10)])];
         let descriptor = |offset, bytes| Descriptor {
             local_region: 0,
             local_offset: offset,

@@ -275,7 +275,7 @@ impl Regions {
         if core.peer_left.load(Ordering::Acquire) {
             return Err(Fault::Abandoned { peer: peer.wire().peer }.into());
         }
-        let copies = copies(direction, &self.inner.extents, &peer.extents, descriptors)?;
+        let copies = copies(direction, &self.inner.own, &peer.regions, descriptors)?;
         // SAFETY: the ranges lie in the regions of both ranks. The core holds this rank's memory and the mappings of
         // the peer's memory, so both stay mapped while the core lives. The watch thread keeps the core until the copies
         // have ended. In a capture, the caller promises that the regions, and so the core, live until then. The caller

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{
-    super::{
-        Owner,
-        core::{Core, Wire},
-    },
-    descriptor::Extents,
+use cuda_driver::DevicePtr;
+
+use super::super::{
+    Owner,
+    core::{Core, Wire},
 };
 
 /// Index of the only [`Wire`] in the [`Core`] of a [`Peer`].
@@ -18,9 +17,8 @@ pub(super) struct Inner {
     pub(super) owner: Arc<Owner>,
     pub(super) name: String,
     pub(super) generation: u64,
-    /// This rank's regions: name and size of each.
+    /// This rank's regions.
     pub(super) own: Vec<RegionInfo>,
-    pub(super) extents: Vec<Extents>,
     /// The peers, indexed by their rank in the group; `None` for this rank, and for ranks that do not share the
     /// regions.
     pub(super) peers: Vec<Option<Peer>>,
@@ -41,7 +39,6 @@ impl Drop for Inner {
 pub(super) struct Peer {
     pub(super) core: Arc<Core>,
     pub(super) regions: Vec<RegionInfo>,
-    pub(super) extents: Vec<Extents>,
     /// Number of notifications for which this rank has enqueued a wait. The counter wraps.
     pub(super) waits: Mutex<u32>,
 }
@@ -57,11 +54,15 @@ impl Peer {
 pub struct RegionInfo {
     name: String,
     bytes: usize,
+    /// The memory of the region in this rank's address space: address and length in bytes of each contiguous piece.
+    /// There may be gaps between the pieces.
+    pieces: Vec<(DevicePtr, usize)>,
 }
 
 impl RegionInfo {
-    pub(super) fn new(name: &str, bytes: usize) -> Self {
-        Self { name: name.to_owned(), bytes }
+    pub(super) fn new(name: &str, pieces: Vec<(DevicePtr, usize)>) -> Self {
+        let bytes = pieces.iter().map(|(_, bytes)| bytes).sum();
+        Self { name: name.to_owned(), bytes, pieces }
     }
 
     /// The name under which its rank shares the region.
@@ -74,5 +75,25 @@ impl RegionInfo {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Splits the `bytes` bytes from `offset` on into parts that lie in one piece each. Returns for each part its
+    /// address, its length in bytes, and the index of its piece. The range must lie in the region.
+    pub(super) fn parts(&self, offset: usize, bytes: usize) -> Vec<(DevicePtr, usize, usize)> {
+        let (mut skipped, mut left) = (offset, bytes);
+        let mut parts = Vec::new();
+        for (piece, (begin, length)) in self.pieces.iter().enumerate() {
+            if left == 0 {
+                break;
+            }
+            if skipped >= *length {
+                skipped -= length;
+                continue;
+            }
+            let taken = left.min(length - skipped);
+            parts.push((*begin + skipped, taken, piece));
+            (skipped, left) = (0, left - taken);
+        }
+        parts
     }
 }
