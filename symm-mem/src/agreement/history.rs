@@ -229,14 +229,17 @@ mod tests {
     use super::*;
     use crate::agreement::search::{Finding, Recalled, name};
 
+    fn operation(kind: OperationKind) -> Operation {
+        Operation { kind, bytes: 4096, place: None, tag: None, call_site: "train.rs:12".to_owned() }
+    }
+
     #[test]
     fn what_all_ranks_share_is_said_once() {
         let operation = |bytes, offset| Operation {
-            kind: OperationKind::Allocate,
             bytes,
             place: Some(BlockPlace { ordinal: 0, offset }),
             tag: Some("bucket".to_owned()),
-            call_site: "train.rs:12".to_owned(),
+            ..operation(OperationKind::Allocate)
         };
         let said = |odd: Option<Operation>| {
             let of = |rank| (rank, if rank == 1 { odd.clone() } else { Some(operation(4096, 0)) });
@@ -265,13 +268,7 @@ mod tests {
 
     #[test]
     fn the_advice_repeats_a_reservation_as_one() {
-        let reserve = Operation {
-            kind: OperationKind::Allocate,
-            bytes: 4096,
-            place: None,
-            tag: Some(RESERVED.to_owned()),
-            call_site: "train.rs:12".to_owned(),
-        };
+        let reserve = Operation { tag: Some(RESERVED.to_owned()), ..operation(OperationKind::Allocate) };
         let operations = ValuesByRank::of([(0, Some(reserve)), (1, None)]);
         let text = Divergence::At { sequence: 3, operations, can_grant: true }.to_string();
         assert!(
@@ -282,13 +279,6 @@ mod tests {
 
     #[test]
     fn a_refused_request_is_repeated_only_if_nothing_follows_it() {
-        let operation = |kind| Operation {
-            kind,
-            bytes: 4096,
-            place: None,
-            tag: None,
-            call_site: "train.rs:12".to_owned(),
-        };
         let advice = |is_last| {
             let answers = [(OperationKind::Allocate, false), (OperationKind::Refuse, is_last)];
             let recalled =

@@ -68,14 +68,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::agreement::tests::{bytes, read};
 
     proptest! {
         #[test]
         fn a_list_is_read_as_it_was_written(ranks in prop::collection::vec(0u32..6, 0..20)) {
             let list = RankList(ranks);
-            let mut bytes = Vec::new();
-            list.write(&mut bytes);
-            prop_assert_eq!(RankList::read(&mut Reader::new(&bytes)), Ok(list));
+            prop_assert_eq!(read(&bytes(&list)), Ok(list));
         }
     }
 

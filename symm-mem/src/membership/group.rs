@@ -156,8 +156,8 @@ pub(super) fn check(communicator: &Communicator, needed: bool) -> Result<(), Com
 /// Returns the readiness that a rank posts in a commit or a retirement, without the checks of its segments.
 ///
 /// - `inside_group`: true if the thread that requested the commit or retirement has an NCCL group open.
-/// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on this
-///   rank, for example that its communicator has failed.
+/// - `trouble`: the reason why the group of the commit, or one of the groups of the retirement, cannot take part on
+///   this rank, for example that its communicator has failed.
 /// - `is_capturing`: true if a stream of the rank's device is capturing. An error if this query of the driver failed.
 ///   Registration and deregistration cannot be captured, and may invalidate the capture.
 pub(crate) fn readiness(

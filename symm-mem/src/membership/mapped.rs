@@ -2,7 +2,7 @@
 //! committed for the group.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
     sync::{
         Arc, Mutex, PoisonError, RwLock, Weak,
@@ -61,15 +61,12 @@ impl MappedSegment {
 
 /// The lists of mapped segments in this process, by group and by rank, because one process may run several ranks. The
 /// rank is the number in the job, which is also the number in the domain.
-static GROUPS: Mutex<Option<Groups>> = Mutex::new(None);
-
-type Groups = HashMap<(GroupId, u32), Weak<MappedSegments>>;
+static GROUPS: Mutex<BTreeMap<(GroupId, u32), Weak<MappedSegments>>> = Mutex::new(BTreeMap::new());
 
 impl MappedSegments {
     /// Returns the list of `group` on rank `rank` of the job. Creates the list if there is none.
     pub(crate) fn of(group: GroupId, rank: u32) -> Arc<Self> {
         let mut groups = lock(&GROUPS);
-        let groups = groups.get_or_insert_default();
         groups.retain(|_, segments| segments.strong_count() > 0);
         if let Some(known) = groups.get(&(group, rank)).and_then(Weak::upgrade) {
             return known;

@@ -383,8 +383,9 @@ fn deregister_from(
     Ok(count)
 }
 
-/// Returns the readiness of this rank for a retirement, without the checks of its segments: the groups can take part, no
-/// stream of their devices or of the pool's device is capturing, and the calling thread has no NCCL group open.
+/// Returns the readiness of this rank for a retirement, without the checks of its segments. The rank is ready if the
+/// groups can take part, no stream of their devices or of the pool's device is capturing, and the calling thread has no
+/// NCCL group open. Errors of these checks become part of the result, which the rank posts, so that all ranks get them.
 /// `trouble` is a problem that is already known. `context` is that of the pool.
 fn readiness_of(parties: &[Party<'_>], trouble: Option<String>, context: Option<&Context>) -> Readiness {
     let trouble = trouble.or_else(|| {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{block::SymmetricBlock, memory::Memory};
+use super::{
+    block::SymmetricBlock,
+    memory::{GraphHold, Memory},
+};
 
 /// A declared capture in progress. While this value exists, the pool is frozen: an allocation that needs a new segment
 /// fails, and a commit or retirement is refused on all members.
@@ -18,8 +21,7 @@ use super::{block::SymmetricBlock, memory::Memory};
 /// [`finish`](Self::finish) removes the pin.
 #[derive(Debug)]
 pub struct PoolCapture {
-    memory: Arc<Memory>,
-    pin: u64,
+    hold: Arc<GraphHold>,
     is_finished: bool,
     used: Vec<SymmetricBlock>,
 }
@@ -27,29 +29,28 @@ pub struct PoolCapture {
 impl PoolCapture {
     pub(crate) fn begin(memory: Arc<Memory>) -> Self {
         let pin = memory.begin_capture();
-        Self { memory, pin, is_finished: false, used: Vec::new() }
+        Self { hold: Arc::new(GraphHold { memory, pin }), is_finished: false, used: Vec::new() }
     }
 
     /// Declares that captured work uses `block`. Needed for a block that was neither looked up nor allocated during the
     /// capture.
     pub fn uses(&mut self, block: &SymmetricBlock) {
-        self.memory.note_use(block.placement(), block.bytes());
+        self.hold.memory.note_use(block.placement(), block.bytes());
         self.used.push(block.clone());
     }
 
     /// Ends the capture, and returns its pin. Keep the pin as long as the graph or one of its executables exists.
     pub fn finish(mut self) -> GraphPin {
         self.is_finished = true;
-        let (pin, segments) = (self.pin, self.memory.end_capture(self.pin));
-        GraphPin { pin, segments, blocks: std::mem::take(&mut self.used), memory: self.memory.clone() }
+        let segments = self.hold.memory.end_capture(self.hold.pin);
+        GraphPin { _hold: self.hold.clone(), segments, blocks: std::mem::take(&mut self.used) }
     }
 }
 
 impl Drop for PoolCapture {
     fn drop(&mut self) {
         if !self.is_finished {
-            self.memory.end_capture(self.pin);
-            self.memory.unpin(self.pin);
+            self.hold.memory.end_capture(self.hold.pin);
         }
     }
 }
@@ -63,10 +64,11 @@ impl Drop for PoolCapture {
 #[derive(Debug)]
 #[must_use = "a graph's blocks are free for others once its pin is dropped"]
 pub struct GraphPin {
-    pin: u64,
+    /// Declared first, so that the pin is removed before `blocks` are dropped. So the order of the frees is the same on
+    /// all ranks.
+    _hold: Arc<GraphHold>,
     segments: Vec<u32>,
     blocks: Vec<SymmetricBlock>,
-    memory: Arc<Memory>,
 }
 
 impl GraphPin {
@@ -78,11 +80,5 @@ impl GraphPin {
     /// Ordinals of the pinned segments.
     pub fn segments(&self) -> impl Iterator<Item = u32> + '_ {
         self.segments.iter().copied()
-    }
-}
-
-impl Drop for GraphPin {
-    fn drop(&mut self) {
-        self.memory.unpin(self.pin);
     }
 }

@@ -47,8 +47,6 @@ pub(super) struct Pins {
     /// Pins that graphs own, by the driver's id of the capture: the pin's number, and the value whose drop removes the
     /// pin.
     graphs: BTreeMap<u64, (u64, Weak<GraphHold>)>,
-    /// Number of pins of each segment.
-    segments: BTreeMap<u32, u64>,
     blocks: BTreeMap<Placement, Hold>,
 }
 
@@ -65,9 +63,7 @@ impl Pins {
     /// Adds segment `ordinal` and these blocks to `pin`.
     fn hold(&mut self, pin: u64, ordinal: u32, blocks: &[Placement]) {
         let used = self.used.entry(pin).or_default();
-        if used.segments.insert(ordinal) {
-            *self.segments.entry(ordinal).or_default() += 1;
-        }
+        used.segments.insert(ordinal);
         for block in blocks {
             if used.blocks.insert(*block) {
                 self.blocks.entry(*block).or_default().pins += 1;
@@ -86,13 +82,7 @@ impl Pins {
     fn unpin(&mut self, pin: u64) -> Vec<Placed> {
         self.declared.remove(&pin);
         self.graphs.retain(|_, (own, _)| *own != pin);
-        let Used { segments, blocks } = self.used.remove(&pin).unwrap_or_default();
-        for ordinal in segments {
-            match self.segments.get_mut(&ordinal) {
-                Some(count) if *count > 1 => *count -= 1,
-                _ => drop(self.segments.remove(&ordinal)),
-            }
-        }
+        let Used { blocks, .. } = self.used.remove(&pin).unwrap_or_default();
         let mut freed = Vec::new();
         for block in blocks {
             let Some(hold) = self.blocks.get_mut(&block) else { continue };
@@ -105,10 +95,10 @@ impl Pins {
     }
 }
 
-/// A pin that a graph and its executables own.
+/// A pin that a graph and its executables own, or a declared capture. The drop of the value removes the pin.
 #[derive(Debug)]
 pub(crate) struct GraphHold {
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
     pub(crate) pin: u64,
 }
 
@@ -355,7 +345,8 @@ impl Arena<'_> {
     /// The number of pins of segment `ordinal`: one for each declared capture, [`GraphPin`](crate::GraphPin) or graph
     /// that uses the segment.
     pub(crate) fn graphs_of(&self, ordinal: u32) -> u64 {
-        self.0.as_ref().and_then(|inside| inside.pins.segments.get(&ordinal).copied()).unwrap_or(0)
+        let used = self.0.iter().flat_map(|inside| inside.pins.used.values());
+        used.filter(|used| used.segments.contains(&ordinal)).count() as u64
     }
 
     /// Divides the `bytes` bytes at `address` by segment. Returns the placement and the length in bytes of each part.

@@ -119,9 +119,8 @@ wire_struct!(Export { bytes, handle, token });
 
 #[cfg(test)]
 mod tests {
-    use bootstrap::wire::{Reader, Wire};
-
     use super::*;
+    use crate::agreement::tests::{bytes, read};
 
     /// Ranks with the same protocol version must be able to decode each other's handles. So a change of these bytes
     /// needs a new protocol version.
@@ -134,10 +133,8 @@ mod tests {
             (foreign, b"\x02\x04\0\0\0host\x01\x01\x01\0\0\0\x09"),
         ];
         for (handle, form) in forms {
-            let mut out = Vec::new();
-            handle.write(&mut out);
-            assert_eq!(out, form, "{handle:?}");
-            assert_eq!(Handle::read(&mut Reader::new(form)), Ok(handle));
+            assert_eq!(bytes(&handle), form, "{handle:?}");
+            assert_eq!(read(form), Ok(handle));
         }
     }
 }

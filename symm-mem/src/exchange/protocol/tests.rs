@@ -178,14 +178,14 @@ fn what_stands_in_the_store_keeps_its_form() {
 
 proptest! {
     #[test]
-    fn records_and_decisions_survive_the_wire(garbage in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
+    fn records_and_decisions_survive_the_wire(drawn in proptest::collection::vec(any::<u8>(), 0..300), rank in 0u32..4) {
         // Reading arbitrary bytes does not panic.
-        let _ = read::<Record>(&garbage);
-        let _ = read::<Decision>(&garbage);
+        let _ = read::<Record>(&drawn);
+        let _ = read::<Decision>(&drawn);
         // Reading a written message gives an equal message.
         let mut records = records(COUNT);
         let record = &mut records[rank as usize];
-        record.site.endpoint = garbage;
+        record.site.endpoint = drawn;
         record.held.push(Held { peer: rank, id: id(10) });
         record.site.unreachable.push(Uuid { low: 1, high: 2 });
         prop_assert_eq!(read(&bytes(record)), Ok(record.clone()));

@@ -1,5 +1,5 @@
-//! Runs this rank's part in the agreement of a commit, on the caller's thread: supplies hashes and entries of the rank's
-//! allocation history, registers the agreed windows, and opens the memory that the members offer.
+//! Runs this rank's part in the agreement of a commit, on the caller's thread: supplies hashes and entries of the
+//! rank's allocation history, registers the agreed windows, and opens the memory that the members offer.
 
 use std::{any::Any, sync::Arc};
 

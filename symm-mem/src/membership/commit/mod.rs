@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `member` | runs the agreement of a commit ([`crate::agreement`]) over a store, and the actions of this rank in it |
+//! | `member` | runs the agreement of a commit ([`crate::agreement`]) over a store, and executes this rank's actions |
 //! | `offer` | the record that this rank posts in a commit |
 //! | `options`, `report` | the caller's options, and the result |
 //! | `peers` | offers this rank's segments and signal pad to the members, and opens theirs |
@@ -58,9 +58,9 @@ use crate::{
 /// The windows that this rank has registered in a commit, and the members' memory that it has opened.
 #[derive(Default)]
 pub(crate) struct Done {
-    /// One entry for each registered segment, in the order of the segments: the serial number of its window, the window,
-    /// and the segment's offset in it in bytes. Segments that share a window have equal numbers. The simulation has no
-    /// windows.
+    /// One entry for each registered segment, in the order of the segments: the serial number of its window, the
+    /// window, and the segment's offset in it in bytes. Segments that share a window have equal numbers. In the
+    /// simulation, the number is known, but there is no [`Window`].
     pub(crate) windows: Vec<(u64, Option<(Window, u64)>)>,
     /// The members' memory, if this rank has opened it.
     pub(crate) opened: Option<OpenedPeers>,

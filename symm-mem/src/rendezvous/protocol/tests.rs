@@ -223,12 +223,12 @@ fn what_stands_in_the_store_keeps_its_form() {
 
 proptest! {
     #[test]
-    fn records_and_decisions_survive_the_wire(garbage in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
+    fn records_and_decisions_survive_the_wire(drawn in proptest::collection::vec(any::<u8>(), 0..200), rank in 0u32..9) {
         // No input causes a panic, and encoded values decode to themselves.
-        let _ = read::<Record>(&garbage);
-        let _ = read::<Decision>(&garbage);
+        let _ = read::<Record>(&drawn);
+        let _ = read::<Decision>(&drawn);
         let mut record = record(rank);
-        record.site.endpoint = garbage;
+        record.site.endpoint = drawn;
         let decision = Decision::Act { plan: vec![record] };
         prop_assert_eq!(read(&bytes(&decision)), Ok(decision));
     }

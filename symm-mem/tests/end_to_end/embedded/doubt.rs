@@ -244,6 +244,7 @@ fn a_store_that_fails_before_anything_is_posted_costs_the_commit_alone() {
 /// Two processes run as rank 0. The first one has posted its record, and the test runs the second one.
 #[test]
 fn a_second_process_with_the_same_rank_is_in_doubt() {
+    let barrier = Barrier::new(2);
     run(
         2,
         NCCL_2_28_9,
@@ -261,6 +262,7 @@ fn a_second_process_with_the_same_rank_is_in_doubt() {
                 };
                 assert!(pool.poison(rank.world.id()).is_some());
             }
+            barrier.wait();
             drop((block, pool));
             let Rank { world, tp, dp, .. } = rank;
             for group in [dp, tp, world] {
