@@ -166,7 +166,7 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
         if hurry && !core.is_idle() && core.fault().is_ok() {
             shared.fail(&core, Fault::Aborted);
         }
-        if !core.is_idle() || !has_closed(shared, &core) {
+        if !core.is_idle() || !try_close(shared, &core) {
             return Some((core, stage));
         }
         stage = Stage::Lent(announce_closed(shared, &core));
@@ -196,7 +196,7 @@ fn go_on(shared: &Shared, core: Arc<Core>, mut stage: Stage, hurry: bool) -> Opt
 
 /// For regions, first tells the peers that this rank sends no further notification. Then [closes](Core::close) the
 /// plan. Returns true if the plan is closed, and false if a later call must try again.
-fn has_closed(shared: &Shared, core: &Core) -> bool {
+fn try_close(shared: &Shared, core: &Core) -> bool {
     let attempts = core.left_attempts.load(Ordering::Acquire);
     if attempts > 0 {
         let mut words = core.wires.iter().map(|wire| wire.theirs.left);
