@@ -64,48 +64,38 @@ impl Unit {
 }
 
 macro_rules! units {
-    ($($name:literal from $source:literal with $defines:tt: $entries:expr;)*) => {
+    ($($element:literal)*) => {
         /// Every unit. After a change of this list, run `cargo xtask codegen kernels` to compile the PTX again.
-        pub const UNITS: &[Unit] = &[$(Unit {
-            name: $name,
-            source: $source,
-            defines: &$defines,
-            entries: &$entries,
-        }),*];
+        pub const UNITS: &[Unit] = &[
+            Unit {
+                name: "signals",
+                source: "signals.cu",
+                defines: &[],
+                entries: &["symm_barrier", "symm_put_signal", "symm_wait_signal"],
+            },
+            Unit { name: "gather", source: "gather.cu", defines: &[], entries: &["symm_gather"] },
+            $(Unit {
+                name: concat!("reduce_", $element),
+                source: "reduce.cu",
+                defines: &[concat!("ELEMENT=", $element)],
+                entries: &[
+                    concat!("symm_reduce_", $element, "_sum"),
+                    concat!("symm_reduce_", $element, "_prod"),
+                    concat!("symm_reduce_", $element, "_max"),
+                    concat!("symm_reduce_", $element, "_min"),
+                    concat!("symm_reduce_", $element, "_avg"),
+                ],
+            },)*
+        ];
     };
 }
+
+units!("i8" "u8" "i32" "u32" "i64" "u64" "f16" "bf16" "f32" "f64");
 
 /// Indices in [`UNITS`]: the signals, the unit that moves bytes, and the first unit that combines elements.
 pub(super) const SIGNALS: usize = 0;
 pub(super) const GATHER: usize = 1;
 pub(super) const REDUCE: usize = 2;
-
-macro_rules! reduce {
-    ($element:literal) => {
-        [
-            concat!("symm_reduce_", $element, "_sum"),
-            concat!("symm_reduce_", $element, "_prod"),
-            concat!("symm_reduce_", $element, "_max"),
-            concat!("symm_reduce_", $element, "_min"),
-            concat!("symm_reduce_", $element, "_avg"),
-        ]
-    };
-}
-
-units! {
-    "signals" from "signals.cu" with []: ["symm_barrier", "symm_put_signal", "symm_wait_signal"];
-    "gather" from "gather.cu" with []: ["symm_gather"];
-    "reduce_i8" from "reduce.cu" with ["ELEMENT=i8"]: reduce!("i8");
-    "reduce_u8" from "reduce.cu" with ["ELEMENT=u8"]: reduce!("u8");
-    "reduce_i32" from "reduce.cu" with ["ELEMENT=i32"]: reduce!("i32");
-    "reduce_u32" from "reduce.cu" with ["ELEMENT=u32"]: reduce!("u32");
-    "reduce_i64" from "reduce.cu" with ["ELEMENT=i64"]: reduce!("i64");
-    "reduce_u64" from "reduce.cu" with ["ELEMENT=u64"]: reduce!("u64");
-    "reduce_f16" from "reduce.cu" with ["ELEMENT=f16"]: reduce!("f16");
-    "reduce_bf16" from "reduce.cu" with ["ELEMENT=bf16"]: reduce!("bf16");
-    "reduce_f32" from "reduce.cu" with ["ELEMENT=f32"]: reduce!("f32");
-    "reduce_f64" from "reduce.cu" with ["ELEMENT=f64"]: reduce!("f64");
-}
 
 /// Element types that can be combined, in the order of their units.
 pub(super) const ELEMENTS: [DataType; 10] = [

@@ -127,27 +127,19 @@ impl Kernels {
             Algorithm::OneShot => Kernel::AllReduceOneShot,
             Algorithm::TwoShot => Kernel::AllReduceTwoShot,
         };
-        let shape = Shape { kernel, ranks, input: call.input, of: 1, out: 1 };
-        let bytes = shape.bytes(call.elements, call.dtype)?;
         let target = if call.target == Target::Offset(call.input) { Target::InPlace } else { call.target };
-        shape.check(target, bytes)?;
-        let (output, placing, share) = match (call.algorithm, target) {
-            (Algorithm::OneShot, Target::InPlace) => (call.input, Placing::OntoInput, bytes),
-            (Algorithm::OneShot, Target::Offset(offset)) => (offset, Placing::Own, bytes),
-            (Algorithm::OneShot, Target::Address(at)) => (at.0, Placing::Address, bytes),
-            (Algorithm::TwoShot, Target::InPlace) => {
-                (call.input, Placing::Everywhere, bytes / u64::from(ranks.world))
-            }
-            (Algorithm::TwoShot, Target::Offset(to)) => {
-                (to, Placing::Everywhere, bytes / u64::from(ranks.world))
-            }
+        let shape = Shape::checked(kernel, ranks, (call.input, 1), (target, 1), (call.elements, call.dtype))?;
+        let (bytes, (output, placing)) = (shape.bytes, target.output(call.input));
+        let (placing, share) = match (call.algorithm, target) {
+            (Algorithm::OneShot, Target::InPlace) => (Placing::OntoInput, bytes),
+            (Algorithm::OneShot, _) => (placing, bytes),
             (Algorithm::TwoShot, Target::Address(_)) => return Err(KernelError::TargetOutside { kernel }),
+            (Algorithm::TwoShot, _) => (Placing::Everywhere, bytes / u64::from(ranks.world)),
         };
         let reduce =
             Reduce { input: call.input, output, bytes, target: placing as u32, kernel: kernel as u32 };
-        shape.note(stream, target, bytes)?;
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, share) }
+        unsafe { self.collective(stream, &shape, shape.combining(call.dtype, call.op)?, reduce, share) }
     }
 
     /// Combines the inputs of all ranks; every rank gets its part of the result.
@@ -163,21 +155,16 @@ impl Kernels {
         ranks: &Ranks,
         call: &ReduceScatter,
     ) -> Result<(), KernelError> {
-        let kernel = Kernel::ReduceScatter;
-        let shape = Shape { kernel, ranks, input: call.input, of: ranks.world, out: 1 };
-        let bytes = shape.bytes(call.elements, call.dtype)?;
+        let (kernel, target) = (Kernel::ReduceScatter, call.target);
+        let (input, elements) = ((call.input, ranks.world), (call.elements, call.dtype));
+        let shape = Shape::checked(kernel, ranks, input, (target, 1), elements)?;
+        let bytes = shape.bytes;
         let input = call.input + bytes * u64::from(ranks.rank);
-        shape.check(call.target, bytes)?;
         // Only this rank reads its part of its own buffer, so the result may overwrite that part.
-        let (output, placing) = match call.target {
-            Target::InPlace => (input, Placing::Own),
-            Target::Offset(offset) => (offset, Placing::Own),
-            Target::Address(at) => (at.0, Placing::Address),
-        };
+        let (output, placing) = target.output(input);
         let reduce = Reduce { input, output, bytes, target: placing as u32, kernel: kernel as u32 };
-        shape.note(stream, call.target, bytes)?;
         // SAFETY: the caller's promise.
-        unsafe { self.reduce(stream, ranks, kernel, (call.dtype, call.op), reduce, bytes) }
+        unsafe { self.collective(stream, &shape, shape.combining(call.dtype, call.op)?, reduce, bytes) }
     }
 
     /// Gives every rank the bytes of all ranks.
@@ -193,19 +180,12 @@ impl Kernels {
         ranks: &Ranks,
         call: &AllGather,
     ) -> Result<(), KernelError> {
-        let kernel = Kernel::AllGather;
-        let shape = Shape { kernel, ranks, input: call.input, of: 1, out: ranks.world };
-        let (input, bytes) = (call.input, shape.bytes(call.bytes, DataType::U8)?);
-        shape.check(call.target, bytes)?;
-        let (stride, output, own) = match call.target {
-            Target::InPlace => (bytes, input, 1),
-            Target::Offset(offset) => (0, offset, 1),
-            Target::Address(at) => (0, at.0, 0),
-        };
-        let gather = Gather { input, stride, output, bytes, own, kernel: kernel as u32 };
-        shape.note(stream, call.target, bytes)?;
+        let (kernel, target) = (Kernel::AllGather, call.target);
+        let (output, elements) = ((target, ranks.world), (call.bytes, DataType::U8));
+        let shape = Shape::checked(kernel, ranks, (call.input, 1), output, elements)?;
+        let stride = if target == Target::InPlace { shape.bytes } else { 0 };
         // SAFETY: the caller's promise.
-        unsafe { self.gather(stream, ranks, kernel, gather) }
+        unsafe { self.gather(stream, &shape, call.input, stride) }
     }
 
     /// Gives every rank its part of each rank's input.
@@ -221,51 +201,31 @@ impl Kernels {
         ranks: &Ranks,
         call: &AllToAll,
     ) -> Result<(), KernelError> {
-        let kernel = Kernel::AllToAll;
-        let shape = Shape { kernel, ranks, input: call.input, of: ranks.world, out: ranks.world };
-        let bytes = shape.bytes(call.bytes, DataType::U8)?;
-        shape.check(call.target, bytes)?;
-        let (output, own) = match call.target {
-            Target::InPlace => return Err(KernelError::NotInPlace { kernel }),
-            Target::Offset(offset) => (offset, 1),
-            Target::Address(at) => (at.0, 0),
-        };
-        let input = call.input + bytes * u64::from(ranks.rank);
-        let gather = Gather { input, stride: 0, output, bytes, own, kernel: kernel as u32 };
-        shape.note(stream, call.target, bytes)?;
+        let (kernel, world, elements) = (Kernel::AllToAll, ranks.world, (call.bytes, DataType::U8));
+        let shape = Shape::checked(kernel, ranks, (call.input, world), (call.target, world), elements)?;
+        if call.target == Target::InPlace {
+            return Err(KernelError::NotInPlace { kernel });
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.gather(stream, ranks, kernel, gather) }
+        unsafe { self.gather(stream, &shape, call.input + shape.bytes * u64::from(ranks.rank), 0) }
     }
 
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    unsafe fn reduce(
-        &self,
-        stream: &Stream,
-        ranks: &Ranks,
-        kernel: Kernel,
-        (dtype, op): (DataType, ReduceOp),
-        reduce: Reduce,
-        share: u64,
-    ) -> Result<(), KernelError> {
-        let (unit, entry) =
-            combining(dtype, op).ok_or(KernelError::NotCombined { kernel, dtype, op: op.to_string() })?;
-        // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, ranks, (unit, entry), reduce, share) }
-    }
-
+    /// Launches the kernel of all-gather and all-to-all. `input` and `stride` are those of [`Gather`].
+    ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
     unsafe fn gather(
         &self,
         stream: &Stream,
-        ranks: &Ranks,
-        kernel: Kernel,
-        gather: Gather,
+        shape: &Shape<'_>,
+        input: u64,
+        stride: u64,
     ) -> Result<(), KernelError> {
-        debug_assert_eq!(gather.kernel, kernel as u32);
+        let (bytes, (output, placing)) = (shape.bytes, shape.target.output(shape.input));
+        let own = u32::from(placing == Placing::Own);
+        let gather = Gather { input, stride, output, bytes, own, kernel: shape.kernel as u32 };
         // SAFETY: the caller's promise.
-        unsafe { self.collective(stream, ranks, (GATHER, 0), gather, gather.bytes) }
+        unsafe { self.collective(stream, shape, (GATHER, 0), gather, bytes) }
     }
 
     /// # Safety
@@ -273,16 +233,17 @@ impl Kernels {
     unsafe fn collective<P: Parameter>(
         &self,
         stream: &Stream,
-        ranks: &Ranks,
+        shape: &Shape<'_>,
         (unit, entry): (usize, usize),
         arguments: P,
         share: u64,
     ) -> Result<(), KernelError> {
+        shape.note(stream)?;
         let function = self.function(unit, entry)?;
         // All ranks pass the same `share`, so the grid is the same on all ranks.
         let config = LaunchConfig::new(blocks(share), THREADS);
         // SAFETY: the arguments are those of the kernel; the caller promises the rest.
-        unsafe { stream.launch_kernel(function, &config, (*ranks, arguments))? };
+        unsafe { stream.launch_kernel(function, &config, (*shape.ranks, arguments))? };
         Ok(())
     }
 
@@ -321,55 +282,81 @@ fn combining(dtype: DataType, op: ReduceOp) -> Option<(usize, usize)> {
     Some((REDUCE + element, operation))
 }
 
-/// The sizes of a collective's input and result, counted in parts of equal length.
+impl Target {
+    /// Returns the address or the offset of the result, and which of the two it is. `in_place` is the offset of a
+    /// result in place.
+    fn output(self, in_place: u64) -> (u64, Placing) {
+        match self {
+            Self::InPlace => (in_place, Placing::Own),
+            Self::Offset(offset) => (offset, Placing::Own),
+            Self::Address(at) => (at.0, Placing::Address),
+        }
+    }
+}
+
+/// The input and the result of a collective. Both consist of parts of equal length.
 struct Shape<'a> {
     kernel: Kernel,
     ranks: &'a Ranks,
     input: u64,
-    /// Number of parts of the input.
-    of: u32,
-    /// Number of parts of the result.
-    out: u32,
+    target: Target,
+    /// Length of a part in bytes.
+    bytes: u64,
+    /// Length of the input in bytes.
+    read: u64,
+    /// Length of the result in bytes.
+    written: u64,
 }
 
-impl Shape<'_> {
-    /// Returns the length in bytes of a part of `elements` elements. Fails if the offset of the input plus one part for
-    /// each rank is 2^56 bytes or more, or if no kernel supports `ranks`.
-    fn bytes(&self, elements: u64, dtype: DataType) -> Result<u64, KernelError> {
-        let kernel = self.kernel;
-        self.ranks.check(kernel)?;
+impl<'a> Shape<'a> {
+    /// Makes the shape of an input of `of` parts and a result of `out` parts, each of `elements` elements. Fails if no
+    /// kernel supports `ranks`, if the offset of the input plus one part for each rank is 2^56 bytes or more, or if a
+    /// result at an offset would overlap the input.
+    fn checked(
+        kernel: Kernel,
+        ranks: &'a Ranks,
+        (input, of): (u64, u32),
+        (target, out): (Target, u32),
+        (elements, dtype): (u64, DataType),
+    ) -> Result<Self, KernelError> {
+        ranks.check(kernel)?;
         let bytes = elements.checked_mul(dtype.size() as u64);
-        let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(self.ranks.world)));
+        let all = bytes.and_then(|bytes| bytes.checked_mul(u64::from(ranks.world)));
         // The kernels multiply a length by the index of a block or a rank, which is below 2^8. The product must fit
         // into 64 bits, so the length must be below 2^56.
-        let fits = all.and_then(|all| self.input.checked_add(all)).is_some_and(|end| end < 1 << 56);
-        bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })
+        let fits = all.and_then(|all| input.checked_add(all)).is_some_and(|end| end < 1 << 56);
+        let bytes = bytes.filter(|_| fits).ok_or(KernelError::TooLong { kernel, elements })?;
+        let (read, written) = (bytes * u64::from(of), bytes * u64::from(out));
+        if let Target::Offset(output) = target {
+            let apart = output.checked_add(written).is_some_and(|end| end <= input) || output >= input + read;
+            if !apart {
+                return Err(KernelError::Overlap { kernel, input, read, output, written });
+            }
+        }
+        Ok(Self { kernel, ranks, input, target, bytes, read, written })
     }
 
-    /// Rejects an offset at which the result would overlap the input.
-    fn check(&self, target: Target, bytes: u64) -> Result<(), KernelError> {
-        let (input, kernel) = (self.input, self.kernel);
-        let Target::Offset(output) = target else { return Ok(()) };
-        let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
-        let apart = output.checked_add(written).is_some_and(|end| end <= input) || output >= input + read;
-        if apart { Ok(()) } else { Err(KernelError::Overlap { kernel, input, read, output, written }) }
+    /// Finds the kernel for this type and operation, as [`combining`] does.
+    fn combining(&self, dtype: DataType, op: ReduceOp) -> Result<(usize, usize), KernelError> {
+        let kernel = self.kernel;
+        combining(dtype, op).ok_or_else(|| KernelError::NotCombined { kernel, dtype, op: op.to_string() })
     }
 
     /// Pins this rank's memory that the launch uses, if a graph captures the launch. Memory at an offset is pinned
     /// only if the array of buffers is registered ([`own_buffer`]).
-    fn note(&self, stream: &Stream, target: Target, bytes: u64) -> cuda_driver::Result<()> {
-        let (read, written) = (bytes * u64::from(self.of), bytes * u64::from(self.out));
+    fn note(&self, stream: &Stream) -> cuda_driver::Result<()> {
+        let Self { input, read, written, .. } = *self;
         let own = |offset: u64, bytes: u64| {
             let base = own_buffer(self.ranks.buffers)?;
             Some((DevicePtr(base.0.saturating_add(offset)), bytes))
         };
-        let output = match target {
+        let output = match self.target {
             // The result of a gather in place is longer than its input.
-            Target::InPlace => own(self.input, written),
+            Target::InPlace => own(input, written),
             Target::Offset(offset) => own(offset, written),
             Target::Address(at) => Some((at, written)),
         };
-        graph_memory::note(stream, own(self.input, read).into_iter().chain(output))
+        graph_memory::note(stream, own(input, read).into_iter().chain(output))
     }
 }
 

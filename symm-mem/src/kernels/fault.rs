@@ -81,12 +81,9 @@ impl FaultRecord {
         // The device writes this word last, so the other words are complete if it is 1.
         (layout.written.load(Ordering::Acquire) == 1).then(|| {
             let number = |word: &AtomicU32| word.load(Ordering::Relaxed);
-            let named = |wanted: u32| {
-                Kernel::ALL.into_iter().map(|(kernel, _)| kernel).find(|kernel| *kernel as u32 == wanted)
-            };
             let room = number(&layout.waits) == Waiting::Room as u32;
             Late {
-                kernel: named(number(&layout.kernel)),
+                kernel: Kernel::of_number(number(&layout.kernel)),
                 waiting: if room { Waiting::Room } else { Waiting::Signal },
                 peer: number(&layout.peer),
                 channel: number(&layout.channel),

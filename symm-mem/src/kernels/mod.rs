@@ -115,6 +115,10 @@ impl Kernel {
         (Self::AllGather, "KERNEL_ALL_GATHER"),
         (Self::AllToAll, "KERNEL_ALL_TO_ALL"),
     ];
+
+    fn of_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().map(|(kernel, _)| kernel).find(|kernel| *kernel as u32 == number)
+    }
 }
 
 impl std::fmt::Display for Kernel {

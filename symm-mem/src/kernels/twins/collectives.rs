@@ -4,19 +4,12 @@ use gpu_sim::fault::Fault;
 use gpu_sim::kernel::{Element, Launch, Op, reduce};
 use gpu_sim::memory::Access;
 
-use super::{Peers, parameter};
+use super::{
+    parameter,
+    peers::{Met, Peers},
+};
 use crate::kernels::arguments::{Gather, PACK, Placing, Reduce, share_of};
 use crate::kernels::{Kernel, PadLayout};
-
-/// Returns the kernel that has the number `kernel`. The number comes from the arguments of a launch. Fails for an
-/// unknown number.
-fn named(kernel: u32) -> Result<Kernel, Fault> {
-    let known = Kernel::ALL.into_iter().map(|(known, _)| known);
-    known
-        .into_iter()
-        .find(|known| *known as u32 == kernel)
-        .ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))
-}
 
 /// Runs `block` for every block of a kernel, one after the other. Synchronizes each block with the block of the same
 /// number on all other ranks, before and after it runs. Stops once the kernel has given up: a synchronization failed,
@@ -24,19 +17,21 @@ fn named(kernel: u32) -> Result<Kernel, Fault> {
 fn blocks(
     launch: &Launch<'_>,
     kernel: u32,
-    block: impl Fn(&Peers<'_>, &[u64], u32) -> Result<bool, Fault>,
+    block: impl Fn(&Peers<'_>, &[u64], u32) -> Met,
 ) -> Result<(), Fault> {
-    let Some(peers) = Peers::enter(launch, named(kernel)?)? else { return Ok(()) };
-    let bases = peers.buffers()?;
-    for number in 0..launch.grid[0] {
-        let channel = PadLayout::USER_CHANNELS + number;
-        // After the `break`, the remaining blocks do not run, because the kernel has given up. On the device, they are
-        // running already. They read the gave-up flag while they wait, and end once it is set.
-        if !(peers.meet(channel)? && block(&peers, &bases, number)? && peers.meet(channel)?) {
-            break;
+    let kernel = Kernel::of_number(kernel).ok_or_else(|| Fault::Trap(format!("kernel {kernel}")))?;
+    Peers::enter(launch, kernel, |peers| {
+        let bases = peers.buffers()?;
+        for number in 0..launch.grid[0] {
+            let channel = PadLayout::USER_CHANNELS + number;
+            // After this return, the remaining blocks do not run, because the kernel has given up. On the device, they
+            // are running already. They read the gave-up flag while they wait, and end once it is set.
+            if !(peers.meet(channel)? && block(peers, &bases, number)? && peers.meet(channel)?) {
+                return Ok(false);
+            }
         }
-    }
-    Ok(())
+        Ok(true)
+    })
 }
 
 /// Converts a range of packs ([`PACK`] bytes each) to a range of bytes. Neither end exceeds `bytes`.
@@ -71,17 +66,14 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
         blocks(launch, what.kernel, |peers, bases, block| {
             let rank = peers.ranks.rank;
             let own = bases[rank as usize];
-            let places: Vec<u64> = match what.target {
-                target if target == Placing::Address as u32 => vec![what.output],
-                target if target == Placing::Everywhere as u32 => {
-                    bases.iter().map(|base| base + what.output).collect()
-                }
-                _ => vec![own + what.output],
-            };
+            let is_target = |placing: Placing| what.target == placing as u32;
             let packs = what.bytes.div_ceil(PACK);
-            let (first, end) = match what.target {
-                target if target == Placing::Everywhere as u32 => share_of(packs, rank, peers.ranks.world),
-                _ => (0, packs),
+            let (places, (first, end)) = if is_target(Placing::Everywhere) {
+                let places: Vec<u64> = bases.iter().map(|base| base + what.output).collect();
+                (places, share_of(packs, rank, peers.ranks.world))
+            } else {
+                let base = if is_target(Placing::Address) { 0 } else { own };
+                (vec![base + what.output], (0, packs))
             };
             let part = share_of(end - first, block, launch.grid[0]);
             let (mut row, end) = (first + part.0, first + part.1);
@@ -89,9 +81,7 @@ pub(super) fn reducing(element: Element, op: Op) -> impl Fn(&Launch<'_>) -> Resu
                 let next = (row + u64::from(launch.block[0])).min(end);
                 let (start, stop) = range((row, next), what.bytes);
                 let combined = combined(launch, bases, what.input + start, stop - start, (element, op))?;
-                if what.target == Placing::OntoInput as u32
-                    && !peers.meet(PadLayout::USER_CHANNELS + block)?
-                {
+                if is_target(Placing::OntoInput) && !peers.meet(PadLayout::USER_CHANNELS + block)? {
                     return Ok(false);
                 }
                 for place in &places {

@@ -8,17 +8,19 @@
 
 mod collectives;
 mod peers;
-mod signals;
 
 use gpu_sim::World;
 use gpu_sim::fault::Fault;
-use gpu_sim::kernel::{Element, Launch, Op};
-use process_group::comm::{DataType, ReduceOp};
+use gpu_sim::kernel::{
+    Element::{Bf16, F16, F32, F64, I8, I32, I64, U8, U32, U64},
+    Launch,
+    Op::{Avg, Max, Min, Prod, Sum},
+};
 
 use self::peers::Peers;
-use super::Ranks;
 use super::arguments::{Gather, Reduce};
-use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
+use super::code::{GATHER, REDUCE, SIGNALS, UNITS};
+use super::{Kernel, Ranks};
 
 /// Registers the twins in `world`. Call this function once for each world, before kernels are loaded in the world.
 ///
@@ -31,43 +33,23 @@ use super::code::{ELEMENTS, GATHER, OPERATIONS, REDUCE, SIGNALS, UNITS};
 pub fn register(world: &World) {
     let ranks = size_of::<Ranks>();
     let entry = |unit: usize, entry: usize| UNITS[unit].entries[entry];
-    world.register_kernel(entry(SIGNALS, 0), &[ranks, 4], signals::barrier);
-    world.register_kernel(entry(SIGNALS, 1), &[ranks, 4, 4], signals::put);
-    world.register_kernel(entry(SIGNALS, 2), &[ranks, 4, 4], signals::wait);
+    world.register_kernel(entry(SIGNALS, 0), &[ranks, 4], |launch| {
+        Peers::enter(launch, Kernel::Barrier, |peers| peers.meet(launch.u32(1)?))
+    });
+    world.register_kernel(entry(SIGNALS, 1), &[ranks, 4, 4], |launch| {
+        Peers::enter(launch, Kernel::PutSignal, |peers| peers.put(launch.u32(1)?, launch.u32(2)?))
+    });
+    world.register_kernel(entry(SIGNALS, 2), &[ranks, 4, 4], |launch| {
+        Peers::enter(launch, Kernel::WaitSignal, |peers| peers.wait(launch.u32(1)?, launch.u32(2)?))
+    });
     world.register_kernel(entry(GATHER, 0), &[ranks, size_of::<Gather>()], collectives::gather);
-    for (unit, dtype) in (REDUCE..).zip(ELEMENTS) {
-        for (kernel, op) in OPERATIONS.into_iter().enumerate() {
-            let Some((element, op)) = arithmetic(dtype, op) else { continue };
+    // In the order of `code::ELEMENTS` and `code::OPERATIONS`.
+    for (unit, element) in (REDUCE..).zip([I8, U8, I32, U32, I64, U64, F16, Bf16, F32, F64]) {
+        for (kernel, op) in [Sum, Prod, Max, Min, Avg].into_iter().enumerate() {
             let twin = collectives::reducing(element, op);
             world.register_kernel(entry(unit, kernel), &[ranks, size_of::<Reduce>()], twin);
         }
     }
-}
-
-/// Converts an element type and an operation to those of [`gpu_sim`]. Returns `None` if no kernel supports them.
-fn arithmetic(dtype: DataType, op: ReduceOp) -> Option<(Element, Op)> {
-    let element = match dtype {
-        DataType::I8 => Element::I8,
-        DataType::U8 => Element::U8,
-        DataType::I32 => Element::I32,
-        DataType::U32 => Element::U32,
-        DataType::I64 => Element::I64,
-        DataType::U64 => Element::U64,
-        DataType::F16 => Element::F16,
-        DataType::Bf16 => Element::Bf16,
-        DataType::F32 => Element::F32,
-        DataType::F64 => Element::F64,
-        _ => return None,
-    };
-    let op = match op {
-        ReduceOp::Sum => Op::Sum,
-        ReduceOp::Prod => Op::Prod,
-        ReduceOp::Max => Op::Max,
-        ReduceOp::Min => Op::Min,
-        ReduceOp::Avg => Op::Avg,
-        _ => return None,
-    };
-    Some((element, op))
 }
 
 /// Returns parameter `index` of the launch as a `T`, a `repr(C)` structure without padding. Fails if the parameter has

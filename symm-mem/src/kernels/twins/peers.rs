@@ -24,14 +24,18 @@ pub(super) struct Peers<'a> {
     pads: Vec<u64>,
 }
 
-impl<'a> Peers<'a> {
-    /// Returns the memory that the launch describes, or `None` if a kernel of this rank has given up.
-    pub(super) fn enter(launch: &'a Launch<'a>, kernel: Kernel) -> Result<Option<Self>, Fault> {
+impl Peers<'_> {
+    /// Runs `twin` with the memory that the launch describes. Runs nothing if a kernel of this rank has given up.
+    pub(super) fn enter(
+        launch: &Launch<'_>,
+        kernel: Kernel,
+        twin: impl FnOnce(&Peers<'_>) -> Met,
+    ) -> Result<(), Fault> {
         // SAFETY: `Ranks` consists of numbers, so any bytes are a valid value.
         let ranks: Ranks = unsafe { parameter(launch, 0)? };
         let pads = addresses(launch, ranks.pads.0, ranks.world)?;
-        let peers = Self { launch, ranks, kernel, pads };
-        Ok(if peers.gave_up()? { None } else { Some(peers) })
+        let peers = Peers { launch, ranks, kernel, pads };
+        if peers.has_given_up()? { Ok(()) } else { twin(&peers).map(drop) }
     }
 
     /// Addresses of the ranks' buffers.
@@ -52,9 +56,8 @@ impl<'a> Peers<'a> {
         self.word(self.ranks.pad.0, self.layout().gave_up())
     }
 
-    /// Returns `Ok(true)` if a kernel of this rank has given up. The value is the opposite of that of the other
-    /// functions that return [`Met`].
-    fn gave_up(&self) -> Met {
+    /// Returns whether a kernel of this rank has given up.
+    fn has_given_up(&self) -> Result<bool, Fault> {
         Ok(self.gave_up_word()?.atomic_u32(0)?.load(Ordering::SeqCst) != 0)
     }
 
